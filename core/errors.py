@@ -1,0 +1,129 @@
+"""Every error that embq raises on purpose, and what the caller must do about it.
+
+::
+
+    EmbqError                 code, exit status and the next step for the user
+    ├── UsageError            fix the command line                         exit 2
+    ├── InputError            fix the input                                exit 65
+    │   ├── SourceError       one unit cannot be read: it fails whole, the run goes on
+    │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
+    ├── BrokerError           wait for the broker, or mend it              exit 69
+    ├── DeviceError           replace this process: its device is broken   exit 71
+    ├── OutputError           the output cannot be written: make room      exit 74
+    ├── TryLaterError         another process holds what we need           exit 75
+    ├── ConfigError           fix the configuration or the permission      exit 78
+    └── ModelError            name a model that exists and loads here      exit 65
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """The exit statuses of every embq command."""
+
+    DONE = 0
+    USAGE = 2
+    SOME_FAILED = 3
+    BAD_INPUT = 65
+    UNAVAILABLE = 69
+    BUG = 70
+    DEVICE = 71
+    OUTPUT = 74
+    TRY_LATER = 75
+    CONFIG = 78
+    INTERRUPTED = 130
+
+
+class EmbqError(Exception):
+    """Something went wrong that a user can understand and mend.
+
+    Args:
+        message: what happened, and to which object.
+        next_step: what the user can do now; printed on a line of its own.
+        code: stable name of the cause, the unit of grouping in `embq failures`.
+    """
+
+    exit_code: Exit = Exit.BUG
+    default_code = "bug"
+
+    def __init__(self, message: str, *, next_step: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.code = code or self.default_code
+
+
+class UsageError(EmbqError):
+    """The command line cannot be understood."""
+
+    exit_code = Exit.USAGE
+    default_code = "usage"
+
+
+class InputError(EmbqError):
+    """The input is missing, unreadable or not what the run was made for."""
+
+    exit_code = Exit.BAD_INPUT
+    default_code = "bad_input"
+
+
+class SourceError(InputError):
+    """One unit's source cannot be read exactly, so no row of it may be written.
+
+    `transient` says whether the same read may succeed later (storage away) or never will (a damaged shard).
+    """
+
+    def __init__(self, message: str, *, code: str, next_step: str = "", transient: bool = False) -> None:
+        super().__init__(message, next_step=next_step, code=code)
+        self.transient = transient
+
+
+class SampleError(InputError):
+    """One sample cannot be embedded. `code` is one of the codes listed in docs/operations.md."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message, code=code)
+
+
+class BrokerError(EmbqError):
+    """The broker is away, too old, or configured so that it would lose work."""
+
+    exit_code = Exit.UNAVAILABLE
+    default_code = "broker"
+
+
+class DeviceError(EmbqError):
+    """The device is broken for this process: leave, and let the supervisor start another one."""
+
+    exit_code = Exit.DEVICE
+    default_code = "device"
+
+
+class OutputError(EmbqError):
+    """The output folder cannot be written, or holds something that embq did not write."""
+
+    exit_code = Exit.OUTPUT
+    default_code = "output"
+
+
+class TryLaterError(EmbqError):
+    """Another live process holds this run or this folder."""
+
+    exit_code = Exit.TRY_LATER
+    default_code = "busy"
+
+
+class ConfigError(EmbqError):
+    """A setting, a permission or a version makes the work impossible here."""
+
+    exit_code = Exit.CONFIG
+    default_code = "config"
+
+
+class ModelError(EmbqError):
+    """The model spec is unknown, or its model cannot be loaded here."""
+
+    exit_code = Exit.BAD_INPUT
+    default_code = "model"

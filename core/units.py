@@ -1,0 +1,127 @@
+"""What is embedded: samples, and the units in which workers take them.
+
+A unit's identity is the hash of what it says, so planning the same input twice gives the same units on any machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+UNIT_SPEC_MAX_BYTES = 48_000
+"""Longest canonical description of a unit. It travels in a hint, and hints above 64 kB are refused."""
+
+
+def canonical_json(value: Any) -> str:
+    """`value` as JSON text that is the same for equal values: sorted keys, no spaces, UTF-8 kept as it is."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def content_hash(value: Any) -> str:
+    """First 32 hex digits of the SHA-256 of `canonical_json(value)`; surrogate escapes are hashed as bytes."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What one worker takes at once.
+
+    Attributes:
+        kind: name of the source type that reads it: "tar", "files", "jsonl" or "lines".
+        source: path or URL of the shard, folder or file.
+        start: first byte of the slice (texts); 0 for a whole shard.
+        stop: byte after the slice; the size of the source for a whole shard.
+        first: ordinal of the unit's first sample within its source, used in keys; 0 for a whole shard.
+        samples: number of samples, or None where only reading the source tells (tar).
+        etag: version of the source when it was planned (modification time and size); a change fails the unit.
+        items: for "files": (path relative to `source`, size in bytes) of each file, in order.
+        options: reader options that change what the unit says, such as the text column, as sorted pairs.
+    """
+
+    kind: str
+    source: str
+    start: int = 0
+    stop: int = 0
+    first: int = 0
+    samples: int | None = None
+    etag: str = ""
+    items: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """The unit as JSON-ready values; `from_description` is its inverse."""
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "start": self.start,
+            "stop": self.stop,
+            "first": self.first,
+            "samples": self.samples,
+            "etag": self.etag,
+            "items": [list(item) for item in self.items],
+            "options": [list(pair) for pair in self.options],
+        }
+
+    @classmethod
+    def from_description(cls, described: dict[str, Any]) -> Unit:
+        """The unit that `describe` gave; raises KeyError or TypeError on any other shape."""
+        known = {"kind", "source", "start", "stop", "first", "samples", "etag", "items", "options"}
+        if set(described) != known:
+            raise KeyError(f"a unit has exactly the fields {sorted(known)}")
+        return cls(
+            kind=str(described["kind"]),
+            source=str(described["source"]),
+            start=int(described["start"]),
+            stop=int(described["stop"]),
+            first=int(described["first"]),
+            samples=None if described["samples"] is None else int(described["samples"]),
+            etag=str(described["etag"]),
+            items=tuple((str(path), int(size)) for path, size in described["items"]),
+            options=tuple((str(name), str(value)) for name, value in described["options"]),
+        )
+
+    @property
+    def unit_id(self) -> str:
+        """32 hex digits: the content hash of the unit's description."""
+        return content_hash(self.describe())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The smallest thing that is counted: one image and/or text with a key.
+
+    Attributes:
+        ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity.
+        key: the name that users know it by.
+        image: encoded image bytes, or None.
+        text: caption or text, or None.
+        metadata: further fields as JSON text of one object, or None.
+        error: (code, message) where the source itself already says that this sample cannot be embedded, such as
+            a duplicate key or a text that is not UTF-8; such a sample only becomes a failure.
+    """
+
+    ordinal: int
+    key: str
+    image: bytes | None = None
+    text: str | None = None
+    metadata: str | None = None
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A sample, or a whole unit, that has no row.
+
+    Attributes:
+        ordinal: position within the unit, or None where the failure stands for the whole unit.
+        key: the sample's key; "" for a whole unit.
+        code: stable name of the cause.
+        message: one line, at most 1,000 characters.
+    """
+
+    ordinal: int | None
+    key: str
+    code: str
+    message: str
