@@ -1,0 +1,1 @@
+"""The worker service: one persistent process per device that pulls units, embeds them and publishes the results."""

@@ -1,0 +1,1 @@
+"""Models: one file per family. `registry.load` turns a model config into an `Embedder`."""
