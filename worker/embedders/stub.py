@@ -1,0 +1,99 @@
+"""A model without a model: vectors that anybody can recompute from the sample's bytes, at any speed.
+
+`embq verify`, the tests and `embq doctor` recompute what a stub run must hold, so nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from core.errors import SampleError
+from core.models import ModelConfig, ModelSpec
+from core.units import Sample, content_hash
+from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
+from worker.embedders.params import milliseconds_as_s, positive_int
+
+EMBEDDER_VERSION = 1
+"""Goes up when the same bytes give another vector."""
+
+BATCH_SIZE = 64
+"""Large enough that the numpy calls of a batch cost less than the hashing of its samples."""
+
+STEPS = 1024
+"""Values are odd multiples of 1/2048: 11 significant bits, which float16 holds exactly, and never zero."""
+
+
+def stub_vectors(digests: Sequence[bytes], dim: int) -> np.ndarray:
+    """Vectors of digests made by `stub_digest`: float32 of shape (len(digests), dim), values in (-1, 1)."""
+    words = np.frombuffer(b"".join(digests), dtype="<u2").reshape(len(digests), dim)
+    odd = (words & np.uint16(2 * STEPS - 1)).astype(np.float32) * 2.0 + (1.0 - 2 * STEPS)
+    return np.asarray(odd / np.float32(2 * STEPS), dtype=np.float32)
+
+
+def stub_digest(data: bytes, dim: int) -> bytes:
+    """SHAKE-256 of `data`, two bytes per dimension."""
+    return hashlib.shake_256(data).digest(2 * dim)
+
+
+def stub_vector(data: bytes, dim: int) -> np.ndarray:
+    """The stub's vector of one sample: float32 of shape (dim,), the same in float16, not normalised.
+
+    `data` is the encoded image as it was read, or the text as UTF-8.
+    """
+    vector: np.ndarray = stub_vectors([stub_digest(data, dim)], dim)[0]
+    return vector
+
+
+class StubEmbedder:
+    """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute."""
+
+    def __init__(
+        self, config: ModelConfig, *, dim: int, batch_size: int, s_per_sample: float, s_per_batch: float
+    ) -> None:
+        self._modalities = config.modalities
+        self._dim = dim
+        self._s_per_sample = s_per_sample
+        self._s_per_batch = s_per_batch
+        self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
+        self.batch_size = batch_size
+        self.fingerprint = content_hash(
+            ["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision]
+        )
+
+    def prepare(self, samples: Sequence[Sample]) -> list[tuple[bytes, ...] | SampleError]:
+        """One digest per modality of each sample; images are not decoded."""
+        return prepare_each(samples, self._digests)
+
+    def embed(self, batch: Sequence[tuple[bytes, ...]]) -> dict[str, np.ndarray]:
+        """Vectors of a batch, after the time that the spec asks for."""
+        wait_s = self._s_per_batch + self._s_per_sample * len(batch)
+        if wait_s > 0:
+            time.sleep(wait_s)
+        return {
+            modality: stub_vectors([digests[position] for digests in batch], self._dim)
+            for position, modality in enumerate(self._modalities)
+        }
+
+    def _digests(self, sample: Sample) -> tuple[bytes, ...]:
+        return tuple(
+            stub_digest(image_of(sample) if modality == "image" else text_of(sample).encode(), self._dim)
+            for modality in self._modalities
+        )
+
+
+def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
+    """The stub that `spec` describes; `device` is only a name to it."""
+    del device
+    spec.check_params("ms_per_sample", "ms_per_batch", "batch_size")
+    check_modalities(config, "image", "text")
+    return StubEmbedder(
+        config,
+        dim=int(spec.name),
+        batch_size=positive_int(spec, "batch_size", BATCH_SIZE),
+        s_per_sample=milliseconds_as_s(spec, "ms_per_sample"),
+        s_per_batch=milliseconds_as_s(spec, "ms_per_batch"),
+    )
