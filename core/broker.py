@@ -1,0 +1,137 @@
+"""Connecting to a Redis or Valkey server, and checking that it will not lose or evict work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    TimeoutError,
+)
+from redis.retry import Retry
+
+from core.errors import BrokerError, ConfigError
+
+MIN_REDIS = (6, 2)
+"""First Redis with BLMOVE, XAUTOCLAIM and ACL channel rules; without BLMOVE, RQ silently loses jobs."""
+
+MIN_VALKEY = (7, 2)
+"""First Valkey release."""
+
+WAIT_FOR_EVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Which server answered: `name` is "Redis" or "Valkey", `version` its own (major, minor, patch)."""
+
+    name: str
+    version: tuple[int, ...]
+    uptime_s: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+
+def mask(url: str) -> str:
+    """The URL without its password, for messages and logs."""
+    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:****@", url)
+
+
+def connect(url: str, *, password: str = "", patient: bool = False) -> redis.Redis:
+    """A client for `url`; nothing is sent yet.
+
+    Args:
+        url: redis://, rediss:// or unix://.
+        password: used where the URL has none.
+        patient: True for services: wait as long as it takes while the server is away, loading or out of memory.
+            False for commands that a person waits for: give up after about two seconds.
+
+    Raises:
+        ConfigError: the URL is not one that can be used.
+    """
+    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(
+            f"broker URL {mask(url)!r} must start with redis://, rediss:// or unix://",
+            next_step="for example --broker redis://localhost:6379",
+        )
+    # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
+    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), WAIT_FOR_EVER if patient else 5)
+    errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
+    if patient:
+        errors.append(OutOfMemoryError)
+    options: dict[str, Any] = {"password": password} if password and not urlsplit(url).password else {}
+    try:
+        return redis.Redis.from_url(
+            url, retry=retry, retry_on_error=errors, socket_timeout=30.0 if patient else 5.0, **options
+        )
+    except ValueError as error:
+        raise ConfigError(f"broker URL {mask(url)!r} cannot be used: {error}") from error
+
+
+def reach(client: redis.Redis, url: str) -> ServerInfo:
+    """Ask the server who it is; BrokerError or ConfigError in one line where it cannot be used at all."""
+    try:
+        info = cast("dict[str, Any]", client.info("server"))
+    except (AuthenticationError, NoPermissionError) as error:
+        raise ConfigError(
+            f"the broker at {mask(url)} refused us: {error}",
+            next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE",
+        ) from error
+    except RedisError as error:
+        raise BrokerError(
+            f"no broker answers at {mask(url)} ({_brief(error)})",
+            next_step="start it, or correct --broker / EMBQ_BROKER_URL; `embq doctor` checks it",
+        ) from error
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    text = str(info.get("valkey_version") or info["redis_version"])
+    version = tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+    return ServerInfo(name, version, int(info.get("uptime_in_seconds", 0)))
+
+
+def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
+    """What is wrong with the server's version, persistence and eviction: (what, how to mend it), worst first."""
+    found: list[tuple[str, str]] = []
+    floor = MIN_VALKEY if server.name == "Valkey" else MIN_REDIS
+    if server.version < floor:
+        needed = ".".join(map(str, floor))
+        found.append((f"{server} is too old", f"use {server.name} {needed} or newer"))
+    policy = cast("dict[str, Any]", client.info("memory")).get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        found.append(
+            (
+                f"maxmemory-policy is {policy}, so the broker may throw work away",
+                "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file",
+            )
+        )
+    if not cast("dict[str, Any]", client.info("persistence")).get("aof_enabled", 0):
+        found.append(
+            (
+                "the append-only file is off, so a restart of the broker forgets the queue",
+                "run CONFIG SET appendonly yes, and set it in the server's configuration file",
+            )
+        )
+    return found
+
+
+def check(client: redis.Redis, url: str) -> ServerInfo:
+    """`reach`, then refuse a server that would lose or evict work. One line says what is wrong and how to mend it."""
+    server = reach(client, url)
+    if found := problems(client, server):
+        what, mend = found[0]
+        raise ConfigError(f"the broker at {mask(url)} cannot be used: {what}", next_step=mend, code="broker")
+    return server
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

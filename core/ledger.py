@@ -1,0 +1,319 @@
+"""The ledger of one run in Redis: who holds which unit, what is published, what is done.
+
+Thin and typed: the decisions are in the scripts of `core.protocol`, so that they are atomic on the server.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+from redis.commands.core import Script
+from redis.exceptions import ResponseError
+
+from core import protocol
+from core.models import ModelConfig
+from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, RUNS, run_key
+
+LIMIT_BYTES = 512 * 1024 * 1024
+"""Most bytes of results waiting for the writer, in the broker and in staging files together."""
+
+LIMIT_ENTRIES = 20_000
+"""Most results waiting for the writer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What a service must know of a run before it has seen the output folder.
+
+    Attributes:
+        run: run id.
+        output: absolute path of the output folder.
+        model: what the workers load.
+        dtype: what is stored, "float16" or "float32".
+        units: number of units.
+    """
+
+    run: str
+    output: str
+    model: ModelConfig
+    dtype: str
+    units: int
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(
+            {
+                "v": protocol.VERSION,
+                "run": self.run,
+                "output": self.output,
+                "spec": self.model.spec,
+                "modalities": list(self.model.modalities),
+                "precision": self.model.precision,
+                "dtype": self.dtype,
+                "units": self.units,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunRecord | None:
+        """The record in `text`; None where another version of embq wrote it."""
+        data = json.loads(text)
+        if data.get("v") != protocol.VERSION:
+            return None
+        return cls(
+            run=data["run"],
+            output=data["output"],
+            model=ModelConfig(
+                spec=data["spec"], modalities=tuple(data["modalities"]), precision=data["precision"]
+            ),
+            dtype=data["dtype"],
+            units=data["units"],
+        )
+
+
+def register(client: redis.Redis, record: RunRecord) -> None:
+    """Make a run known to the resident services; repeating it changes nothing."""
+    client.hset(RUNS, record.run, record.to_json())
+
+
+def registered(client: redis.Redis) -> dict[str, RunRecord]:
+    """All runs that the broker knows, by id."""
+    raw = cast("dict[bytes, bytes]", client.hgetall(RUNS))
+    records = (RunRecord.from_json(text) for text in raw.values())
+    return {record.run: record for record in records if record is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Answer to a claim: `word` is "ok" or the reason why not; `detail` belongs to it."""
+
+    word: str
+    detail: str
+
+    @property
+    def granted(self) -> bool:
+        """Whether the unit is ours."""
+        return self.word == "ok"
+
+    @property
+    def attempts(self) -> int:
+        """Attempts at this unit that ended badly before; only where granted."""
+        return int(self.detail)
+
+
+def new_token(gen: str, worker: str) -> str:
+    """A fencing token for one claim attempt."""
+    return f"{gen}:{worker}:{secrets.token_hex(6)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of the result stream: its id and its fields (empty where the entry was deleted)."""
+
+    id: str
+    fields: Mapping[str, bytes]
+
+
+class Ledger:
+    """Typed access to the scripts for one run and one connection. Safe to share between threads."""
+
+    def __init__(self, client: redis.Redis, run: str, *, scripts: Mapping[str, Script] | None = None) -> None:
+        self.client = client
+        self.run = run
+        self.keys = [run_key(run, part) for part in RUN_PARTS]
+        self._scripts = scripts if scripts is not None else load_scripts(client)
+
+    def _call(self, script: str, *arguments: Any) -> Any:
+        return self._scripts[script](keys=self.keys, args=list(arguments), client=self.client)
+
+    def meta(self) -> dict[str, str]:
+        """The run's counters and settings; empty where the broker does not know the run."""
+        raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
+        return {name.decode(): value.decode() for name, value in raw.items()}
+
+    def gen(self) -> str:
+        """The queue's generation; "" where the broker does not know the run."""
+        return _text(self.client.hget(self.keys[0], "gen"))
+
+    # --- worker ---
+
+    def claim(self, u: int, token: str, *, lease_s: float, fingerprint: str) -> Claim:
+        """Ask for the lease on unit `u` under `token`."""
+        gen = token.split(":", 1)[0]
+        word, detail = self._call("claim", u, token, gen, int(lease_s * 1000), fingerprint)
+        return Claim(_text(word), _text(detail))
+
+    def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
+        """Charge an attempt to each (u, token) that is now being embedded; gives the tokens whose lease is lost."""
+        return {_text(token) for token in self._call("start", *_flat(held))}
+
+    def beat(self, gen: str, held: Iterable[tuple[int, str]], *, lease_s: float) -> tuple[str, set[str]]:
+        """Extend leases; gives the run's state ("gen" where the queue was rebuilt) and the tokens that are lost."""
+        state, *lost = self._call("beat", gen, int(lease_s * 1000), *_flat(held))
+        return _text(state), {_text(token) for token in lost}
+
+    def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
+        """Hand a result to the writer: 1 accepted, 2 another attempt's stands, 0 lease lost, -1 no room now."""
+        return int(self._call("publish", u, token, size, *(part for pair in fields.items() for part in pair)))
+
+    def room(self) -> bool:
+        """Whether the result stream is below its bounds, without sending a result to find out."""
+        waiting, limit = cast(
+            "list[bytes | None]", self.client.hmget(self.keys[0], ["bytes", "limit_bytes"])
+        )
+        if limit is None:
+            return True
+        return int(waiting or 0) < int(limit) and int(
+            cast(int, self.client.xlen(self.keys[RUN_PARTS.index("res")]))
+        ) < LIMIT_ENTRIES
+
+    def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
+        """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
+        code, message = failed or ("", "")
+        mode = "fail" if failed else "undo"
+        return bool(self._call("release", u, token, mode, code, message[:1000], MAX_ATTEMPTS))
+
+    # --- supervisor and feeder ---
+
+    def abandon(self, worker: str, message: str) -> int:
+        """Free every lease of a worker that is known to be dead; gives their number."""
+        return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000]))
+
+    def next_units(self, gen: str, room: int, *, queue_empty: bool, reap: bool) -> tuple[list[int], list[int]]:
+        """The units to hint now, urgent ones first apart; see the script `next`."""
+        urgent, *units = self._call("next", gen, max(0, room), int(queue_empty), int(reap), MAX_ATTEMPTS)
+        numbers = [int(u) for u in units]
+        return numbers[: int(urgent)], numbers[int(urgent) :]
+
+    # --- writer ---
+
+    def commit(
+        self,
+        pairs: Sequence[tuple[str, int | None]],
+        *,
+        rows: int,
+        failures: int,
+        quarantined: int,
+        number: int,
+    ) -> int:
+        """Mark (stream id or "", u or None) as done after commit record `number`; gives the units done so far."""
+        count = 0
+        for start in range(0, len(pairs), 500) or (0,):
+            chunk = [part for id_, u in pairs[start : start + 500] for part in (id_, "" if u is None else u)]
+            count = int(self._call("commit", rows, failures, quarantined, number, *chunk))
+        return count
+
+    def reject(self, id_: str, u: int, token: str, code: str, message: str) -> None:
+        """Throw a result away that cannot be used; its unit runs again, charged."""
+        self._call("reject", id_, u, token, code, message[:1000], MAX_ATTEMPTS)
+
+    def done_bits(self) -> bytes:
+        """The bitmap of committed units as the server has it (bit 0 is the highest bit of byte 0)."""
+        return cast("bytes | None", self.client.get(self.keys[RUN_PARTS.index("done")])) or b""
+
+    def rebuild(self, *, gen: str, total: int, done: bytes, counters: Mapping[str, int | str]) -> None:
+        """Make the run's queue anew from the commit log: a first start and a lost broker are the same thing.
+
+        Args:
+            gen: the new generation; nothing of an older one can claim or publish afterwards.
+            total: number of units.
+            done: bitmap of the committed units.
+            counters: rows, failures, quarantined, n and fingerprint as the commit log has them.
+        """
+        meta, *rest = self.keys
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.delete(meta, *rest)
+            if done:
+                pipe.set(self.keys[RUN_PARTS.index("done")], done)
+            count = sum(byte.bit_count() for byte in done)
+            fields: dict[str, int | str] = {
+                "gen": gen,
+                "state": "done" if count == total else "running",
+                "total": total,
+                "cursor": 0,
+                "done": count,
+                "bytes": 0,
+                "limit_bytes": LIMIT_BYTES,
+                "limit_entries": LIMIT_ENTRIES,
+                **counters,
+            }
+            pipe.hset(meta, mapping=cast("Mapping[str | bytes, bytes | float | int | str]", fields))
+            pipe.execute()
+        self.make_group()
+
+    def make_group(self) -> None:
+        """Create the stream's consumer group where it is missing."""
+        try:
+            self.client.xgroup_create(self.keys[RUN_PARTS.index("res")], GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def read_results(self, after: str, *, count: int, block_ms: int | None) -> list[Entry]:
+        """Entries of the result stream for the one consumer.
+
+        Args:
+            after: ">" for new entries, or a stream id: entries delivered before, not acknowledged, after this id.
+            count: most entries to give.
+            block_ms: how long to wait for a new one; None does not wait.
+        """
+        stream = self.keys[RUN_PARTS.index("res")]
+        try:
+            answer = cast(
+                "list[Any] | dict[Any, Any] | None",
+                self.client.xreadgroup(GROUP, CONSUMER, {stream: after}, count=count, block=block_ms),
+            )
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            return []
+        if not answer:
+            return []
+        pairs = answer.items() if isinstance(answer, dict) else answer
+        ((_, messages),) = pairs
+        if messages and isinstance(messages[0], list) and messages[0] and isinstance(messages[0][0], (list, tuple)):
+            messages = messages[0]
+        return [
+            Entry(_text(id_), {_text(name): value for name, value in (fields or {}).items()})
+            for id_, fields in messages
+        ]
+
+    def lock_writer(self, writer: str, *, ttl_s: float, takeover: bool = False) -> str:
+        """Take or renew the writer lock; gives "" or the id of the writer that holds it."""
+        script = self._scripts["writer_lock"]
+        key = run_key(self.run, "writer")
+        return _text(script(keys=[key], args=[writer, int(ttl_s * 1000), int(takeover)], client=self.client))
+
+    def unlock_writer(self, writer: str) -> None:
+        """Drop the writer lock where it is ours, so that the next writer need not wait."""
+        key = run_key(self.run, "writer")
+        if _text(self.client.get(key)) == writer:
+            self.client.delete(key)
+
+
+def load_scripts(client: redis.Redis) -> dict[str, Script]:
+    """The scripts of the protocol for one client. A script cache that was lost reloads by itself (NOSCRIPT)."""
+    major = int(str(cast("dict[str, Any]", client.info("server"))["redis_version"]).split(".")[0])
+    scripts = {
+        name: client.register_script(
+            ("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body
+        )
+        for name, body in protocol.SCRIPTS.items()
+    }
+    scripts["writer_lock"] = client.register_script(protocol.WRITER_LOCK)
+    return scripts
+
+
+def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:
+    return [part for pair in held for part in pair]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,323 @@
+"""Every Redis key and every Lua script of embq, with type, content and lifetime. Nothing else names a key.
+
+All of it can be rebuilt from the output folder. `{R}` is the run id; "run" means: deleted when the run is archived.
+
+========================  ======  ====================================================  ==========================
+key                       type    content                                               lifetime, bound
+========================  ======  ====================================================  ==========================
+embq:runs                 hash    run id -> run record (JSON)                           run
+embq:workers              zset    worker name -> server ms of its last beat             three leases after a beat
+embq:worker:<name>        hash    stats of one worker (JSON) and when it was heard      three leases after a beat
+embq:{R}:meta             hash    gen, state, total, cursor, done, bytes, limits ...    run
+embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
+embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
+                                  published result must be looked at again              published
+embq:{R}:owner            hash    u -> token of the lease                               leased units
+embq:{R}:busy             hash    u -> token, while its samples are being embedded      leased units
+embq:{R}:att              hash    u -> attempts charged so far                          units charged, not committed
+embq:{R}:pub              hash    u -> "<token> <stream id>" of the published result    published units
+embq:{R}:res              stream  results; group "w"                                    limit_bytes, limit_entries
+embq:{R}:done             bitmap  committed units                                       run; N/8 bytes
+embq:{R}:writer           string  id of the writer at work: an early warning only       10 s, renewed
+rq:queue:embq.<key>       list    RQ's own: hints                                       high-water mark
+========================  ======  ====================================================  ==========================
+
+Every unit below the cursor is done, or in `hinted`, or in `due`. One rule mends lost hints, lost leases and lost
+results alike: what is overdue is hinted again (`LAPSE`). Losing or doubling a hint is harmless, because only the holder
+of a token may publish and the writer accepts a unit once.
+
+A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is rebuilt,
+so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks decide nothing.
+
+Every script may be sent twice (a reply was lost): the second time changes nothing more, and `claim`, `start` and
+`publish` repeat their answer.
+"""
+
+from __future__ import annotations
+
+VERSION = 1
+"""Version of keys, hints and results. A worker drops hints of another version; the feeder hints them again."""
+
+RUNS = "embq:runs"
+WORKERS = "embq:workers"
+GROUP = "w"
+CONSUMER = "w0"
+HINT_FUNCTION = "embq.unit"
+"""The only job name that a worker accepts. It is never imported or called by name."""
+
+HINT_MAX_BYTES = 64_000
+MAX_ATTEMPTS = 3
+"""A unit that ended this many attempts badly is quarantined."""
+
+
+def worker_key(name: str) -> str:
+    """Key of one worker's stats."""
+    return f"embq:worker:{name}"
+
+
+def run_key(run: str, part: str) -> str:
+    """Key of one part of a run's ledger."""
+    return f"embq:{{{run}}}:{part}"
+
+
+def queue_name(queue_key: str) -> str:
+    """RQ queue of all runs that can share a loaded model."""
+    return f"embq.{queue_key}"
+
+
+RUN_PARTS = ("meta", "hinted", "due", "owner", "busy", "att", "pub", "res", "done")
+"""The keys that every script gets, in this order."""
+
+_PRELUDE = """
+local meta, hinted, due, owner = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local busy, att, pub, res, done = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local RECHECK = 60000
+local function get(name) return redis.call('HGET', meta, name) end
+local function hint_at_once(u) redis.call('ZREM', due, u) redis.call('ZADD', hinted, 0, u) end
+local function publish_entry(u, token, fields, bytes)
+  local entry = {'u', u, 'token', token, 'bytes', bytes}
+  for _, value in ipairs(fields) do entry[#entry + 1] = value end
+  local id = redis.call('XADD', res, '*', unpack(entry))
+  redis.call('HINCRBY', meta, 'bytes', bytes)
+  redis.call('HSET', pub, u, token .. ' ' .. id)
+  redis.call('HDEL', owner, u)
+  redis.call('HDEL', busy, u)
+  redis.call('ZREM', hinted, u)
+  redis.call('ZADD', due, now + RECHECK, u)
+end
+-- The lease on u ends without a result. An attempt that had begun to embed is charged; the last one quarantines the
+-- unit: its failure travels to the writer like any other result.
+local function lapse(u, charged, max_attempts, code, message)
+  redis.call('HDEL', owner, u)
+  redis.call('HDEL', busy, u)
+  local attempts = tonumber(redis.call('HGET', att, u) or '0')
+  if charged and attempts >= max_attempts then
+    publish_entry(u, 'quarantine', {'code', code, 'message', message}, 0)
+  elseif charged and attempts > 1 then
+    redis.call('ZREM', hinted, u)
+    redis.call('ZADD', due, now + 10000, u)
+  else
+    hint_at_once(u)
+  end
+end
+"""
+
+# claim(u, token, gen, lease_ms, fingerprint) -> {word, detail}
+CLAIM = """
+local u, token = ARGV[1], ARGV[2]
+if get('gen') ~= ARGV[3] then return {'gen', ''} end
+local state = get('state')
+if state ~= 'running' then return {'state', state or ''} end
+local mine = redis.call('HGET', owner, u)
+if mine == token then return {'ok', redis.call('HGET', att, u) or '0'} end
+if redis.call('GETBIT', done, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
+  redis.call('ZREM', hinted, u)
+  return {'dup', ''}
+end
+if mine then redis.call('ZREM', hinted, u) return {'leased', ''} end
+local later = redis.call('ZSCORE', due, u)
+if later and tonumber(later) > now then redis.call('ZREM', hinted, u) return {'later', ''} end
+local fingerprint = get('fingerprint')
+if not fingerprint or fingerprint == '' then
+  redis.call('HSET', meta, 'fingerprint', ARGV[5])
+elseif fingerprint ~= ARGV[5] then
+  redis.call('ZADD', hinted, 0, u)
+  return {'fingerprint', fingerprint}
+end
+redis.call('HSET', owner, u, token)
+redis.call('ZADD', due, now + tonumber(ARGV[4]), u)
+redis.call('ZREM', hinted, u)
+return {'ok', redis.call('HGET', att, u) or '0'}
+"""
+
+# start(u, token, ...) -> the units whose lease is lost, which must not be embedded
+START = """
+local lost = {}
+for i = 1, #ARGV, 2 do
+  local u, token = ARGV[i], ARGV[i + 1]
+  if redis.call('HGET', owner, u) ~= token then
+    lost[#lost + 1] = token
+  elseif redis.call('HGET', busy, u) ~= token then
+    redis.call('HSET', busy, u, token)
+    redis.call('HINCRBY', att, u, 1)
+  end
+end
+return lost
+"""
+
+# beat(gen, lease_ms, u, token, ...) -> {state, token of each lost lease ...}
+BEAT = """
+if get('gen') ~= ARGV[1] then
+  local lost = {'gen'}
+  for i = 4, #ARGV, 2 do lost[#lost + 1] = ARGV[i] end
+  return lost
+end
+local answer = {get('state') or ''}
+for i = 3, #ARGV, 2 do
+  if redis.call('HGET', owner, ARGV[i]) == ARGV[i + 1] then
+    redis.call('ZADD', due, now + tonumber(ARGV[2]), ARGV[i])
+  else
+    answer[#answer + 1] = ARGV[i + 1]
+  end
+end
+return answer
+"""
+
+# publish(u, token, bytes, field, value, ...) -> 1 accepted, 2 another's result stands, 0 lease lost, -1 no room
+PUBLISH = """
+local u, token, bytes = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local there = redis.call('HGET', pub, u)
+if there then
+  if string.sub(there, 1, #token + 1) == token .. ' ' then return 1 end
+  return 2
+end
+if redis.call('GETBIT', done, u) == 1 then return 2 end
+if redis.call('HGET', owner, u) ~= token then return 0 end
+local waiting = tonumber(get('bytes') or '0')
+if waiting > 0 and waiting + bytes > tonumber(get('limit_bytes')) then return -1 end
+if redis.call('XLEN', res) >= tonumber(get('limit_entries')) then return -1 end
+local fields = {}
+for i = 4, #ARGV do fields[#fields + 1] = ARGV[i] end
+publish_entry(u, token, fields, bytes)
+return 1
+"""
+
+# release(u, token, mode, code, message, max_attempts) -> 1 released, 0 lease was lost before. mode: undo | fail
+RELEASE = """
+local u, token, mode = ARGV[1], ARGV[2], ARGV[3]
+if redis.call('HGET', owner, u) ~= token then return 0 end
+local begun = redis.call('HGET', busy, u) == token
+if mode == 'undo' and begun then redis.call('HINCRBY', att, u, -1) end
+if mode == 'fail' and not begun then redis.call('HINCRBY', att, u, 1) end
+lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV[4], ARGV[5])
+return 1
+"""
+
+# abandon(worker name, max_attempts, message) -> number of leases freed. For the supervisor that saw the worker die.
+ABANDON = """
+local freed = 0
+local held = redis.call('HGETALL', owner)
+for i = 1, #held, 2 do
+  local u, token = held[i], held[i + 1]
+  if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
+    lapse(u, redis.call('HGET', busy, u) == token, tonumber(ARGV[2]), 'crash', ARGV[3])
+    freed = freed + 1
+  end
+end
+return freed
+"""
+
+# next(gen, room, queue_empty, reap, max_attempts) -> {number of urgent units, u ...}: the units to hint now, urgent first
+NEXT = """
+if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
+local room, max_attempts = tonumber(ARGV[2]), tonumber(ARGV[5])
+for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
+  local there = redis.call('HGET', pub, u)
+  if there then
+    local id = string.match(there, '(%S+)$')
+    if #redis.call('XRANGE', res, id, id) == 0 then
+      redis.call('HDEL', pub, u)
+      hint_at_once(u)
+    else
+      redis.call('ZADD', due, now + RECHECK, u)
+    end
+  elseif not redis.call('HGET', owner, u) then
+    hint_at_once(u)
+  elseif ARGV[4] == '1' then
+    lapse(u, redis.call('HGET', busy, u) == redis.call('HGET', owner, u), max_attempts, 'crash',
+      'the worker was not heard of for one lease')
+  end
+end
+local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, room)
+local urgent = #units
+local patience = ARGV[3] == '1' and 5000 or 600000
+for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, room - #units)) do
+  units[#units + 1] = u
+end
+local cursor, total = tonumber(get('cursor')), tonumber(get('total'))
+while #units < room and cursor < total do
+  if redis.call('GETBIT', done, cursor) == 0 then units[#units + 1] = tostring(cursor) end
+  cursor = cursor + 1
+end
+redis.call('HSET', meta, 'cursor', cursor)
+local answer = {urgent}
+for _, u in ipairs(units) do
+  redis.call('ZADD', hinted, now, u)
+  answer[#answer + 1] = u
+end
+return answer
+"""
+
+# commit(rows, failures, quarantined, n, id, u, ...) -> units done. id '' sets the bit only; u '' acknowledges only.
+COMMIT = """
+for i = 5, #ARGV, 2 do
+  local id, u = ARGV[i], ARGV[i + 1]
+  if id ~= '' then
+    local entry = redis.call('XRANGE', res, id, id)
+    if #entry == 1 then
+      local fields = entry[1][2]
+      for k = 1, #fields, 2 do
+        if fields[k] == 'bytes' then redis.call('HINCRBY', meta, 'bytes', -tonumber(fields[k + 1])) end
+      end
+    end
+    redis.call('XACK', res, 'w', id)
+    redis.call('XDEL', res, id)
+  end
+  if u ~= '' then
+    redis.call('ZREM', due, u)
+    redis.call('ZREM', hinted, u)
+    for _, key in ipairs({pub, att, owner, busy}) do redis.call('HDEL', key, u) end
+    redis.call('SETBIT', done, u, 1)
+  end
+end
+local count = redis.call('BITCOUNT', done)
+redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4])
+if count == tonumber(get('total')) and get('state') == 'running' then redis.call('HSET', meta, 'state', 'done') end
+return count
+"""
+
+# reject(id, u, token, code, message, max_attempts) -> 1: the writer could not use this result, the unit runs again
+REJECT = """
+local id, u, token = ARGV[1], ARGV[2], ARGV[3]
+local entry = redis.call('XRANGE', res, id, id)
+if #entry == 1 then
+  local fields = entry[1][2]
+  for k = 1, #fields, 2 do
+    if fields[k] == 'bytes' then redis.call('HINCRBY', meta, 'bytes', -tonumber(fields[k + 1])) end
+  end
+end
+redis.call('XACK', res, 'w', id)
+redis.call('XDEL', res, id)
+if redis.call('HGET', pub, u) ~= token .. ' ' .. id then return 0 end
+redis.call('HDEL', pub, u)
+lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
+return 1
+"""
+
+SCRIPTS = {
+    name: _PRELUDE + body
+    for name, body in {
+        "claim": CLAIM,
+        "start": START,
+        "beat": BEAT,
+        "publish": PUBLISH,
+        "release": RELEASE,
+        "abandon": ABANDON,
+        "next": NEXT,
+        "commit": COMMIT,
+        "reject": REJECT,
+    }.items()
+}
+
+FREEING = frozenset({"beat", "release", "abandon", "commit", "reject"})
+"""Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
+
+# Renew or take the writer lock: (writer id, ttl_ms, takeover) -> "" when held by us, else the holder's id.
+WRITER_LOCK = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] and ARGV[3] ~= '1' then return holder end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ''
+"""

@@ -1,0 +1,79 @@
+"""Process-wide settings. This is the only file that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What belongs to this machine and process, never to a run.
+
+    Attributes:
+        broker_url: redis://, rediss:// or unix:// URL; "" where none is configured.
+        broker_password: from EMBQ_BROKER_PASSWORD_FILE, so that no password stands in a URL or a process list.
+        lease_s: how long a unit stays with a worker that is no longer heard of. Three times the beat and more, so
+            that one lost beat frees nothing.
+        beat_s: seconds between heartbeats.
+        stall_s: seconds without progress after which a worker stops beating and ends itself.
+        roots: folders that workers may read inputs from; empty allows every folder.
+    """
+
+    broker_url: str = ""
+    broker_password: str = ""
+    lease_s: float = 20.0
+    beat_s: float = 5.0
+    stall_s: float = 120.0
+    roots: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read every EMBQ_* variable; ConfigError names the variable that cannot be used."""
+        password = ""
+        if path := os.environ.get("EMBQ_BROKER_PASSWORD_FILE", ""):
+            try:
+                password = Path(path).read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise ConfigError(
+                    f"EMBQ_BROKER_PASSWORD_FILE names {path}, which cannot be read: {error.strerror}",
+                    next_step="point it to a readable file that holds only the password",
+                ) from error
+        return cls(
+            broker_url=os.environ.get("EMBQ_BROKER_URL", ""),
+            broker_password=password,
+            lease_s=_seconds("EMBQ_LEASE_S", cls_default(cls, "lease_s")),
+            beat_s=_seconds("EMBQ_BEAT_S", cls_default(cls, "beat_s")),
+            stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
+            roots=tuple(part for part in os.environ.get("EMBQ_ROOTS", "").split(os.pathsep) if part),
+        )
+
+
+def cls_default(cls: type[Settings], name: str) -> float:
+    """Default of one float field of a slotted dataclass (its class attribute is a slot descriptor)."""
+    default = cls.__dataclass_fields__[name].default
+    assert isinstance(default, float)
+    return default
+
+
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(
+            f"{name}={text!r} is not a positive number of seconds", next_step=f"unset {name} or mend it"
+        )
+    return value
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with `changes`, for starting embq's own child processes."""
+    return {**os.environ, **changes}
