@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -82,7 +82,7 @@ def connect(url: str, *, password: str = "", patient: bool = False) -> redis.Red
 def reach(client: redis.Redis, url: str) -> ServerInfo:
     """Ask the server who it is; BrokerError or ConfigError in one line where it cannot be used at all."""
     try:
-        info = cast("dict[str, Any]", client.info("server"))
+        info = client.info("server")
     except (AuthenticationError, NoPermissionError) as error:
         raise ConfigError(
             f"the broker at {mask(url)} refused us: {error}",
@@ -106,7 +106,7 @@ def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
     if server.version < floor:
         needed = ".".join(map(str, floor))
         found.append((f"{server} is too old", f"use {server.name} {needed} or newer"))
-    policy = cast("dict[str, Any]", client.info("memory")).get("maxmemory_policy", "noeviction")
+    policy = client.info("memory").get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         found.append(
             (
@@ -114,7 +114,7 @@ def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
                 "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file",
             )
         )
-    if not cast("dict[str, Any]", client.info("persistence")).get("aof_enabled", 0):
+    if not client.info("persistence").get("aof_enabled", 0):
         found.append(
             (
                 "the append-only file is off, so a restart of the broker forgets the queue",

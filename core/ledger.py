@@ -68,9 +68,7 @@ class RunRecord:
         return cls(
             run=data["run"],
             output=data["output"],
-            model=ModelConfig(
-                spec=data["spec"], modalities=tuple(data["modalities"]), precision=data["precision"]
-            ),
+            model=ModelConfig(spec=data["spec"], modalities=tuple(data["modalities"]), precision=data["precision"]),
             dtype=data["dtype"],
             units=data["units"],
         )
@@ -163,14 +161,10 @@ class Ledger:
 
     def room(self) -> bool:
         """Whether the result stream is below its bounds, without sending a result to find out."""
-        waiting, limit = cast(
-            "list[bytes | None]", self.client.hmget(self.keys[0], ["bytes", "limit_bytes"])
-        )
+        waiting, limit = cast("list[bytes | None]", self.client.hmget(self.keys[0], ["bytes", "limit_bytes"]))
         if limit is None:
             return True
-        return int(waiting or 0) < int(limit) and int(
-            cast(int, self.client.xlen(self.keys[RUN_PARTS.index("res")]))
-        ) < LIMIT_ENTRIES
+        return int(waiting or 0) < int(limit) and self.client.xlen(self.keys[RUN_PARTS.index("res")]) < LIMIT_ENTRIES
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
@@ -242,7 +236,7 @@ class Ledger:
                 "limit_entries": LIMIT_ENTRIES,
                 **counters,
             }
-            pipe.hset(meta, mapping=cast("Mapping[str | bytes, bytes | float | int | str]", fields))
+            pipe.hset(meta, mapping=cast("Any", fields))
             pipe.execute()
         self.make_group()
 
@@ -298,7 +292,7 @@ class Ledger:
 
 def load_scripts(client: redis.Redis) -> dict[str, Script]:
     """The scripts of the protocol for one client. A script cache that was lost reloads by itself (NOSCRIPT)."""
-    major = int(str(cast("dict[str, Any]", client.info("server"))["redis_version"]).split(".")[0])
+    major = int(str(client.info("server")["redis_version"]).split(".")[0])
     scripts = {
         name: client.register_script(
             ("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body

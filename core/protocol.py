@@ -26,8 +26,9 @@ Every unit below the cursor is done, or in `hinted`, or in `due`. One rule mends
 results alike: what is overdue is hinted again (`LAPSE`). Losing or doubling a hint is harmless, because only the holder
 of a token may publish and the writer accepts a unit once.
 
-A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is rebuilt,
-so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks decide nothing.
+A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is
+rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks
+decide nothing.
 
 Every script may be sent twice (a reply was lost): the second time changes nothing more, and `claim`, `start` and
 `publish` repeat their answer.
@@ -209,7 +210,7 @@ end
 return freed
 """
 
-# next(gen, room, queue_empty, reap, max_attempts) -> {number of urgent units, u ...}: the units to hint now, urgent first
+# next(gen, room, queue_empty, reap, max_attempts) -> {number of urgent units, u ...}: what to hint now, urgent first
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
 local room, max_attempts = tonumber(ARGV[2]), tonumber(ARGV[5])

@@ -76,9 +76,7 @@ def encode_result(
             flat = pa.array(vectors[field.name].reshape(-1), type=field.type.value_type)
             columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
         elif field.name == "caption":
-            columns.append(
-                pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string())
-            )
+            columns.append(pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string()))
         elif field.name == "key":
             columns.append(pa.array([clean_text(s.key) for s in samples], pa.string()))
         else:

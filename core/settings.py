@@ -68,9 +68,7 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise ConfigError(
-            f"{name}={text!r} is not a positive number of seconds", next_step=f"unset {name} or mend it"
-        )
+        raise ConfigError(f"{name}={text!r} is not a positive number of seconds", next_step=f"unset {name} or mend it")
     return value
 
 

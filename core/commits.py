@@ -1,0 +1,230 @@
+"""The commit log: numbered records, each created exclusively and complete, chained by their hashes.
+
+The log is the truth about a run. A unit is done, and a file exists for readers, when a record names it. A record that
+does not match its own hash stops the run: it is never skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from core.durable import output_error, write_new
+from core.errors import OutputError
+from core.layout import Layout
+from core.units import canonical_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedFile:
+    """A file that a record makes real.
+
+    Attributes:
+        path: relative to the output folder.
+        kind: "rows" or "failures".
+        rows: number of rows in it.
+        bytes: its size.
+        sha256: hash of its bytes.
+        first_id: id of its first row; -1 for failures.
+    """
+
+    path: str
+    kind: str
+    rows: int
+    bytes: int
+    sha256: str
+    first_id: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedUnit:
+    """A unit that a record makes done.
+
+    Attributes:
+        u: index in the manifest.
+        unit_id: content id, equal to the manifest's.
+        token: attempt whose result was taken.
+        first_row: its first row within the record's rows file.
+        rows: number of its rows, which follow each other.
+        failures: number of its failures.
+        quarantined: code of the failure that stands for the whole unit, or "".
+    """
+
+    u: int
+    unit_id: str
+    token: str
+    first_row: int
+    rows: int
+    failures: int
+    quarantined: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left).
+
+    `totals` are cumulative: units, rows, failures, quarantined. `created_at` is information only.
+    """
+
+    n: int
+    run: str
+    kind: str
+    prev: str
+    epoch: int
+    writer: str
+    version: str
+    generation: str = ""
+    fingerprint: str = ""
+    files: tuple[CommittedFile, ...] = ()
+    units: tuple[CommittedUnit, ...] = ()
+    totals: dict[str, int] = field(default_factory=dict)
+    created_at: str = ""
+    sha256: str = ""
+
+    def seal(self) -> tuple[bytes, str]:
+        """The record's file content and its hash."""
+        body: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
+        del body["sha256"]
+        digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
+        return (canonical_json({**body, "sha256": digest}) + "\n").encode(), digest
+
+    @classmethod
+    def parse(cls, data: bytes, name: str) -> Commit:
+        """The record in a file's content; OutputError where it is damaged."""
+        try:
+            body = json.loads(data)
+            digest = body.pop("sha256")
+            schema = body.pop("schema")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise damaged(name, "it is not a commit record") from error
+        if hashlib.sha256(canonical_json({"schema": schema, **body}).encode()).hexdigest() != digest:
+            raise damaged(name, "its hash does not match its content")
+        if schema != SCHEMA:
+            raise OutputError(f"{name} has schema {schema}, this embq reads {SCHEMA}")
+        body["files"] = tuple(CommittedFile(**item) for item in body["files"])
+        body["units"] = tuple(CommittedUnit(**item) for item in body["units"])
+        return cls(**body, sha256=digest)
+
+
+def damaged(name: str, why: str) -> OutputError:
+    """The error for a record that cannot be trusted."""
+    return OutputError(
+        f"commit record {name} is damaged: {why}",
+        next_step="restore it from a backup; rows of records before it are safe",
+        code="commit_damaged",
+    )
+
+
+@dataclass(slots=True)
+class LogState:
+    """What the log says so far; `apply` moves it one record on.
+
+    Attributes:
+        units: number of units of the run.
+        done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
+    """
+
+    units: int
+    n: int = 0
+    prev: str = ""
+    epoch: int = 0
+    next_id: int = 0
+    rows: int = 0
+    failures: int = 0
+    quarantined: int = 0
+    count: int = 0
+    fingerprint: str = ""
+    closed: bool = False
+    done: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        if not self.done:
+            self.done = bytearray((self.units + 7) // 8)
+
+    def is_done(self, u: int) -> bool:
+        """Whether unit `u` is committed."""
+        return bool(self.done[u >> 3] & (0x80 >> (u & 7)))
+
+    def apply(self, commit: Commit) -> None:
+        """Take one more record; OutputError where it does not follow the last one."""
+        name = f"{commit.n:08d}.json"
+        if commit.n != self.n + 1 or commit.prev != self.prev:
+            raise damaged(name, f"it does not follow record {self.n}")
+        if commit.epoch < self.epoch:
+            raise damaged(name, f"writer epoch {commit.epoch} comes after epoch {self.epoch}")
+        for unit in commit.units:
+            if not 0 <= unit.u < self.units or self.is_done(unit.u):
+                raise damaged(name, f"unit {unit.u} is committed twice or is not of this run")
+            self.done[unit.u >> 3] |= 0x80 >> (unit.u & 7)
+            self.rows += unit.rows
+            self.failures += unit.failures
+            self.quarantined += bool(unit.quarantined)
+        self.count += len(commit.units)
+        self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
+        self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
+        self.fingerprint = commit.fingerprint or self.fingerprint
+        self.closed = commit.kind == "close"
+
+    def totals(self) -> dict[str, int]:
+        """The cumulative counts as a record holds them."""
+        return {
+            "units": self.count,
+            "rows": self.rows,
+            "failures": self.failures,
+            "quarantined": self.quarantined,
+        }
+
+
+class CommitLog:
+    """Reading and appending the records of one output folder."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def read(self, after: int = 0) -> Iterator[Commit]:
+        """The records after number `after`, in order, up to the first number that is not there."""
+        n = after + 1
+        while True:
+            path = self.layout.commits / f"{n:08d}.json"
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+            commit = Commit.parse(data, path.name)
+            if commit.n != n:
+                raise damaged(path.name, f"it says that it is record {commit.n}")
+            yield commit
+            n += 1
+
+    def replay(self, units: int) -> LogState:
+        """The state after the last record."""
+        state = LogState(units=units)
+        for commit in self.read():
+            state.apply(commit)
+        return state
+
+    def append(self, commit: Commit) -> Commit:
+        """Create record `commit.n` durably; FileExistsError where another writer took the number."""
+        data, digest = commit.seal()
+        path = self.layout.commits / f"{commit.n:08d}.json"
+        temporary = self.layout.temporary / f"commit-{commit.n:08d}.{commit.writer}.json"
+        try:
+            write_new(path, data, temporary=temporary)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise output_error(error, path) from error
+        return replace(commit, sha256=digest)
+
+
+def row_files(commits: Sequence[Commit] | Iterator[Commit]) -> Iterator[CommittedFile]:
+    """The files with rows that the records name, in order of their ids."""
+    for commit in commits:
+        yield from (file for file in commit.files if file.kind == "rows")

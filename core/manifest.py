@@ -1,0 +1,141 @@
+"""The immutable list of a run's units, as parquet segments. The index `u` of a unit is its position in the list."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from core.durable import output_error, publish
+from core.errors import OutputError
+from core.layout import Layout
+from core.units import Unit, canonical_json
+
+SEGMENT_UNITS = 50_000
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""A segment ends at whichever comes first, so that a reader holds at most one bounded segment in memory."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("unit_id", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("stop", pa.int64(), nullable=False),
+        pa.field("first", pa.int64(), nullable=False),
+        pa.field("samples", pa.int64()),
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("description", pa.binary(), nullable=False),
+    ]
+)
+"""`description` is the unit as canonical JSON (surrogate escapes kept as bytes); the rest is for people and tools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSummary:
+    """What writing a manifest found: counts, and the digest that identifies it."""
+
+    units: int
+    samples: int | None
+    digest: str
+
+
+def write_manifest(layout: Layout, units: Iterable[Unit]) -> ManifestSummary:
+    """Write all segments, durably; a manifest is real only once run.json is there, so leftovers are overwritten."""
+    for leftover in layout.manifest.glob("*.parquet"):
+        leftover.unlink()
+    digest = hashlib.sha256()
+    count, samples, size = 0, 0, 0
+    exact = True
+    segment = 0
+    rows: list[dict[str, object]] = []
+    for unit in units:
+        unit_id = unit.unit_id
+        digest.update(unit_id.encode())
+        description = canonical_json(unit.describe()).encode("utf-8", "surrogateescape")
+        rows.append(
+            {
+                "unit_id": unit_id,
+                "kind": unit.kind,
+                "source": unit.source.encode("utf-8", "backslashreplace").decode(),
+                "start": unit.start,
+                "stop": unit.stop,
+                "first": unit.first,
+                "samples": unit.samples,
+                "etag": unit.etag,
+                "description": description,
+            }
+        )
+        count += 1
+        size += len(description)
+        exact = exact and unit.samples is not None
+        samples += unit.samples or 0
+        if len(rows) == SEGMENT_UNITS or size >= SEGMENT_BYTES:
+            _write_segment(layout, segment, rows)
+            segment, size, rows = segment + 1, 0, []
+    if rows:
+        _write_segment(layout, segment, rows)
+    return ManifestSummary(units=count, samples=samples if exact else None, digest=digest.hexdigest()[:32])
+
+
+def _write_segment(layout: Layout, number: int, rows: list[dict[str, object]]) -> None:
+    path = layout.manifest / f"{number:05d}.parquet"
+    temporary = layout.temporary / f"manifest-{number:05d}.parquet"
+    try:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
+        publish(temporary, path)
+    except OSError as error:
+        raise output_error(error, path) from error
+
+
+class Manifest:
+    """Random access to the units of a run, holding one segment in memory."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._paths: list[Path] = sorted(layout.manifest.glob("*.parquet"))
+        self._starts: list[int] = []
+        total = 0
+        for path in self._paths:
+            self._starts.append(total)
+            try:
+                total += pq.read_metadata(path).num_rows
+            except (OSError, pa.ArrowInvalid) as error:
+                raise OutputError(f"{path} cannot be read: {error}") from error
+        self.units = total
+        self._loaded = -1
+        self._ids: pa.Array = pa.array([], pa.string())
+        self._descriptions: pa.Array = pa.array([], pa.binary())
+
+    def __len__(self) -> int:
+        return self.units
+
+    def unit(self, u: int) -> Unit:
+        """The unit with index `u`."""
+        text = self._at(u, ids=False).decode("utf-8", "surrogateescape")
+        return Unit.from_description(json.loads(text))
+
+    def unit_id(self, u: int) -> str:
+        """The id of unit `u`, without building the unit."""
+        return str(self._at(u, ids=True))
+
+    def __iter__(self) -> Iterator[Unit]:
+        return (self.unit(u) for u in range(self.units))
+
+    def _at(self, u: int, *, ids: bool) -> bytes:
+        if not 0 <= u < self.units:
+            raise IndexError(f"unit {u} of {self.units}")
+        segment = bisect_right(self._starts, u) - 1
+        if segment != self._loaded:
+            table = pq.read_table(self._paths[segment], columns=["unit_id", "description"])
+            self._ids = table["unit_id"].combine_chunks()
+            self._descriptions = table["description"].combine_chunks()
+            self._loaded = segment
+        column = self._ids if ids else self._descriptions
+        value: bytes = column[u - self._starts[segment]].as_py()
+        return value
