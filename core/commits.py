@@ -126,6 +126,7 @@ class LogState:
 
     Attributes:
         units: number of units of the run.
+        last_data: number of the last record that names files; no file of a higher number is real.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
 
@@ -140,6 +141,7 @@ class LogState:
     count: int = 0
     fingerprint: str = ""
     closed: bool = False
+    last_data: int = 0
     done: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -169,6 +171,8 @@ class LogState:
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
         self.fingerprint = commit.fingerprint or self.fingerprint
         self.closed = commit.kind == "close"
+        if commit.files:
+            self.last_data = commit.n
 
     def totals(self) -> dict[str, int]:
         """The cumulative counts as a record holds them."""

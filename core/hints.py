@@ -1,0 +1,141 @@
+"""Hints: RQ jobs that say "unit U of run R waits". Plain JSON, one allow-listed name, nothing that can be executed.
+
+RQ by itself imports whatever function a job names, unpickles by default, and follows callbacks and webhooks. `HintJob`
+has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from rq import Queue
+from rq.exceptions import NoSuchJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.utils import as_text
+
+from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION, queue_name
+from core.units import Unit
+
+STALE_S = 600
+"""A hint that was popped this long ago and is still listed as popped belongs to a worker that died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What a hint says.
+
+    Attributes:
+        run: run id.
+        gen: generation of the run's queue; hints of an older one are dropped.
+        u: index of the unit.
+        unit: the unit itself, so that a worker need not see the output folder.
+    """
+
+    run: str
+    gen: str
+    u: int
+    unit: Unit
+
+    def to_json(self) -> dict[str, Any]:
+        """The hint as the one argument of its job."""
+        return {"v": VERSION, "run": self.run, "gen": self.gen, "u": self.u, "unit": self.unit.describe()}
+
+    @classmethod
+    def from_job(cls, job: HintJob) -> Hint:
+        """The hint in a job; ValueError where it is anything else than a hint of this version."""
+        try:
+            if job.func_name != HINT_FUNCTION or job.kwargs or len(job.args) != 1:
+                raise ValueError(f"job {job.id} is not a hint")
+            data = job.args[0]
+            if set(data) != {"v", "run", "gen", "u", "unit"} or data["v"] != VERSION:
+                raise ValueError(f"hint {job.id} is of another version")
+            return cls(
+                run=str(data["run"]),
+                gen=str(data["gen"]),
+                u=int(data["u"]),
+                unit=Unit.from_description(data["unit"]),
+            )
+        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"job {job.id} is not a hint: {error}") from error
+
+
+class HintJob(Job):
+    """An RQ job that can only be read. Give it as `job_class`, with `serializer=JSONSerializer`, everywhere."""
+
+    def restore(self, raw_data: Mapping[bytes, bytes]) -> Any:
+        """Load the job's fields, refusing what is too large before it is unpacked."""
+        data = raw_data.get(b"data", b"")
+        unpacker = zlib.decompressobj()
+        try:
+            unpacker.decompress(data, HINT_MAX_BYTES + 1)
+        except zlib.error as error:
+            raise NoSuchJobError(f"job {self.id} is not a hint") from error
+        if len(data) > HINT_MAX_BYTES or not unpacker.eof:
+            raise NoSuchJobError(f"job {self.id} is larger than a hint may be")
+        kept = {name: raw_data[name] for name in (b"data", b"created_at", b"origin", b"status") if name in raw_data}
+        return super().restore(kept)
+
+    @property
+    def func(self) -> Any:
+        """Never gives a function: a hint is not code."""
+        raise PermissionError(f"job {self.id} is a hint and cannot be called")
+
+    def perform(self) -> Any:
+        """Never runs anything: a hint is not code."""
+        raise PermissionError(f"job {self.id} is a hint and cannot be performed")
+
+
+def hint_queue(client: redis.Redis, queue_key: str) -> Queue:
+    """The RQ queue of all runs that share a model config."""
+    return Queue(queue_name(queue_key), connection=client, job_class=HintJob, serializer=JSONSerializer)
+
+
+def push(queue: Queue, hints: Sequence[Hint], *, at_front: bool) -> None:
+    """Enqueue hints. Each gets an id of its own, so a doubled hint never shares RQ's bookkeeping with another."""
+    if not hints:
+        return
+    stamp = int(time.time() * 1000)
+    queue.enqueue_many(
+        [
+            Queue.prepare_data(
+                HINT_FUNCTION,
+                args=[hint.to_json()],
+                job_id=f"{hint.run}-{hint.u}-{stamp}",
+                # RQ renders an empty description from the call; a blank one costs nothing.
+                description=" ",
+                result_ttl=0,
+                failure_ttl=60,
+                at_front=at_front,
+            )
+            for hint in hints
+        ]
+    )
+
+
+def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
+    """Remove a popped hint: from the list of popped ones, and its data."""
+    pipe.lrem(queue.intermediate_queue.key, 1, job_id)
+    pipe.delete(HintJob.key_for(job_id))
+
+
+def sweep(client: redis.Redis, queue: Queue) -> int:
+    """Remove popped hints of workers that died before they dropped them; gives their number."""
+    swept = 0
+    for raw in client.lrange(queue.intermediate_queue.key, 0, -1):
+        job_id = as_text(raw)
+        stamp = job_id.rsplit("-", 1)[-1]
+        if stamp.isdigit() and time.time() * 1000 - int(stamp) < STALE_S * 1000:
+            continue
+        with client.pipeline() as pipe:
+            drop(pipe, queue, job_id)
+            pipe.execute()
+        swept += 1
+    return swept

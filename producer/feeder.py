@@ -1,0 +1,140 @@
+"""The resident feeder: keeps a high-water mark of hints in each queue, shared fairly between runs.
+
+It decides nothing that could be lost: which units wait is in the ledger, and the ledger is rebuilt from the output
+folder. A second feeder is harmless, only wasteful.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from core import hints
+from core.broker import ServerInfo, reach
+from core.errors import EmbqError
+from core.hints import Hint
+from core.layout import Layout
+from core.ledger import Ledger, RunRecord, load_scripts, registered
+from core.log import Events
+from core.manifest import Manifest
+from core.protocol import WORKERS
+
+TICK_S = 0.2
+MIN_HINTS, MAX_HINTS = 256, 5_000
+"""Bounds of the high-water mark: the floor feeds two workers with units of a few milliseconds for a tick; the ceiling
+keeps RQ's jobs at about 5 MB."""
+HINTS_PER_WORKER = 12
+SWEEP_S = 60.0
+OUTAGE_S = 2.0
+"""A tick that took this long was an outage: the holders of overdue leases may be alive and must get to beat first."""
+
+
+class Feeder:
+    """Feeds every registered run, or only `only`.
+
+    Args:
+        client: a patient client of its own.
+        lease_s: length of a lease; no lease is taken away until the server has been heard for that long.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        lease_s: float,
+        only: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.client = client
+        self.lease_s = lease_s
+        self.only = only
+        self.log = Events("producer")
+        self._clock = clock
+        self._scripts = load_scripts(client)
+        self._manifests: dict[str, Manifest] = {}
+        self._unreadable: set[str] = set()
+        self._steady_since = clock()
+        self._last_sweep = clock()
+        self._last_tick = clock()
+
+    def tick(self) -> int:
+        """One round over all runs; gives the number of hints pushed."""
+        before = self._clock()
+        records = [r for r in registered(self.client).values() if self.only in ("", r.run)]
+        queues: dict[str, list[RunRecord]] = defaultdict(list)
+        for record in records:
+            queues[record.model.queue_key].append(record)
+        server = reach(self.client, "")
+        now = self._clock()
+        if now - before > OUTAGE_S or before - self._last_tick > OUTAGE_S + TICK_S:
+            self._steady_since = now
+        reap = now - self._steady_since >= self.lease_s and server.uptime_s >= self.lease_s
+        pushed = sum(self._feed_queue(key, runs, reap=reap) for key, runs in queues.items())
+        if self._clock() - self._last_sweep > SWEEP_S:
+            self._last_sweep = self._clock()
+            for key in queues:
+                hints.sweep(self.client, hints.hint_queue(self.client, key))
+        self._last_tick = self._clock()
+        return pushed
+
+    def _feed_queue(self, queue_key: str, runs: list[RunRecord], *, reap: bool) -> int:
+        queue = hints.hint_queue(self.client, queue_key)
+        waiting = self.client.llen(queue.key)
+        workers = self.client.zcard(WORKERS)
+        high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * workers))
+        room = max(0, high_water - waiting)
+        share = -(-room // len(runs))
+        pushed = 0
+        for record in runs:
+            manifest = self._manifest(record)
+            if manifest is None:
+                continue
+            ledger = Ledger(self.client, record.run, scripts=self._scripts)
+            gen = ledger.gen()
+            if not gen:
+                continue  # the writer has not set the run up yet, or is about to rebuild it
+            urgent, normal = ledger.next_units(gen, share, queue_empty=waiting == 0, reap=reap)
+            for units, at_front in ((urgent, True), (normal, False)):
+                batch = [Hint(run=record.run, gen=gen, u=u, unit=manifest.unit(u)) for u in units]
+                hints.push(queue, batch, at_front=at_front)
+                pushed += len(batch)
+        return pushed
+
+    def _manifest(self, record: RunRecord) -> Manifest | None:
+        if record.run not in self._manifests:
+            try:
+                self._manifests[record.run] = Manifest(Layout(Path(record.output)))
+            except EmbqError as error:
+                self._complain(record, error.message)
+                return None
+        manifest = self._manifests[record.run]
+        if len(manifest) != record.units:
+            del self._manifests[record.run]
+            self._complain(record, f"manifest in {record.output} has {len(manifest)} of {record.units} units here")
+            return None
+        return manifest
+
+    def _complain(self, record: RunRecord, why: str) -> None:
+        if record.run not in self._unreadable:
+            self._unreadable.add(record.run)
+            self.log.error("run_not_fed", run=record.run, why=why)
+
+
+def serve(client: redis.Redis, *, lease_s: float, only: str, stopped: Callable[[], bool]) -> None:
+    """Feed until `stopped()` says so."""
+    feeder = Feeder(client, lease_s=lease_s, only=only)
+    feeder.log.info("started", server=_name(reach(client, "")), run=only or "all")
+    while not stopped():
+        started = time.monotonic()
+        feeder.tick()
+        time.sleep(max(0.01, TICK_S - (time.monotonic() - started)))
+    feeder.log.info("stopped")
+
+
+def _name(server: ServerInfo) -> str:
+    return str(server).replace(" ", "-")

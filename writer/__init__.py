@@ -1,0 +1,1 @@
+"""The writer service: one process turns published results into committed parts, exactly once per unit."""

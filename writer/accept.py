@@ -1,0 +1,141 @@
+"""Which results may become rows: a result is checked against the manifest and the run before it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from core.errors import OutputError
+from core.layout import Layout
+from core.ledger import Entry
+from core.manifest import Manifest
+from core.results import Result, decode_result, failure_batch
+from core.units import Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A result that will be committed.
+
+    Attributes:
+        entry: id of its stream entry.
+        u: unit index.
+        unit_id: unit id, checked against the manifest.
+        token: attempt that made it.
+        rows: rows without id and unit_id.
+        failures: its failures.
+        quarantined: code of the failure that stands for the whole unit, or "".
+        staged: name of its staging file, or "".
+        bytes: its size.
+    """
+
+    entry: str
+    u: int
+    unit_id: str
+    token: str
+    rows: pa.Table
+    failures: pa.Table
+    quarantined: str
+    staged: str
+    bytes: int
+
+
+class Rejected(Exception):
+    """A result that cannot be used; its unit runs again. `code` and the message go into the unit's account."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Acceptor:
+    """Checks results of one run.
+
+    Attributes:
+        fingerprint: the run's; fixed by its first result.
+        schema: of the rows; fixed by the first result that has any.
+    """
+
+    def __init__(self, layout: Layout, manifest: Manifest, *, fingerprint: str, schema: pa.Schema | None) -> None:
+        self.layout = layout
+        self.manifest = manifest
+        self.fingerprint = fingerprint
+        self.schema = schema
+
+    def accept(self, entry: Entry) -> Accepted:
+        """The result in a stream entry; Rejected where it cannot be trusted."""
+        fields = {name: value for name, value in entry.fields.items() if name != "data"}
+        text = {name: value.decode("utf-8", "replace") for name, value in fields.items()}
+        u, token = int(text["u"]), text["token"]
+        unit_id = self.manifest.unit_id(u)
+        if token == "quarantine":
+            whole = Failure(ordinal=None, key="", code=text["code"] or "crash", message=text["message"])
+            return Accepted(
+                entry=entry.id,
+                u=u,
+                unit_id=unit_id,
+                token=token,
+                rows=pa.table({}),
+                failures=pa.Table.from_batches([failure_batch([whole])]),
+                quarantined=whole.code,
+                staged="",
+                bytes=0,
+            )
+        if text["unit_id"] != unit_id:
+            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {text['unit_id']}")
+        if self.fingerprint and text["fingerprint"] != self.fingerprint:
+            raise Rejected("wrong_model", f"model fingerprint {text['fingerprint']}, the run has {self.fingerprint}")
+        result = self._decode(entry.fields, text)
+        self._check_counts(result, u, text)
+        if result.rows.num_rows:
+            if self.schema is None:
+                self.schema = result.rows.schema
+            elif not result.rows.schema.equals(self.schema):
+                raise Rejected("wrong_schema", "its columns differ from those of the run's first rows")
+        self.fingerprint = text["fingerprint"]
+        whole_unit = result.failures["ordinal"].null_count
+        return Accepted(
+            entry=entry.id,
+            u=u,
+            unit_id=unit_id,
+            token=token,
+            rows=result.rows,
+            failures=result.failures,
+            quarantined=str(result.failures["code"][0]) if whole_unit else "",
+            staged=text.get("ref", ""),
+            bytes=int(text["bytes"]),
+        )
+
+    def _decode(self, fields: Mapping[str, bytes], text: Mapping[str, str]) -> Result:
+        if ref := text.get("ref"):
+            path = self.layout.staging / ref
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}") from error
+            # Workers do not fsync staging files (a lost one is only computed again), so the hash decides.
+            if hashlib.sha256(data).hexdigest() != text["sha256"]:
+                raise Rejected("lost_result", f"staging file {ref} is damaged")
+        else:
+            data = fields["data"]
+        try:
+            return decode_result(data)
+        except OutputError as error:
+            raise Rejected(error.code, error.message) from error
+
+    def _check_counts(self, result: Result, u: int, text: Mapping[str, str]) -> None:
+        """Each ordinal exactly once, as a row or as a failure, and as many as were announced."""
+        rows, failures = result.rows.num_rows, result.failures.num_rows
+        if (rows, failures) != (int(text["rows"]), int(text["failures"])):
+            raise Rejected("wrong_count", f"unit {u} has {rows} rows and {failures} failures, not what it announced")
+        if result.failures["ordinal"].null_count:
+            if rows or failures != 1:
+                raise Rejected("wrong_count", f"unit {u} failed as a whole and has {rows} rows")
+            return
+        seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
+        if not np.array_equal(np.sort(seen), np.arange(rows + failures)):
+            raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")

@@ -1,0 +1,208 @@
+"""Turn accepted results into files and one commit record. The record is the commit point; everything else is before or
+after it.
+
+Rows file and failures file get their final names first. A crash before the record leaves orphans that the next writer
+removes after its fence; a crash after it leaves entries to acknowledge and staging files to delete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+
+from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
+from core.errors import TryLaterError
+from core.layout import Layout, RunInfo
+from core.results import FAILURE_SCHEMA
+from writer.accept import Accepted
+from writer.stores.base import Store
+from writer.stores.parquet import ParquetStore
+
+
+class Committer:
+    """Appends records for one writer incarnation.
+
+    Args:
+        writer: random id of this process.
+        version: embq version, for the record.
+    """
+
+    def __init__(
+        self, layout: Layout, info: RunInfo, log: CommitLog, state: LogState, *, writer: str, version: str
+    ) -> None:
+        self.layout = layout
+        self.info = info
+        self.log = log
+        self.state = state
+        self.writer = writer
+        self.version = version
+        self.epoch = 0
+        self.generation = ""
+        self.fingerprint = state.fingerprint
+        self.store: Store = ParquetStore()
+        self._failure_store: Store = ParquetStore()
+
+    def take_epoch(self) -> None:
+        """Shut out every earlier writer of this folder: take the next epoch and commit a fence record.
+
+        A predecessor that is only paused fails at its next record, because its number is taken. Only after the fence
+        may files without a record be removed; before it, the predecessor could still commit one of them.
+        """
+        self.epoch = max([self.state.epoch, *self._epochs()]) + 1
+        while True:
+            try:
+                os.close(os.open(self.layout.writer / f"epoch-{self.epoch:06d}", os.O_CREAT | os.O_EXCL))
+                break
+            except FileExistsError:
+                self.epoch += 1
+        while True:
+            try:
+                self._append("fence")
+                break
+            except FileExistsError:
+                for commit in self.log.read(after=self.state.n):
+                    if commit.epoch > self.epoch:
+                        raise self._lost(commit) from None
+                    self.state.apply(commit)
+        self._sweep()
+
+    def _epochs(self) -> list[int]:
+        names = (path.name.removeprefix("epoch-") for path in self.layout.writer.glob("epoch-*"))
+        return [int(name) for name in names if name.isdigit()]
+
+    def _sweep(self) -> None:
+        """Remove what no record names. Staging files stay: live workers own them."""
+        for path in self.layout.temporary.iterdir():
+            path.unlink(missing_ok=True)
+        for folder in (self.layout.parts, self.layout.failures):
+            for path in folder.iterdir():
+                number = path.stem.rsplit("-", 1)[-1]
+                if number.isdigit() and int(number) > self.state.last_data:
+                    path.unlink(missing_ok=True)
+
+    def commit(self, results: Sequence[Accepted]) -> Commit:
+        """Write the results as one part and one record; TryLaterError where a later writer has taken over."""
+        n = self.state.n + 1
+        files: list[CommittedFile] = []
+        rows = [result.rows for result in results if result.rows.num_rows]
+        if rows:
+            files.append(self._write_rows(n, results, rows))
+        if any(result.failures.num_rows for result in results):
+            files.append(self._write_failures(n, results))
+        units: list[CommittedUnit] = []
+        first = 0
+        for result in results:
+            units.append(
+                CommittedUnit(
+                    u=result.u,
+                    unit_id=result.unit_id,
+                    token=result.token,
+                    first_row=first,
+                    rows=result.rows.num_rows,
+                    failures=result.failures.num_rows,
+                    quarantined=result.quarantined,
+                )
+            )
+            first += result.rows.num_rows
+        try:
+            return self._append("data", files=tuple(files), units=tuple(units))
+        except FileExistsError:
+            for file in files:
+                (self.layout.root / file.path).unlink(missing_ok=True)
+            raise self._lost(next(self.log.read(after=self.state.n))) from None
+
+    def close(self) -> None:
+        """Write the final record: every unit is done."""
+        try:
+            self._append("close")
+        except FileExistsError:
+            raise self._lost(next(self.log.read(after=self.state.n))) from None
+
+    def _lost(self, commit: Commit) -> TryLaterError:
+        return TryLaterError(
+            f"another writer (epoch {commit.epoch}) has taken over {self.layout.root}; this one (epoch "
+            f"{self.epoch}) stops",
+            next_step="nothing: the other writer goes on; run only one `embq writer` for an output",
+        )
+
+    def _append(
+        self, kind: str, *, files: tuple[CommittedFile, ...] = (), units: tuple[CommittedUnit, ...] = ()
+    ) -> Commit:
+        after = LogState(
+            units=self.state.units,
+            count=self.state.count + len(units),
+            rows=self.state.rows + sum(unit.rows for unit in units),
+            failures=self.state.failures + sum(unit.failures for unit in units),
+            quarantined=self.state.quarantined + sum(bool(unit.quarantined) for unit in units),
+            done=bytearray(1),
+        )
+        commit = self.log.append(
+            Commit(
+                n=self.state.n + 1,
+                run=self.info.run,
+                kind=kind,
+                prev=self.state.prev,
+                epoch=self.epoch,
+                writer=self.writer,
+                version=self.version,
+                generation=self.generation,
+                fingerprint=self.fingerprint,
+                files=files,
+                units=units,
+                totals=after.totals(),
+                created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            )
+        )
+        self.state.apply(commit)
+        return commit
+
+    def _metadata(self) -> dict[str, str]:
+        return {
+            "embq.run": self.info.run,
+            "embq.model": self.info.model.spec,
+            "embq.fingerprint": self.fingerprint,
+            "embq.version": self.version,
+        }
+
+    def _write_rows(self, n: int, results: Sequence[Accepted], rows: list[pa.Table]) -> CommittedFile:
+        table = pa.concat_tables(rows)
+        first_id = self.state.next_id
+        ids = pa.array(np.arange(first_id, first_id + table.num_rows, dtype=np.int64))
+        table = table.add_column(0, "id", ids).append_column("unit_id", _repeat_ids(results, "rows"))
+        # The number is that of the record, so two writers never share a name and no clock or host is in it.
+        path = self.layout.parts / f"part-{n:08d}{self.store.suffix}"
+        temporary = self.layout.temporary / f"part-{n:08d}.{self.epoch}{self.store.suffix}"
+        stored = self.store.write(table, path, temporary=temporary, metadata=self._metadata())
+        return CommittedFile(
+            path=f"parts/{path.name}",
+            kind="rows",
+            rows=stored.rows,
+            bytes=stored.bytes,
+            sha256=stored.sha256,
+            first_id=first_id,
+        )
+
+    def _write_failures(self, n: int, results: Sequence[Accepted]) -> CommittedFile:
+        table = pa.concat_tables([r.failures for r in results if r.failures.num_rows])
+        table = table.append_column("unit_id", _repeat_ids(results, "failures"))
+        numbers = np.repeat([r.u for r in results], [r.failures.num_rows for r in results])
+        table = table.append_column("u", pa.array(numbers, pa.int64()))
+        assert table.schema.field(0).equals(FAILURE_SCHEMA.field(0))
+        path = self.layout.failures / f"failures-{n:08d}.parquet"
+        temporary = self.layout.temporary / f"failures-{n:08d}.{self.epoch}.parquet"
+        stored = self._failure_store.write(table, path, temporary=temporary, metadata=self._metadata())
+        return CommittedFile(
+            path=f"failures/{path.name}", kind="failures", rows=stored.rows, bytes=stored.bytes, sha256=stored.sha256
+        )
+
+
+def _repeat_ids(results: Sequence[Accepted], what: str) -> pa.Array:
+    """The unit id of each row (or failure) of the results in order, dictionary-encoded."""
+    counts = [getattr(result, what).num_rows for result in results]
+    indices = np.repeat(np.arange(len(results), dtype=np.int32), counts)
+    dictionary = pa.array([result.unit_id for result in results], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(indices), dictionary).cast(pa.string())

@@ -1,0 +1,298 @@
+"""The writer process: one consumer per run, results in, committed parts out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+
+from core.commits import CommitLog
+from core.errors import EmbqError, TryLaterError
+from core.layout import Layout, load_run
+from core.ledger import Entry, Ledger, RunRecord, load_scripts, register, registered
+from core.log import Events
+from core.manifest import Manifest
+from writer.accept import Acceptor, Rejected
+from writer.buffer import Buffer
+from writer.commit import Committer
+
+LOCK_TTL_S = 10.0
+RENEW_S = 3.0
+RECONCILE_S = 2.0
+IDLE_S = 0.02
+READ_BYTES = 64 * 1024 * 1024
+"""Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
+
+
+class RunWriter:
+    """The writer of one run.
+
+    Args:
+        client: a patient client.
+        record: the run, as the broker knows it.
+        takeover: fence out a writer whose lock is alive.
+        rebuild: make the queue anew even where the broker knows the run, because no worker of before is alive.
+
+    Raises TryLaterError where another writer holds the run.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        record: RunRecord,
+        *,
+        version: str,
+        takeover: bool = False,
+        rebuild: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.record = record
+        self.log = Events("writer")
+        self.layout = Layout(Path(record.output))
+        self.info = load_run(self.layout.root)
+        self.ledger = Ledger(client, record.run, scripts=load_scripts(client))
+        self.id = secrets.token_hex(8)
+        self._clock = clock
+        self._take_lock(takeover=takeover)
+        self.layout.make()
+        self.manifest = Manifest(self.layout)
+        log = CommitLog(self.layout)
+        state = log.replay(self.info.units)
+        self.committer = Committer(self.layout, self.info, log, state, writer=self.id, version=version)
+        self.finished = state.closed
+        if not self.finished:
+            self.committer.take_epoch()
+        self.acceptor = Acceptor(self.layout, self.manifest, fingerprint=state.fingerprint, schema=None)
+        self.buffer = Buffer(part_rows=self.info.part_rows, clock=clock)
+        self._rebuilds = 0
+        self._renewed = self._reconciled = clock()
+        self._read_count = 16
+        self._pending_after: str | None = "0"
+        self._leave_nonce()
+        if rebuild or not self._adopt():
+            self._rebuild()
+        self.log.info(
+            "run_opened", run=record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
+        )
+
+    def _take_lock(self, *, takeover: bool) -> None:
+        deadline = self._clock() + LOCK_TTL_S * 1.5
+        while holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S, takeover=takeover):
+            # A writer that was killed leaves its lock behind for one term; one that renews it is alive.
+            if self._clock() > deadline:
+                raise TryLaterError(
+                    f"another writer ({holder}) is at work on {self.layout.root}",
+                    next_step="let it work, or give --takeover if you know that it is stuck",
+                )
+            time.sleep(0.2)
+
+    def _leave_nonce(self) -> None:
+        """Workers that can read this file share storage with us and may hand over large results by name."""
+        nonce = self.layout.staging / ".shared"
+        nonce.write_text(self.id)
+        self._nonce = self.id
+
+    # --- the queue and the log agree ---
+
+    def _adopt(self) -> bool:
+        """Go on with the queue that the broker has; False where it does not fit the commit log."""
+        gen = self.ledger.gen()
+        state = self.committer.state
+        if not gen:
+            return False
+        there = self.ledger.done_bits().ljust(len(state.done), b"\0")
+        if len(there) > len(state.done) or any(a & ~b for a, b in zip(there, state.done, strict=True)):
+            return False
+        self.committer.generation = gen
+        missing = [
+            8 * i + bit
+            for i, (a, b) in enumerate(zip(there, state.done, strict=True))
+            if a != b
+            for bit in range(8)
+            if (b & ~a) & (0x80 >> bit)
+        ]
+        self._mark([("", u) for u in missing])
+        self.ledger.client.hset(self.ledger.keys[0], "nonce", self._nonce)
+        self.ledger.make_group()
+        self._pending_after = "0"
+        return True
+
+    def _rebuild(self) -> None:
+        state = self.committer.state
+        gen = f"{self.committer.epoch or state.epoch}-{self._rebuilds}"
+        self._rebuilds += 1
+        self.buffer.take()
+        self.acceptor.fingerprint = state.fingerprint
+        register(self.ledger.client, self.record)
+        self.ledger.rebuild(
+            gen=gen,
+            total=len(self.manifest),
+            done=bytes(state.done),
+            counters={**self._counters(), "fingerprint": state.fingerprint, "nonce": self._nonce},
+        )
+        self.committer.generation = gen
+        self._pending_after = None
+        self.log.info("queue_built", run=self.record.run, gen=gen, done=state.count)
+
+    def _counters(self) -> dict[str, int]:
+        state = self.committer.state
+        return {"rows": state.rows, "failures": state.failures, "quarantined": state.quarantined, "n": state.n}
+
+    def _mark(self, pairs: list[tuple[str, int | None]]) -> int:
+        state = self.committer.state
+        return self.ledger.commit(
+            pairs, rows=state.rows, failures=state.failures, quarantined=state.quarantined, number=state.n
+        )
+
+    def _housekeep(self) -> None:
+        now = self._clock()
+        if now - self._renewed > RENEW_S:
+            self._renewed = now
+            self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S, takeover=True)
+        if now - self._reconciled > RECONCILE_S:
+            self._reconciled = now
+            if self.ledger.gen() != self.committer.generation:
+                self.log.warning("queue_lost", run=self.record.run)
+                self._rebuild()
+            elif not self.buffer.results and int(self.ledger.meta().get("done", 0)) != self.committer.state.count:
+                if not self._adopt():
+                    self._rebuild()
+
+    # --- results ---
+
+    def step(self) -> int:
+        """Read and take what is there, commit what is due; gives the number of results read."""
+        self._housekeep()
+        entries = self._read()
+        for entry in entries:
+            self._take(entry)
+        if self.buffer.is_due() or self._nothing_else_outstanding():
+            self.flush()
+        return len(entries)
+
+    def _read(self) -> list[Entry]:
+        if self._pending_after is not None:
+            # What was delivered to us before a restart comes first, to its end.
+            entries = self.ledger.read_results(self._pending_after, count=self._read_count, block_ms=None)
+            self._pending_after = entries[-1].id if entries else None
+            if entries:
+                return entries
+        entries = self.ledger.read_results(">", count=self._read_count, block_ms=None)
+        size = sum(len(entry.fields.get("data", b"")) for entry in entries)
+        if size > READ_BYTES:
+            self._read_count = max(1, self._read_count // 2)
+        elif size < READ_BYTES // 8 and len(entries) == self._read_count:
+            self._read_count = min(512, self._read_count * 2)
+        return entries
+
+    def _take(self, entry: Entry) -> None:
+        if not entry.fields:
+            self._mark([(entry.id, None)])
+            return
+        u, token = int(entry.fields["u"]), entry.fields["token"].decode()
+        if self.committer.state.is_done(u):
+            self._mark([(entry.id, u)])
+            self._drop_staged(entry)
+            return
+        if u in self.buffer.units:
+            self._mark([(entry.id, None)])
+            self._drop_staged(entry)
+            return
+        try:
+            result = self.acceptor.accept(entry)
+        except Rejected as error:
+            self.log.warning("result_rejected", run=self.record.run, u=u, code=error.code, why=error)
+            self.ledger.reject(entry.id, u, token, error.code, str(error))
+            self._drop_staged(entry)
+            return
+        if not self.buffer.fits(result):
+            self.flush()
+        self.buffer.add(result)
+
+    def _drop_staged(self, entry: Entry) -> None:
+        if ref := entry.fields.get("ref"):
+            (self.layout.staging / ref.decode()).unlink(missing_ok=True)
+
+    def _nothing_else_outstanding(self) -> bool:
+        return bool(self.buffer.results) and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
+
+    def flush(self) -> None:
+        """Commit what is buffered, then close the log where nothing is left."""
+        results = self.buffer.take()
+        if results:
+            self.committer.fingerprint = self.acceptor.fingerprint
+            commit = self.committer.commit(results)
+            self._mark([(result.entry, result.u) for result in results])
+            for result in results:
+                if result.staged:
+                    (self.layout.staging / result.staged).unlink(missing_ok=True)
+            self.log.info("committed", run=self.record.run, n=commit.n, units=len(results), **commit.totals)
+        state = self.committer.state
+        if state.count == len(self.manifest) and not self.finished:
+            self.committer.close()
+            self.finished = True
+            self.log.info("run_closed", run=self.record.run, **state.totals())
+
+    def drain(self) -> None:
+        """Take and commit everything that is published now."""
+        while self.step():
+            pass
+        self.flush()
+
+    def release(self) -> None:
+        """Let the next writer start at once."""
+        self.ledger.unlock_writer(self.id)
+
+
+class Writer:
+    """Serves every registered run, or only `only`."""
+
+    def __init__(
+        self, client: redis.Redis, *, version: str, only: str = "", takeover: bool = False, rebuild: bool = False
+    ) -> None:
+        self.client = client
+        self.version = version
+        self.only = only
+        self.takeover = takeover
+        self.rebuild = rebuild
+        self.log = Events("writer")
+        self.runs: dict[str, RunWriter] = {}
+        self._refused: set[str] = set()
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Work until `stopped()`, then drain, commit and let go."""
+        looked = 0.0
+        try:
+            while not stopped():
+                if time.monotonic() - looked > 1.0:
+                    looked = time.monotonic()
+                    self._open_new_runs()
+                read = 0
+                for run in list(self.runs.values()):
+                    read += run.step()
+                if not read:
+                    time.sleep(IDLE_S)
+            for run in self.runs.values():
+                run.drain()
+        finally:
+            for run in self.runs.values():
+                run.release()
+        self.log.info("stopped")
+
+    def _open_new_runs(self) -> None:
+        for record in registered(self.client).values():
+            if record.run in self.runs or record.run in self._refused or self.only not in ("", record.run):
+                continue
+            try:
+                self.runs[record.run] = RunWriter(
+                    self.client, record, version=self.version, takeover=self.takeover, rebuild=self.rebuild
+                )
+            except EmbqError as error:
+                if self.only:
+                    raise
+                # One run whose folder cannot be used must not hold up the others.
+                self._refused.add(record.run)
+                self.log.error("run_refused", run=record.run, why=error.message, next=error.next_step)
