@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from core.errors import ModelError, SampleError
-from core.models import MODALITIES, ModelConfig
+from core.models import ModelConfig
 from core.units import Sample
 
 T = TypeVar("T")
@@ -50,6 +50,13 @@ def prepare_each(samples: Sequence[Sample], prepare: Callable[[Sample], T]) -> l
     return answers
 
 
+def prepare_texts(samples: Sequence[Sample], rows: Callable[[Sequence[str]], Sequence[T]]) -> list[T | SampleError]:
+    """`rows` of the texts of all samples that have one, in one call; every other sample gets its SampleError."""
+    texts = prepare_each(samples, text_of)
+    made = iter(rows([text for text in texts if isinstance(text, str)]))
+    return [next(made) if isinstance(text, str) else text for text in texts]
+
+
 def check_modalities(config: ModelConfig, *known: str) -> None:
     """Raise ModelError where the config asks for none, or for an embedding that this family cannot give."""
     if not config.modalities:
@@ -58,6 +65,5 @@ def check_modalities(config: ModelConfig, *known: str) -> None:
         if modality not in known:
             raise ModelError(
                 f"{config.spec} embeds {' and '.join(known)}, not {modality}",
-                next_step=f"use one of the modalities {', '.join(MODALITIES)} that the model has; "
-                "open_clip models have both",
+                next_step=f"ask for {' or '.join(known)}, or use an open_clip model, which has both",
             )

@@ -8,12 +8,12 @@ from core.errors import ModelError
 from core.models import ModelSpec
 
 
-def positive_int(spec: ModelSpec, name: str, default: int) -> int:
-    """A parameter that must be 1 or more; ModelError where it is not."""
+def whole_number(spec: ModelSpec, name: str, default: int, *, least: int = 1) -> int:
+    """A whole number, `least` or more; ModelError where it is not."""
     text = spec.param(name, str(default))
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise ModelError(
-            f"{spec}: {name} must be a positive whole number", next_step=f"for example {name}={default}"
+            f"{spec}: {name} must be a whole number, {least} or more", next_step=f"for example {name}={default}"
         )
     return int(text)
 
@@ -33,7 +33,5 @@ def choice(spec: ModelSpec, name: str, default: str, known: tuple[str, ...]) -> 
     """A parameter that must be one of `known`; ModelError lists them where it is not."""
     text = spec.param(name, default)
     if text not in known:
-        raise ModelError(
-            f"{spec}: unknown {name} {text!r}", next_step=f"use {name}= one of {', '.join(known)}"
-        )
+        raise ModelError(f"{spec}: unknown {name} {text!r}", next_step=f"use {name}= one of {', '.join(known)}")
     return text

@@ -15,7 +15,7 @@ from core.errors import SampleError
 from core.models import ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
-from worker.embedders.params import milliseconds_as_s, positive_int
+from worker.embedders.params import milliseconds_as_s, whole_number
 
 EMBEDDER_VERSION = 1
 """Goes up when the same bytes give another vector."""
@@ -60,9 +60,7 @@ class StubEmbedder:
         self._s_per_batch = s_per_batch
         self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
         self.batch_size = batch_size
-        self.fingerprint = content_hash(
-            ["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision]
-        )
+        self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
 
     def prepare(self, samples: Sequence[Sample]) -> list[tuple[bytes, ...] | SampleError]:
         """One digest per modality of each sample; images are not decoded."""
@@ -93,7 +91,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     return StubEmbedder(
         config,
         dim=int(spec.name),
-        batch_size=positive_int(spec, "batch_size", BATCH_SIZE),
+        batch_size=whole_number(spec, "batch_size", BATCH_SIZE),
         s_per_sample=milliseconds_as_s(spec, "ms_per_sample"),
         s_per_batch=milliseconds_as_s(spec, "ms_per_batch"),
     )

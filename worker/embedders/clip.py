@@ -1,0 +1,240 @@
+"""open_clip models: images, texts, or both into one space."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import torch
+from open_clip.tokenizer import SimpleTokenizer
+from PIL import Image
+from torch.nn.functional import normalize
+
+from core.errors import ModelError, SampleError
+from core.models import ModelConfig, ModelSpec
+from core.units import Sample
+from worker.embedders.device import batch_size_of, device_of, dtype_of, embed_in_halves
+from worker.embedders.fingerprint import fingerprint
+from worker.embedders.images import open_image, quiet_pillow
+from worker.embedders.loading import foreign_failures, model_source
+from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
+from worker.embedders.params import choice, whole_number
+from worker.embedders.tokens import ThreadCopies, tokenizer_content
+
+EMBEDDER_VERSION = "clip 1"
+"""Its number goes up when the same model and sample give another vector."""
+
+WORD_CACHE_MAX = 200_000
+"""Words that a thread's tokeniser may remember; open_clip's cache has no bound, and a billion captions fill it."""
+
+LAYER_SETTINGS = (
+    "eps",
+    "num_heads",
+    "pool_type",
+    "final_ln_after_pool",
+    "text_pool_type",
+    "text_eos_id",
+    "eos_id",
+    "pad_id",
+)
+"""What decides a tower's vectors beside its weights. Named, not all that a layer has: that differs by torch version."""
+
+logger = logging.getLogger(__name__)
+
+Ready = dict[str, torch.Tensor]
+"""One sample: "image" float32 (3, height, width), normalised; "text" int64 (context,)."""
+
+
+class ClipEmbedder:
+    """Unit vectors of an open_clip model, with open_clip's own evaluation transform and tokeniser."""
+
+    def __init__(
+        self,
+        model: Any,
+        transform: Callable[[Image.Image], torch.Tensor],
+        tokenizer: Any,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        batch_size: int,
+    ) -> None:
+        self._modalities = config.modalities
+        self._device = device
+        self._dtype = dtype_of(config, device)
+        self._transform = transform
+        self._tokenizers = ThreadCopies(tokenizer)
+        self.batch_size = batch_size
+        content: dict[str, Any] = {
+            "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
+            "tokenizer": _tokenizer_content(tokenizer) if "text" in config.modalities else {},
+            "layers": _layers(model),
+        }
+        self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
+        self._model = model.to(device=device, dtype=self._dtype).eval()
+        ready = {
+            modality: transform(Image.new("RGB", (32, 32))) if modality == "image" else self._token_ids("a")
+            for modality in config.modalities
+        }
+        self.dims: Mapping[str, int] = {modality: vectors.shape[1] for modality, vectors in self._run([ready]).items()}
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
+        """Pixels and token ids of each sample."""
+        return prepare_each(samples, self._ready)
+
+    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+        """Unit vectors of the batch, normalised in float32."""
+        return embed_in_halves(self._run, batch, self.dims)
+
+    def _ready(self, sample: Sample) -> Ready:
+        ready: Ready = {}
+        for modality in self._modalities:
+            if modality == "image":
+                ready[modality] = self._pixels(open_image(image_of(sample)))
+            else:
+                ready[modality] = self._token_ids(text_of(sample))
+        return ready
+
+    def _pixels(self, image: Image.Image) -> torch.Tensor:
+        try:
+            return self._transform(image)
+        except ValueError as error:
+            raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
+
+    def _token_ids(self, text: str) -> torch.Tensor:
+        tokenizer = self._tokenizers.mine()
+        if isinstance(tokenizer, SimpleTokenizer) and len(tokenizer.cache) > WORD_CACHE_MAX:
+            tokenizer.cache = {word: word for word in ("<start_of_text>", "<end_of_text>")}
+        row: torch.Tensor = tokenizer([text])[0]
+        return row
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:
+        vectors = {}
+        for modality in self._modalities:
+            stacked = torch.stack([ready[modality] for ready in batch]).to(self._device)
+            if modality == "image":
+                encoded = self._model.encode_image(stacked.to(self._dtype), normalize=False)
+            else:
+                encoded = self._model.encode_text(stacked, normalize=False)
+            # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.
+            vectors[modality] = normalize(encoded.float(), dim=-1)
+        return vectors
+
+
+def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
+    """The model of an `open_clip:` spec; ModelError where it cannot be loaded here."""
+    check_modalities(config, "image", "text")
+    place = device_of(device)
+    dtype_of(config, place)
+    quiet_pillow()
+    make, name = _maker(spec)
+    with foreign_failures(spec, from_hub=not name.startswith("local-dir:")):
+        model, _, transform = make()
+        # Images need no tokeniser, and some tokenisers have to be fetched.
+        tokenizer = open_clip.get_tokenizer(name) if "text" in config.modalities else None
+    batch_size = whole_number(spec, "batch_size", batch_size_of(config, place))
+    return ClipEmbedder(model, transform, tokenizer, config, place, batch_size=batch_size)
+
+
+def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
+    """What makes (model, training transform, evaluation transform) of a spec, and the name of its tokeniser."""
+    create = open_clip.create_model_and_transforms
+    if spec.name.startswith("local-dir:"):
+        spec.check_params("batch_size")
+        folder, is_folder = model_source(spec.name.removeprefix("local-dir:"), spec)
+        if not is_folder:
+            raise ModelError(f"{spec}: there is no folder {folder}", next_step="check the path")
+        # Without weights in the folder, open_clip would go on with random ones.
+        if not any(file.suffix in (".safetensors", ".bin", ".pth") for file in Path(folder).iterdir()):
+            raise ModelError(f"{spec}: the folder holds no weights", next_step="add open_clip_model.safetensors")
+        name = f"local-dir:{folder}"
+        return (lambda: create(name, weights_only=True)), name
+    if spec.param("init", ""):
+        spec.check_params("init", "seed", "batch_size")
+        choice(spec, "init", "random", ("random",))
+        arch, seed = _known_arch(spec, spec.name.replace("/", "-")), whole_number(spec, "seed", 0, least=0)
+        return (lambda: _random_model(spec, arch, seed)), arch
+    spec.check_params("batch_size")
+    arch, _, tag = spec.name.rpartition("/")
+    if not arch:
+        arch, tag = tag, ""
+    arch = _known_arch(spec, arch.replace("/", "-"))
+    _check_tag(spec, arch, tag)
+    return (lambda: create(arch, pretrained=tag, weights_only=True)), arch
+
+
+def _random_model(spec: ModelSpec, arch: str, seed: int) -> tuple[Any, Any, Any]:
+    """A model with random weights that depend on the seed only; the process's random state stays as it is."""
+    logger.warning("model_weights_are_random", extra={"model": str(spec)})
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would seed the CUDA devices too.
+        torch.default_generator.manual_seed(seed)
+        made: tuple[Any, Any, Any] = open_clip.create_model_and_transforms(
+            arch, pretrained=None, pretrained_image=False, pretrained_text=False
+        )
+    return made
+
+
+def _known_arch(spec: ModelSpec, arch: str) -> str:
+    known = open_clip.list_models()
+    if arch in known:
+        return arch
+    raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, known))
+
+
+def _check_tag(spec: ModelSpec, arch: str, tag: str) -> None:
+    """Refuse tags that are unknown, or trained with another activation, which open_clip only warns of."""
+    known = open_clip.list_pretrained_tags_by_model(arch)
+    if tag not in known:
+        missing = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
+        raise ModelError(
+            f"{spec}: {arch} {missing}",
+            next_step=_near(tag, known) if known else f"use open_clip:{arch}?init=random for random weights",
+        )
+    made_with = bool(open_clip.get_pretrained_cfg(arch, tag).get("quick_gelu", False))
+    built_with = bool((open_clip.get_model_config(arch) or {}).get("quick_gelu", False))
+    if made_with != built_with:
+        other = f"{arch}-quickgelu" if made_with else arch.removesuffix("-quickgelu")
+        raise ModelError(
+            f"{spec}: QuickGELU is {'on' if made_with else 'off'} in these weights, but not so in {arch}",
+            next_step=f"use open_clip:{other}/{tag}",
+        )
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=4, cutoff=0.4) or sorted(known)[:4]
+    return f"near matches: {', '.join(near)}"
+
+
+def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
+    if isinstance(tokenizer, SimpleTokenizer):
+        return {
+            "vocabulary": sorted(tokenizer.encoder.items()),
+            "merges": sorted((" ".join(pair), rank) for pair, rank in tokenizer.bpe_ranks.items()),
+            "clean": tokenizer.clean_fn.__name__,
+            "context": tokenizer.context_length,
+        }
+    inner = getattr(tokenizer, "tokenizer", None)
+    return {
+        "class": type(tokenizer).__name__,
+        "context": tokenizer.context_length,
+        "clean": getattr(getattr(tokenizer, "clean_fn", None), "__name__", ""),
+        "inner": {} if inner is None else tokenizer_content(inner),
+    }
+
+
+def _layers(model: Any) -> list[list[str]]:
+    """Kind and settings of each layer: two models can have equal weights and another activation or pooling."""
+    return [
+        [
+            name,
+            type(module).__name__,
+            *(f"{key}={getattr(module, key)}" for key in LAYER_SETTINGS if hasattr(module, key)),
+        ]
+        for name, module in model.named_modules()
+    ]

