@@ -78,12 +78,12 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
 def no_progress_bars() -> Iterator[None]:
     """Keep transformers' bar of loaded weights out of a worker's log."""
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def first_line(error: Exception) -> str:

@@ -30,9 +30,7 @@ def load(config: ModelConfig, device: str) -> Embedder:
     """
     spec = ModelSpec.parse(config.spec)
     if config.precision not in PRECISIONS:
-        raise ModelError(
-            f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}"
-        )
+        raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
     try:
         load_family: Callable[[ModelSpec, ModelConfig, str], Embedder]
         load_family = importlib.import_module(FAMILY_FILES[spec.family]).load
