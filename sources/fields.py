@@ -1,0 +1,66 @@
+"""What the members and lines of every kind of input are made of: texts and JSON objects, decoded strictly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from core.errors import SampleError
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+"""Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
+
+# JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def decode_text(data: bytes) -> str:
+    """`data` as strict UTF-8 without a byte order mark; SampleError `text_not_utf8` where it is none."""
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise SampleError(
+            "text_not_utf8", f"byte {error.start} of the text is 0x{data[error.start]:02x}, which is not UTF-8"
+        ) from error
+
+
+def parse_object(text: str, code: str) -> dict[str, Any]:
+    """The JSON object in `text`; SampleError with `code` where it is none. NaN and Infinity become null."""
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise SampleError(code, f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SampleError(code, f"a JSON object is needed, this is a {type(value).__name__}")
+    return value
+
+
+def compact_json(fields: dict[str, Any], code: str) -> str:
+    """`fields` as compact JSON that UTF-8 can hold; SampleError with `code` for numbers beyond float64."""
+    try:
+        text = _ENCODER.encode(fields)
+        if not is_unicode(text):
+            text = _ASCII_ENCODER.encode(fields)
+    except (ValueError, RecursionError) as error:
+        raise SampleError(code, f"cannot be written as JSON: {error}") from error
+    return text
+
+
+def decode_metadata(data: bytes) -> str:
+    """A .json member or file as compact JSON text of one object; SampleError `bad_metadata` where it is none."""
+    try:
+        text = decode_text(data)
+    except SampleError as error:
+        raise SampleError("bad_metadata", error.message) from error
+    return compact_json(parse_object(text, "bad_metadata"), "bad_metadata")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold `text`: a JSON escape can smuggle in half a surrogate pair, which no encoder takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

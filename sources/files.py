@@ -1,0 +1,169 @@
+"""Kind "files": a folder of images, with a caption in a .txt and metadata in a .json beside each."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
+
+from core.errors import InputError, SampleError, SourceError
+from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
+from sources.base import ReadOptions
+from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
+from sources.storage import SAMPLE_MAX_BYTES, source_errors
+
+log = logging.getLogger(__name__)
+
+_PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors of one file; any other says something about the disk, and the unit is worth another try."""
+
+
+class FilesSource:
+    """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
+
+    The key is that path, with "/" between its parts. Linked folders are not entered; a linked file is read only
+    where it stays inside the folder.
+    """
+
+    kind = "files"
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units that also fit into a hint, however long the names are."""
+        others: Counter[str] = Counter()
+        empty = Unit(kind=self.kind, source=path)
+        # Counted with every non-ASCII character escaped, which is never less than the UTF-8 of `canonical_json`;
+        # the numbers that the empty unit does not have yet take at most 60 bytes.
+        overhead = len(json.dumps(empty.describe(), separators=(",", ":"))) + 60
+        items: list[tuple[str, int]] = []
+        length, first = overhead, 0
+        for relative, entry in walk_images(path, others):
+            item = (relative, _size(entry))
+            item_length = len(json.dumps(item)) + 1
+            if items and (len(items) >= options.unit_samples or length + item_length > UNIT_SPEC_MAX_BYTES):
+                yield _unit(empty, items, first)
+                first += len(items)
+                items, length = [], overhead
+            items.append(item)
+            length += item_length
+        if not items:
+            found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
+            raise InputError(
+                f"{path}: no image in this folder or below it; found: {found}",
+                code="empty_input",
+                next_step=f"image files end in .{', .'.join(IMAGE_EXTENSIONS)}",
+            )
+        yield _unit(empty, items, first)
+
+    def read(self, unit: Unit) -> Iterator[Sample]:
+        """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
+        with source_errors(unit.source):
+            os.stat(unit.source)
+        root = os.path.realpath(unit.source)
+        for ordinal, (relative, size) in enumerate(unit.items):
+            yield _sample(root, ordinal, relative, size)
+
+
+def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """(relative path, entry) of every image below `path`, sorted by relative path.
+
+    `others` counts the extensions of files that are no images. One folder's names are held at a time, not the tree's.
+    """
+    links: list[str] = []
+    stack: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
+    while stack:
+        relative, entry = stack.pop()
+        if entry is not None and not relative.endswith("/"):
+            if entry.is_symlink() and entry.is_dir():
+                links.append(relative)
+            elif is_image(relative):
+                yield relative, entry
+            else:
+                others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            continue
+        with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
+            # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
+            found = [
+                (f"{relative}{child.name}{'/' if child.is_dir(follow_symlinks=False) else ''}", child)
+                for child in entries
+            ]
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        stack.extend(found)
+    if links:
+        others["linked folder, not followed"] += len(links)
+        log.warning("linked_folders_skipped", extra={"path": path, "folders": len(links), "first": links[0]})
+
+
+def is_image(name: str) -> bool:
+    """Whether the name ends in an image extension, in either case."""
+    return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS and "." in name
+
+
+def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
+    return Unit(kind=empty.kind, source=empty.source, first=first, samples=len(items), items=tuple(items))
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """The file's size, or 0 where the entry is a link to nothing: reading it then says so."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0
+
+
+def _sample(root: str, ordinal: int, relative: str, size: int) -> Sample:
+    image = text = metadata = error = None
+    stem = os.path.splitext(relative)[0]
+    try:
+        image = _read(root, relative, size)
+        if (data := _read_beside(root, f"{stem}.txt")) is not None:
+            text = decode_text(data)
+        if (data := _read_beside(root, f"{stem}.json")) is not None:
+            metadata = decode_metadata(data)
+    except SampleError as problem:
+        error = (problem.code, problem.message)
+    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+
+
+def _read_beside(root: str, relative: str) -> bytes | None:
+    """The file's bytes, or None where there is no such file."""
+    if not os.path.lexists(os.path.join(root, relative)):
+        return None
+    return _read(root, relative, None)
+
+
+def _read(root: str, relative: str, size: int | None) -> bytes:
+    """The bytes of a plain file under `root`, of `size` bytes where that is known.
+
+    Raises SampleError `outside_root`, `source_missing`, `source_denied`, `source_changed`, `unsupported_member` or
+    `too_large`; SourceError where the storage fails.
+    """
+    path = os.path.join(root, relative)
+    real = os.path.realpath(path)
+    if not real.startswith(os.path.join(root, "")):
+        raise SampleError("outside_root", f"{path} leads to {real}, outside of the folder {root}")
+    try:
+        status = os.stat(real)
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for its writer
+            raise SampleError("unsupported_member", f"{path} is not a regular file")
+        if size is not None and status.st_size != size:
+            raise SampleError("source_changed", f"{path} had {size} bytes when planned, now {status.st_size}")
+        if status.st_size > SAMPLE_MAX_BYTES:
+            raise SampleError("too_large", f"{path} has {status.st_size} bytes, more than {SAMPLE_MAX_BYTES}")
+        with open(real, "rb", buffering=0) as file:
+            data = file.readall()
+    except PermissionError as error:
+        raise SampleError("source_denied", f"{path} may not be read by this user") from error
+    except OSError as error:
+        if error.errno in _PERMANENT:
+            raise SampleError("source_missing", f"{path}: {error.strerror}") from error
+        raise SourceError(
+            f"{path}: cannot be read: {error.strerror or error}", code="source_unreadable", transient=True
+        ) from error
+    if len(data) != status.st_size:
+        raise SampleError("source_changed", f"{path} changed while it was read")
+    return data

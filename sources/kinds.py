@@ -1,0 +1,126 @@
+"""The kinds of input by name, how a path tells its kind, and the worker's gate to them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from core.errors import InputError, SourceError
+from core.units import Sample, Unit
+from sources.base import Source
+from sources.files import FilesSource, is_image, walk_images
+from sources.storage import source_errors
+from sources.tar import COMPRESSED_SUFFIXES, TarSource
+from sources.texts import JsonLinesSource, LinesSource
+
+SOURCES: dict[str, Source] = {
+    source.kind: source for source in (TarSource(), FilesSource(), JsonLinesSource(), LinesSource())
+}
+
+SUPPORTED = "a folder of images, .tar shards, .jsonl or .ndjson files, .txt files with one text per line"
+"""What a user may name as input, for messages."""
+
+_SUFFIXES = {".tar": "tar", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "lines"}
+
+
+def source_for(kind: str) -> Source:
+    """The source that reads units of `kind`; SourceError `unknown_kind` where there is none."""
+    try:
+        return SOURCES[kind]
+    except KeyError:
+        raise SourceError(
+            f"no source reads units of kind {kind!r}",
+            code="unknown_kind",
+            next_step=f"known kinds: {', '.join(SOURCES)}; is this worker older than the run?",
+        ) from None
+
+
+def kind_of(path: str) -> str | None:
+    """The kind that a file's name tells, or None. A compressed shard is of kind "tar", which then refuses it."""
+    name = path.lower()
+    if name.endswith(COMPRESSED_SUFFIXES):
+        return "tar"
+    return _SUFFIXES.get(os.path.splitext(name)[1])
+
+
+def detect(path: str) -> list[tuple[str, str]]:
+    """(kind, path) of each input that `path` stands for: itself, or what its folder holds.
+
+    A folder stands for its .tar shards, else for the images in it and below it, else for its text files; as in a
+    shell, hidden shards and text files are left out. Raises InputError where the folder holds shards and loose
+    images, or nothing to embed, or where a file's name tells no kind.
+    """
+    kind = kind_of(path)
+    with source_errors(path):
+        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        names = sorted(os.listdir(path)) if is_folder else []
+    if not is_folder:
+        if kind is None:
+            raise InputError(
+                f"{path}: a file of this name is no input"
+                + (": images are read by the folder" if is_image(path) else ""),
+                next_step=f"name {SUPPORTED}",
+            )
+        return [(kind, path)]
+    inside = [(kind_of(name), os.path.join(path, name)) for name in names if not name.startswith(".")]
+    shards = [(kind, name) for kind, name in inside if kind == "tar"]
+    others: Counter[str] = Counter()
+    image = next((relative for relative, _ in walk_images(path, others)), None)
+    if shards and image:
+        raise InputError(
+            f"{path}: holds {len(shards)} tar shards and loose images such as {image}",
+            next_step=f"name what you mean: '{path}/*.tar' for the shards, or the folder of the images",
+        )
+    if shards:
+        return shards
+    if image:
+        return [("files", path)]
+    texts = [(kind, name) for kind, name in inside if kind is not None]
+    if not texts:
+        found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
+        raise InputError(
+            f"{path}: nothing to embed in this folder; found: {found}",
+            code="empty_input",
+            next_step=f"name {SUPPORTED}; for files in subfolders a pattern such as '{path}/**/*.tar'",
+        )
+    return texts
+
+
+def check_local(source: str) -> None:
+    """Raise SourceError `shard_scheme_denied` for a command or a URL: only local paths are read."""
+    if source.startswith("pipe:") or "://" in source:
+        raise SourceError(
+            f"{source!r}: commands and URLs are not read",
+            code="shard_scheme_denied",
+            next_step=f"name a local path: {SUPPORTED}",
+        )
+
+
+def read(unit: Unit, roots: Sequence[str]) -> Iterator[Sample]:
+    """The samples of a unit that came over the network, as its `Source.read` gives them.
+
+    Args:
+        unit: what to read.
+        roots: the folders that units may lie in, links resolved; empty allows every local path.
+
+    Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source does.
+    """
+    check_local(unit.source)
+    try:
+        os.fsencode(unit.source)
+        real = os.path.realpath(unit.source)
+    except ValueError as error:  # a zero byte, or a character that no file name can have
+        raise SourceError(f"{unit.source!r}: not a path", code="source_missing") from error
+    if roots and not any(_is_inside(real, os.path.realpath(root)) for root in roots):
+        raise SourceError(
+            f"{unit.source}: outside of the folders that this worker may read ({', '.join(roots)})",
+            code="source_denied",
+            next_step="move the input, or start the worker with its folder among the allowed ones",
+        )
+    return source_for(unit.kind).read(unit)
+
+
+def _is_inside(path: str, root: str) -> bool:
+    return os.path.commonpath([path, root]) == root

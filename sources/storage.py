@@ -1,0 +1,89 @@
+"""Local files as sources: their version, and what the operating system's refusals mean for a unit."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from core.errors import SourceError
+from core.units import Unit
+
+SAMPLE_MAX_BYTES = 32_000_000
+"""Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""
+
+
+def etag(status: os.stat_result) -> str:
+    """The version of a file: modification time in ns and size in bytes. A rewrite that keeps both goes unseen."""
+    return f"{status.st_mtime_ns}-{status.st_size}"
+
+
+@contextmanager
+def source_errors(path: str) -> Iterator[None]:
+    """Translate what the operating system says about `path` into SourceError.
+
+    Codes: `source_missing`, `source_denied`, and `source_unreadable`, which alone is transient: the storage may
+    come back.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceError(
+            f"{path}: does not exist",
+            code="source_missing",
+            next_step="check the path, and that its disk is mounted on this machine",
+        ) from error
+    except PermissionError as error:
+        raise SourceError(
+            f"{path}: may not be read by this user",
+            code="source_denied",
+            next_step="give the user that runs embq the right to read it",
+        ) from error
+    except OSError as error:
+        raise SourceError(
+            f"{path}: cannot be read: {error.strerror or error}",
+            code="source_unreadable",
+            next_step="check the disk or the network share",
+            transient=True,
+        ) from error
+
+
+def stat_file(path: str) -> os.stat_result:
+    """The status of a regular file; SourceError where it is missing, denied or something else."""
+    with source_errors(path):
+        status = os.stat(path)
+    _require_regular(path, status)
+    return status
+
+
+@contextmanager
+def open_unchanged(unit: Unit, code: str) -> Iterator[BinaryIO]:
+    """The unit's file, open for reading, which must be the version that was planned before and after the block.
+
+    Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
+    """
+    with source_errors(unit.source):
+        # Looked at before opening: opening a named pipe would wait for its writer.
+        _require_regular(unit.source, os.stat(unit.source))
+        with open(unit.source, "rb", buffering=1 << 20) as file:
+            _require_same(unit, os.fstat(file.fileno()), code)
+            yield file
+            _require_same(unit, os.fstat(file.fileno()), code)
+
+
+def _require_regular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise SourceError(f"{path}: is {what}", code="not_a_file", next_step="name a file")
+
+
+def _require_same(unit: Unit, status: os.stat_result, code: str) -> None:
+    if etag(status) != unit.etag:
+        raise SourceError(
+            f"{unit.source}: changed since the run was planned: it was {unit.etag} and is {etag(status)} "
+            "(modification time in ns, size in bytes)",
+            code=code,
+            next_step="put the planned file back, or plan a new run",
+        )

@@ -1,0 +1,167 @@
+"""Kind "tar": webdataset shards. A shard passes whole or fails whole; nothing is extracted, decoded or followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from core.errors import SampleError, SourceError
+from core.units import Sample, Unit
+from sources.base import ReadOptions
+from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
+from sources.storage import SAMPLE_MAX_BYTES, etag, open_unchanged, stat_file
+from sources.tar_members import Member, walk
+
+SUFFIX = ".tar"
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+_MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+_IMAGES = frozenset(IMAGE_EXTENSIONS)
+
+
+class TarSource:
+    """Shards as units. Members that share a key are one sample, wherever in the shard they stand.
+
+    Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. Metadata: `json`. Members without a key
+    (no dot in the name, or nothing before it) belong to no sample, as in webdataset; a shard of only such members
+    is an error.
+    """
+
+    kind = "tar"
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:  # noqa: ARG002 (a shard is one unit)
+        """One unit, from the file's status alone."""
+        if path.lower().endswith(COMPRESSED_SUFFIXES):
+            raise _compressed(path, "its name says")
+        status = stat_file(path)
+        yield Unit(kind=self.kind, source=path, stop=status.st_size, etag=etag(status))
+
+    def read(self, unit: Unit) -> Iterator[Sample]:
+        """The samples in order of their first member, after the whole shard has been checked."""
+        with open_unchanged(unit, "shard_changed") as file:
+            data = file.read()
+        if len(data) != unit.stop:
+            raise SourceError(
+                f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
+                code="shard_length_mismatch",
+                next_step="check the disk or the network share",
+                transient=True,
+            )
+        for magic, name in _MAGICS.items():
+            if data.startswith(magic):
+                raise _compressed(unit.source, f"it starts like {name}")
+        members = walk(data, unit.source)
+        entries = group(members)
+        if members and not entries:
+            raise SourceError(
+                f"{unit.source}: none of its {len(members)} members has a key, as in key.jpg; "
+                f"the first is {members[0].name!r}",
+                code="shard_no_keys",
+                next_step="write the shard with names of the form key.extension",
+            )
+        for ordinal, entry in enumerate(entries):
+            yield _sample(ordinal, entry, data)
+
+
+class Entry(NamedTuple):
+    """A sample before its bytes are looked at. A tuple for the same reason as `Member`.
+
+    Attributes:
+        key: what its members have in common.
+        parts: lower-case extension -> first member with it.
+        again: for a repeated member, which becomes a failed sample of its own: that member; else None.
+    """
+
+    key: str
+    parts: dict[str, Member]
+    again: Member | None
+
+
+def group(members: list[Member]) -> list[Entry]:
+    """The samples that `members` make.
+
+    The first member of a key and extension wins. Every later image is an entry of its own, so that no image goes
+    uncounted; so is every later text of a key that has no image. Other repetitions are ignored.
+    """
+    entries: list[Entry] = []
+    texts_again = False
+    by_key: dict[str, Entry] = {}
+    for member in members:
+        key, extension = split_name(member.name)
+        if not key:
+            continue
+        entry = by_key.get(key)
+        if entry is None:
+            entry = by_key[key] = Entry(key, {}, None)
+            entries.append(entry)
+        if extension not in entry.parts:
+            entry.parts[extension] = member
+        elif extension in _IMAGES or extension == "txt":
+            entries.append(Entry(key, entry.parts, member))
+            texts_again = texts_again or extension == "txt"
+    if texts_again:  # whether the key has an image is known only now
+        return [entry for entry in entries if not _is_second_caption(entry)]
+    return entries
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Key and lower-case extension by webdataset's rule: they meet at the first dot behind the last slash.
+
+    ("", "") where there is no key: no dot, or nothing before it.
+    """
+    stem, dot, extension = name[name.rfind("/") + 1 :].partition(".")
+    if not dot:
+        return "", ""
+    if not stem:
+        # "folder/.jpg" has the key "folder/", unless the folder's own name has a dot.
+        folder = name[: name.rfind("/") + 1]
+        if not folder or "." in folder[:-1].rpartition("/")[2]:
+            return "", ""
+        return folder, extension.lower()
+    return name[: len(name) - len(extension) - 1], extension.lower()
+
+
+def _is_second_caption(entry: Entry) -> bool:
+    return entry.again is not None and split_name(entry.again.name)[1] == "txt" and not _IMAGES.isdisjoint(entry.parts)
+
+
+def _sample(ordinal: int, entry: Entry, data: bytes) -> Sample:
+    key, parts, again = entry
+    if again is not None:
+        message = f"{again.name} occurs again at byte {again.at}; the first one is used"
+        return Sample(ordinal=ordinal, key=key, error=("duplicate_key", message))
+    image = text = metadata = error = None
+    try:
+        for extension in IMAGE_EXTENSIONS:
+            if extension in parts:
+                image = _content(parts[extension], data)
+                break
+        if "txt" in parts:
+            text = decode_text(_content(parts["txt"], data))
+        if "json" in parts:
+            metadata = decode_metadata(_content(parts["json"], data))
+    except SampleError as problem:
+        error = (problem.code, problem.message)
+    return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error)
+
+
+def _content(member: Member, data: bytes) -> bytes:
+    if not member.regular:
+        raise SampleError(
+            "unsupported_member", f"{member.name} at byte {member.at} is a link, a device or a sparse file"
+        )
+    if member.stop - member.start > SAMPLE_MAX_BYTES:
+        raise SampleError(
+            "too_large",
+            f"{member.name} at byte {member.at} has {member.stop - member.start} bytes, more than {SAMPLE_MAX_BYTES}",
+        )
+    return data[member.start : member.stop]
+
+
+def _compressed(path: str, why: str) -> SourceError:
+    return SourceError(
+        f"{path}: {why} that it is compressed; embq reads uncompressed .tar shards",
+        code="shard_compressed",
+        next_step="decompress it: images are compressed already, so nothing is lost in size",
+    )

@@ -1,0 +1,130 @@
+"""Kinds "jsonl" and "lines": files with one text per line, as units of consecutive lines.
+
+Every line is a sample, a blank one too (`empty_text`): counts then follow from the line ends alone, and a worker
+needs no more than its slice. The line end behind the last line makes no further sample.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from core.errors import SampleError
+from core.units import Sample, Unit
+from sources.base import ReadOptions
+from sources.fields import compact_json, decode_text, is_unicode, parse_object
+from sources.slices import read_lines, split_lines
+from sources.storage import SAMPLE_MAX_BYTES, open_unchanged
+
+TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
+"""Where a line's text is looked for, in this order, unless the user names the column."""
+
+ID_COLUMNS = ("id", "key", "_id", "doc_id")
+"""Where a line's key is looked for, in this order, unless the user names the column."""
+
+
+class LinesSource:
+    """One text per line; the key is "<file name>:<line number from 1>"."""
+
+    kind = "lines"
+    modalities: tuple[str, ...] = ("text",)
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units of `unit_samples` lines, from one pass over the file."""
+        return split_lines(Unit(kind=self.kind, source=path), options.unit_samples)
+
+    def read(self, unit: Unit) -> Iterator[Sample]:
+        """One sample per line."""
+        for ordinal, key, line in _keyed_lines(unit):
+            text = error = None
+            try:
+                text = _decode_line(line)
+                error = _problem_of(text)
+            except SampleError as problem:
+                error = (problem.code, problem.message)
+            yield Sample(ordinal=ordinal, key=key, text=text, error=error)
+
+
+class JsonLinesSource:
+    """One JSON object per line: a text, perhaps an id, and further fields, which become metadata.
+
+    The key is the id, a string or an integer; a line without one has the key "<file name>:<line number from 1>". An
+    id that its unit has seen before makes the later line a `duplicate_key`.
+    """
+
+    kind = "jsonl"
+    modalities: tuple[str, ...] = ("text",)
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
+        named = (("id_column", options.id_column), ("text_column", options.text_column))
+        columns = tuple((name, value) for name, value in named if value)
+        return split_lines(Unit(kind=self.kind, source=path, options=columns), options.unit_samples)
+
+    def read(self, unit: Unit) -> Iterator[Sample]:
+        """One sample per line."""
+        columns = dict(unit.options)
+        seen: set[str] = set()
+        for ordinal, key, line in _keyed_lines(unit):
+            sample = _parse(ordinal, key, line, columns.get("text_column", ""), columns.get("id_column", ""))
+            if sample.key in seen and sample.error is None:
+                message = f"line {unit.first + ordinal + 1} repeats the id of an earlier line"
+                sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
+            seen.add(sample.key)
+            yield sample
+
+
+def _keyed_lines(unit: Unit) -> Iterator[tuple[int, str, bytes | None]]:
+    """(ordinal, key by line number, line) of each line."""
+    name = os.path.basename(unit.source)
+    with open_unchanged(unit, "source_changed") as file:
+        for ordinal, line in enumerate(read_lines(file, unit)):
+            yield ordinal, f"{name}:{unit.first + ordinal + 1}", line
+
+
+def _decode_line(line: bytes | None) -> str:
+    if line is None:
+        raise SampleError("too_large", f"the line has more than {SAMPLE_MAX_BYTES} bytes")
+    return decode_text(line)
+
+
+def _problem_of(text: str) -> tuple[str, str] | None:
+    """Why a text cannot be embedded, or None."""
+    if not text or text.isspace():
+        return "empty_text", "the text is empty or only white space"
+    if not is_unicode(text):
+        return "text_not_utf8", "the text holds half a surrogate pair (\\ud800 to \\udfff), which UTF-8 cannot hold"
+    return None
+
+
+def _parse(ordinal: int, key: str, line: bytes | None, text_column: str, id_column: str) -> Sample:
+    """The sample of one line. An error found after the id was read carries the id as its key."""
+    try:
+        decoded = _decode_line(line)
+        if not decoded or decoded.isspace():
+            raise SampleError("empty_text", "the line is blank")
+        fields = parse_object(decoded, "bad_json")
+        text_name = text_column or next((name for name in TEXT_COLUMNS if name in fields), "")
+        id_name = id_column or next((name for name in ID_COLUMNS if name in fields and name != text_name), "")
+        identity, text = fields.get(id_name), fields.get(text_name)
+        if (isinstance(identity, str) and identity) or type(identity) is int:
+            key = str(identity)
+        elif id_column:
+            raise SampleError("missing_id", f"no string or integer in {id_column!r}; {_found(fields)}")
+        else:
+            id_name = ""  # not a key, so it stays among the metadata
+        if not isinstance(text, str):
+            wanted = repr(text_column) if text_column else f"any of {', '.join(TEXT_COLUMNS)}"
+            raise SampleError("missing_text", f"no string in {wanted}; {_found(fields)}")
+        rest = {name: value for name, value in fields.items() if name not in (text_name, id_name)}
+        metadata = compact_json(rest, "bad_json") if rest else None
+    except SampleError as problem:
+        return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))
+    return Sample(ordinal=ordinal, key=key, text=text, metadata=metadata, error=_problem_of(text))
+
+
+def _found(fields: dict[str, Any]) -> str:
+    """The line's fields with their types, for a message."""
+    shown = [f"{name} ({type(value).__name__})" for name, value in list(fields.items())[:10]]
+    return f"the line has {', '.join(shown) or 'no field'}{', ...' if len(fields) > 10 else ''}"

@@ -1,0 +1,290 @@
+"""The strict tar reader: a shard gives all of its samples, or an error that says where it is damaged."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from core.errors import SourceError
+from core.units import Sample
+from sources.base import ReadOptions
+from sources.tar import TarSource, split_name
+from sources.tar_members import BLOCK, Member, walk
+
+TAR = TarSource()
+SAMPLES = [
+    ("a.jpg", b"\xff\xd8" * 350),
+    ("a.txt", b"first"),
+    ("b.jpg", b""),
+    ("b.json", b'{"n": 1}'),
+    ("c.png", b"p" * 512),
+    ("c.txt", "dritte \u00e4".encode()),
+]
+
+
+def archive(
+    members: list[tuple[str, bytes]], form: int = tarfile.USTAR_FORMAT, *, pad: bool = False, **fields: object
+) -> bytes:
+    """An archive of regular members, ending in exactly two zero blocks unless `pad`."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=form) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(content))
+        end = tar.offset
+    data = sink.getvalue()
+    return data if pad else data[: end + 2 * BLOCK]
+
+
+def block(name: str, flag: bytes, content: bytes = b"", **fields: object) -> bytes:
+    """One member of any type flag: header, content and padding."""
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    info.type = flag
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % BLOCK)
+
+
+END = bytes(2 * BLOCK)
+
+
+def read(folder: Path, data: bytes) -> list[Sample]:
+    path = folder / "shard.tar"
+    path.write_bytes(data)
+    (unit,) = TAR.split(str(path), ReadOptions())
+    return list(TAR.read(unit))
+
+
+def code_of(folder: Path, data: bytes) -> str:
+    with pytest.raises(SourceError) as caught:
+        read(folder, data)
+    assert str(folder / "shard.tar") in caught.value.message
+    return caught.value.code
+
+
+def outcome_of(data: bytes) -> list[Member] | str:
+    """The members, or the code of the error."""
+    try:
+        return walk(data, "s.tar")
+    except SourceError as error:
+        return error.code
+
+
+def test_a_shard_gives_its_samples_with_caption_and_metadata(tmp_path: Path) -> None:
+    a, b, c = read(tmp_path, archive(SAMPLES))
+    assert (a.key, a.image, a.text, a.metadata) == ("a", b"\xff\xd8" * 350, "first", None)
+    assert (b.key, b.image, b.text, b.metadata) == ("b", b"", None, '{"n":1}')
+    assert (c.key, c.image, c.text, c.ordinal) == ("c", b"p" * 512, "dritte \u00e4", 2)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_shard_cut_anywhere_is_an_error_and_never_a_shorter_shard(pad: bool) -> None:
+    data = archive(SAMPLES, pad=pad)
+    whole = walk(data, "s.tar")
+    last_data = len(archive(SAMPLES)) - 2 * BLOCK
+    codes = set()
+    for length in range(0, len(data), 64):
+        if length > last_data and length % BLOCK == 0:
+            assert walk(data[:length], "s.tar") == whole  # only zero blocks are gone
+            continue
+        with pytest.raises(SourceError) as caught:
+            walk(data[:length], "s.tar")
+        codes.add(caught.value.code)
+        assert "byte" in caught.value.message
+    assert codes == {"shard_truncated", "shard_no_end_marker"}
+
+
+def test_a_cut_between_two_members_says_that_the_end_marker_is_missing(tmp_path: Path) -> None:
+    assert code_of(tmp_path, archive(SAMPLES[:2])[: -2 * BLOCK]) == "shard_no_end_marker"
+    assert code_of(tmp_path, b"") == "shard_no_end_marker"
+
+
+@pytest.mark.parametrize("bit", [0x01, 0x40, 0x80])
+def test_a_flipped_bit_in_any_header_byte_is_seen_or_harmless(bit: int) -> None:
+    data = archive(SAMPLES)
+    whole = walk(data, "s.tar")
+    at = whole[2].at
+    harmless = []
+    for position in range(at, at + BLOCK):
+        damaged = bytearray(data)
+        damaged[position] ^= bit
+        outcome = outcome_of(bytes(damaged))
+        if outcome == whole:
+            harmless.append(position - at)
+        else:
+            assert outcome == "shard_bad_header", position - at
+    assert set(harmless) <= {154, 155}, "only the two bytes that end the checksum field may say anything"
+
+
+@pytest.mark.parametrize("end", [b"", END])
+def test_two_archives_in_one_file_are_an_error(tmp_path: Path, end: bytes) -> None:
+    first, second = archive(SAMPLES[:2])[: -2 * BLOCK], archive(SAMPLES[2:])
+    if end:
+        assert code_of(tmp_path, first + end + second) == "shard_trailing_data"
+    else:
+        assert len(read(tmp_path, first + second)) == 3
+
+
+def test_one_zero_block_at_the_end_is_enough_and_before_data_it_is_not(tmp_path: Path) -> None:
+    data = archive(SAMPLES)
+    assert len(read(tmp_path, data[:-BLOCK])) == 3
+    lost = data[:-BLOCK] + archive([("d.jpg", b"d")])
+    assert code_of(tmp_path, lost) == "shard_trailing_data"
+
+
+def test_an_empty_archive_has_no_samples(tmp_path: Path) -> None:
+    assert read(tmp_path, archive([], pad=True)) == []
+    assert read(tmp_path, block("folder/", b"5") + END) == []
+
+
+def test_members_without_a_key_belong_to_no_sample_and_alone_they_are_an_error(tmp_path: Path) -> None:
+    odd = [("README", b"r"), (".hidden", b"h")]
+    assert [s.key for s in read(tmp_path, archive([*odd, ("a.jpg", b"a")]))] == ["a"]
+    assert code_of(tmp_path, archive(odd)) == "shard_no_keys"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "extension"),
+    [
+        ("a.b.jpg", "a", "b.jpg"),
+        ("d.x/0001.JPG", "d.x/0001", "jpg"),
+        ("./a.jpg", "./a", "jpg"),
+        ("d/.jpg", "d/", "jpg"),
+        ("d.x/.jpg", "", ""),
+        ("d.x/0001", "", ""),
+        ("0001", "", ""),
+        (".hidden", "", ""),
+    ],
+)
+def test_names_split_as_webdataset_splits_them(name: str, key: str, extension: str) -> None:
+    from webdataset.tariterators import base_plus_ext
+
+    assert split_name(name) == (key, extension)
+    theirs = base_plus_ext(name)
+    assert (theirs[0] or "", (theirs[1] or "").lower()) == (key, extension)
+
+
+def test_interleaved_members_make_whole_samples_in_order_of_their_first(tmp_path: Path) -> None:
+    names = ["a.jpg", "b.jpg", "b.txt", "a.txt"]
+    samples = read(tmp_path, archive([(name, name.encode()) for name in names]))
+    assert [(s.key, s.image, s.text) for s in samples] == [("a", b"a.jpg", "a.txt"), ("b", b"b.jpg", "b.txt")]
+
+
+def test_the_first_of_equal_images_wins_and_each_later_one_is_a_failure(tmp_path: Path) -> None:
+    names = ["a.jpg", "a.txt", "b.jpg", "a.jpg", "a.txt", "a.JPG", "c.txt", "c.txt"]
+    samples = read(tmp_path, archive([(name, b"%d" % at) for at, name in enumerate(names)]))
+    assert [(s.key, s.error and s.error[0]) for s in samples] == [
+        ("a", None),
+        ("b", None),
+        ("a", "duplicate_key"),
+        ("a", "duplicate_key"),
+        ("c", None),
+        ("c", "duplicate_key"),
+    ]
+    assert (samples[0].image, samples[0].text) == (b"0", "1")
+
+
+def test_of_several_image_formats_the_first_in_the_list_is_taken(tmp_path: Path) -> None:
+    (sample,) = read(tmp_path, archive([("a.webp", b"w"), ("a.png", b"p"), ("a.gif", b"g")]))
+    assert sample.image == b"p"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("a.txt", b"caf\xe9", "text_not_utf8"),
+        ("a.json", b"{", "bad_metadata"),
+        ("a.json", b"[1]", "bad_metadata"),
+        ("a.json", b"\xff", "bad_metadata"),
+        ("a.json", b'{"n": 1e999}', "bad_metadata"),
+        ("a.json", b"[" * 100_000, "bad_metadata"),
+    ],
+)
+def test_a_bad_text_or_metadata_fails_its_sample_only(tmp_path: Path, name: str, content: bytes, code: str) -> None:
+    a, b = read(tmp_path, archive([("a.jpg", b"a"), (name, content), ("b.jpg", b"b")]))
+    assert a.error is not None
+    assert a.error[0] == code
+    assert b.error is None
+
+
+def test_metadata_survives_nan_and_half_surrogates(tmp_path: Path) -> None:
+    (a,) = read(tmp_path, archive([("a.jpg", b"a"), ("a.json", b'{"x": NaN, "y": "\\ud800"}')]))
+    assert a.metadata == '{"x":null,"y":"\\ud800"}'
+
+
+@pytest.mark.parametrize("flag", [b"1", b"2", b"3", b"4", b"6", b"S", b"Z"])
+def test_links_devices_and_unknown_types_are_failures_and_never_followed(tmp_path: Path, flag: bytes) -> None:
+    data = block("a.jpg", flag, linkname="/etc/passwd") + archive([("b.jpg", b"b")])
+    a, b = read(tmp_path, data)
+    assert (a.image, a.error and a.error[0]) == (None, "unsupported_member")
+    assert (b.image, b.error) == (b"b", None)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_format_that_tarfile_writes_is_read(tmp_path: Path, form: int) -> None:
+    names = ["a.jpg", "folder/" + "f" * 90 + "/" + "n" * 90 + ".jpg", "sub.dir/b.png"]
+    names += [] if form == tarfile.USTAR_FORMAT else ["x" * 300 + ".jpg", "\u00fc" * 200 + ".jpg", "\udcff.jpg"]
+    data = archive([(name, os.fsencode(name)) for name in names], form, uname="user", mtime=1.5)
+    assert [(s.key, s.image) for s in read(tmp_path, data)] == [
+        (name.rpartition(".")[0], os.fsencode(name)) for name in names
+    ]
+
+
+def test_pax_values_may_hold_newlines_and_pax_sizes_count(tmp_path: Path) -> None:
+    def record(keyword: str, value: str) -> bytes:
+        body = f" {keyword}={value}\n".encode()
+        length = next(n for n in range(len(body), len(body) + 9) if n == len(body) + len(str(n)))
+        return str(length).encode() + body
+
+    extension = record("comment", "one\n25 path=wrong.jpg\n") + record("path", "right.jpg") + record("size", "3")
+    info = tarfile.TarInfo("short.jpg")
+    data = block("pax", b"x", extension) + info.tobuf() + b"abc" + bytes(BLOCK - 3) + END
+    (sample,) = read(tmp_path, data)
+    assert (sample.key, sample.image) == ("right", b"abc")
+
+
+@pytest.mark.parametrize("extension", [b"8 path=a\n", b"path=a\n", b"99 path=a.jpg\n", b"14 size=1_000\n", b"0 a=b\n"])
+def test_a_damaged_pax_record_fails_the_shard(tmp_path: Path, extension: bytes) -> None:
+    assert code_of(tmp_path, block("pax", b"x", extension) + archive([("a.jpg", b"a")])) == "shard_bad_header"
+
+
+def test_an_extension_without_its_member_fails_the_shard(tmp_path: Path) -> None:
+    assert code_of(tmp_path, block("long", b"L", b"name.jpg\0") + END) == "shard_bad_header"
+
+
+def test_base_256_sizes_and_signed_checksums_are_read(tmp_path: Path) -> None:
+    header = bytearray(block("\u00e9.jpg", b"0")[:BLOCK])
+    header[124:136] = b"\x80" + (5).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    signed = sum(byte - 256 * (byte > 127) for byte in header)
+    header[148:156] = b"%06o\0 " % signed
+    (sample,) = read(tmp_path, bytes(header) + b"hello" + bytes(BLOCK - 5) + END)
+    assert sample.image == b"hello"
+
+
+@pytest.mark.parametrize("magic", [b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"])
+def test_a_compressed_shard_is_named_as_such(tmp_path: Path, magic: bytes) -> None:
+    assert code_of(tmp_path, magic + bytes(1024)) == "shard_compressed"
+    with pytest.raises(SourceError, match=r"decompress|compressed"):
+        list(TAR.split(str(tmp_path / "a.tar.gz"), ReadOptions()))
+
+
+def test_a_shard_written_by_webdataset_is_read_whole(tmp_path: Path) -> None:
+    import webdataset
+
+    path = tmp_path / "w.tar"
+    with webdataset.TarWriter(str(path)) as writer:
+        for number in range(20):
+            writer.write({"__key__": f"{number:04d}", "jpg": b"%d" % number, "txt": f"t{number}", "json": {"n": 1}})
+    samples = read(tmp_path, path.read_bytes())
+    assert [(s.key, s.image, s.text, s.metadata) for s in samples] == [
+        (f"{n:04d}", b"%d" % n, f"t{n}", '{"n":1}') for n in range(20)
+    ]
