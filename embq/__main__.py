@@ -1,0 +1,5 @@
+"""`python -m embq` is the command `embq`."""
+
+from embq.cli import main
+
+main()

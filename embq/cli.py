@@ -1,0 +1,110 @@
+"""The command line: finds the verb, and maps every error to one message and one exit status."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from core.errors import EmbqError, Exit
+
+VERBS = {
+    "run": "Embed inputs on this machine, from start to finish.",
+    "enqueue": "Plan a run and hand it to resident workers.",
+    "resume": "Go on with an interrupted run.",
+    "status": "Show how far a run is.",
+    "verify": "Re-read inputs and outputs and check every invariant.",
+    "failures": "List what has no embedding, grouped by cause.",
+    "doctor": "Check broker, devices, models and storage.",
+    "producer": "Run the resident feeder.",
+    "worker": "Run one worker process per device.",
+    "writer": "Run the single writer.",
+}
+"""Every verb with its one line of help, so that the list needs no verb's imports."""
+
+
+class Verbs(click.Group):
+    """Loads the module of a verb only when the verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order in which a user meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of one verb, or None where there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"embq.verbs.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with a suggestion for a verb that was misspelt."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"there is no verb {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of verbs, without importing any."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
+)
+@click.version_option(package_name="embq", prog_name="embq")
+def cli() -> None:
+    """Turn images and texts into embeddings, exactly once each, on whatever GPUs there are."""
+
+
+def main() -> NoReturn:
+    """Entry point of the command `embq`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; gives its exit status. Every error ends here, as one message on stderr."""
+    try:
+        result: Any = cli.main(arguments, prog_name="embq", standalone_mode=False)
+        return int(result) if isinstance(result, int) else Exit.DONE
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+    except EmbqError as error:
+        show_error(error)
+        return error.exit_code
+    except Exception:  # noqa: BLE001 - the boundary to the user
+        with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
+            traceback.print_exc(file=report)
+        click.echo(
+            f"error[bug]: embq has a bug; the details are in {report.name}\n"
+            f"  {traceback.format_exc().strip().splitlines()[-1]}\n  next:  report it with that file",
+            err=True,
+        )
+        return Exit.BUG
+
+
+def show_error(error: EmbqError) -> None:
+    """Print an error the way every embq command does: what, then what to do next."""
+    click.echo(f"error[{error.code}]: {error.message}", err=True)
+    if error.next_step:
+        click.echo(f"  next:  {error.next_step}", err=True)

@@ -1,0 +1,158 @@
+"""Options that several verbs share, and what they turn into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from core.errors import ConfigError
+from core.settings import Settings
+
+if TYPE_CHECKING:
+    import redis
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def broker_option(function: F) -> F:
+    """--broker, for verbs that talk to a server."""
+    return click.option(
+        "--broker", "broker", default="", metavar="URL", help="redis://, rediss:// or unix://.  [EMBQ_BROKER_URL]"
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """--json, for verbs that report."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
+
+
+def run_options(function: F) -> F:
+    """What decides the content of a run: frozen in its run.json."""
+    for decorate in reversed(
+        (
+            click.option(
+                "--output", "-o", required=True, type=click.Path(file_okay=False), help="Folder for the result."
+            ),
+            click.option(
+                "--model", "-m", required=True, metavar="SPEC", help="For example minilm or open_clip:ARCH/TAG."
+            ),
+            click.option(
+                "--modality",
+                default="",
+                metavar="LIST",
+                help="image, text or image,text.  [what the inputs hold]",
+            ),
+            click.option(
+                "--precision",
+                type=click.Choice(["fp32", "bf16", "fp16"]),
+                default="fp32",
+                show_default=True,
+                help="What is computed in.",
+            ),
+            click.option(
+                "--dtype",
+                type=click.Choice(["float16", "float32"]),
+                default="float16",
+                show_default=True,
+                help="What is stored.",
+            ),
+            click.option("--output-format", type=click.Choice(["parquet"]), default="parquet", show_default=True),
+            click.option(
+                "--write-batch-size",
+                type=click.IntRange(min=1),
+                default=1_000_000,
+                show_default=True,
+                help="Most rows of one part.",
+            ),
+            click.option(
+                "--unit-size",
+                type=click.IntRange(min=1, max=100_000),
+                default=1000,
+                show_default=True,
+                help="Samples per unit where the input is not sharded.",
+            ),
+            click.option(
+                "--text-column", default="", metavar="NAME", help="Field of .jsonl lines that holds the text."
+            ),
+            click.option("--id-column", default="", metavar="NAME", help="Field of .jsonl lines that holds the key."),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def worker_options(function: F) -> F:
+    """What decides how this machine works: never part of a run."""
+    for decorate in reversed(
+        (
+            click.option(
+                "--devices",
+                default="auto",
+                show_default=True,
+                metavar="LIST",
+                help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu.",
+            ),
+            click.option("--workers-per-device", type=click.IntRange(min=1, max=64), default=1, show_default=True),
+            click.option(
+                "--batch-size", type=click.IntRange(min=0), default=0, help="Samples per batch.  [by model and device]"
+            ),
+            click.option(
+                "--prepare-threads",
+                type=click.IntRange(min=0),
+                default=0,
+                help="Threads that decode and tokenise, per process.  [by cores]",
+            ),
+            click.option(
+                "--prefetch",
+                type=click.IntRange(min=1, max=64),
+                default=2,
+                show_default=True,
+                help="Units claimed ahead.",
+            ),
+            click.option(
+                "--transport",
+                type=click.Choice(["auto", "payload", "staging"]),
+                default="auto",
+                show_default=True,
+                help="How results reach the writer: through the broker, or as files where storage is shared.",
+            ),
+            click.option(
+                "--drain-timeout",
+                type=click.FloatRange(min=0),
+                default=150.0,
+                show_default=True,
+                help="Seconds to finish begun units after a stop was asked for.",
+            ),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def settings_with(broker: str) -> Settings:
+    """The environment's settings, with --broker above them."""
+    settings = Settings.from_environment()
+    return replace(settings, broker_url=broker) if broker else settings
+
+
+def service_client(settings: Settings) -> redis.Redis:
+    """A patient client for a resident service, after checking that the broker can be used."""
+    from core.broker import check, connect
+
+    url = required_url(settings)
+    check(connect(url, password=settings.broker_password), url)
+    return connect(url, password=settings.broker_password, patient=True)
+
+
+def required_url(settings: Settings) -> str:
+    """The broker's URL; ConfigError where none is configured."""
+    if not settings.broker_url:
+        raise ConfigError(
+            "no broker is configured",
+            next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL; "
+            "`embq run` brings its own broker for work on one machine",
+        )
+    return settings.broker_url

@@ -1,0 +1,132 @@
+"""The embed stage: prepared samples in, vectors out, in batches that span units. Only its thread uses the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from core.errors import SampleError
+from core.units import Sample
+from worker.embedders.base import Embedder, Prepared
+from worker.read import Chunk, EndOfUnit
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUMPY_DTYPES = {"float16": np.float16, "float32": np.float32}
+
+
+class EmbedStage:
+    """Gathers samples until a batch is full or nothing more comes, embeds it, and gives the rows back to their units.
+
+    Args:
+        hand_on: takes each complete unit.
+    """
+
+    def __init__(
+        self, embedder: Embedder, leases: Leases, stats: Stats, *, hand_on: Callable[[UnitWork], None]
+    ) -> None:
+        self.embedder = embedder
+        self.leases = leases
+        self.stats = stats
+        self.hand_on = hand_on
+        self._waiting: list[tuple[UnitWork, Sample, Prepared]] = []
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a partial batch waits for more samples."""
+        return bool(self._waiting)
+
+    def take(self, item: Chunk | EndOfUnit) -> None:
+        """Take the next item in order; embeds whenever a batch is full."""
+        if isinstance(item, EndOfUnit):
+            self._end(item)
+            return
+        for sample, prepared in zip(item.samples, item.prepared.result(), strict=True):
+            if isinstance(prepared, SampleError):
+                item.work.add_failure(sample, prepared.code, prepared.message)
+            else:
+                self._waiting.append((item.work, sample, prepared))
+        while len(self._waiting) >= self.embedder.batch_size:
+            self._embed(self.embedder.batch_size)
+
+    def flush(self) -> None:
+        """Embed what waits, however little it is."""
+        if self._waiting:
+            self._embed(len(self._waiting))
+
+    def _end(self, item: EndOfUnit) -> None:
+        if item.error is not None:
+            self._waiting = [entry for entry in self._waiting if entry[0] is not item.work]
+            if item.error.transient:
+                # Storage was away: that is not the unit's fault, and another attempt may succeed.
+                item.work.ledger.release(item.work.u, item.work.token)
+                self._drop(item.work)
+                return
+            item.work.fail_whole(item.error.code, item.error.message)
+        else:
+            item.work.end_of_read(item.samples)
+        self._finish_if_complete(item.work)
+
+    def _embed(self, count: int) -> None:
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._charge({id(work): work for work, _, _ in batch}.values())
+        batch = [entry for entry in batch if not entry[0].lost]
+        if not batch:
+            return
+        with self.stats.busy("embed"):
+            vectors = self.embedder.embed([prepared for _, _, prepared in batch])
+        self.stats.batch_done(len(batch))
+        start = 0
+        for stop in range(1, len(batch) + 1):
+            if stop == len(batch) or batch[stop][0] is not batch[start][0]:
+                work = batch[start][0]
+                rows = {modality: block[start:stop] for modality, block in vectors.items()}
+                self._store(work, [sample for _, sample, _ in batch[start:stop]], rows)
+                self._finish_if_complete(work)
+                start = stop
+
+    def _charge(self, works: Iterable[UnitWork]) -> None:
+        """Count an attempt for units that now begin to be embedded; drop those whose lease is gone."""
+        by_run: dict[str, list[UnitWork]] = {}
+        for work in works:
+            if not work.started and not work.lost:
+                by_run.setdefault(work.run, []).append(work)
+        for held in by_run.values():
+            lost = held[0].ledger.start((work.u, work.token) for work in held)
+            for work in held:
+                work.started = True
+                work.stage = "embed"
+                if work.token in lost:
+                    self._drop(work)
+
+    def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
+        dtype = NUMPY_DTYPES[work.record.dtype]
+        with np.errstate(over="ignore"):  # what does not fit float16 becomes infinite, and a failure below
+            stored = {modality: block.astype(dtype) for modality, block in vectors.items()}
+        good = np.ones(len(samples), dtype=bool)
+        for block in stored.values():
+            good &= np.isfinite(block).all(axis=1)
+        if not good.all():
+            for i in np.flatnonzero(~good).tolist():
+                work.add_failure(samples[i], "non_finite", "the model gave a vector that is not finite")
+            samples = [sample for sample, ok in zip(samples, good, strict=True) if ok]
+            stored = {modality: block[good] for modality, block in stored.items()}
+        if samples:
+            work.add_rows(samples, stored)
+
+    def _finish_if_complete(self, work: UnitWork) -> None:
+        if work.lost:
+            self._drop(work)
+        elif work.complete:
+            work.stage = "publish"
+            self.hand_on(work)
+
+    def _drop(self, work: UnitWork) -> None:
+        work.lost = True
+        work.samples, work.vectors = [], {}
+        self.leases.remove(work)

@@ -1,0 +1,96 @@
+"""The fetch stage: a hint becomes a lease, and a lease becomes work for the pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import redis
+
+from core.errors import ConfigError
+from core.hints import Hint
+from core.ledger import Ledger, RunRecord, load_scripts, new_token, registered
+from core.log import Events
+from core.models import ModelConfig
+from worker.pipeline import POLL_S, Pipeline
+from worker.work import Leases, UnitWork
+
+RECORDS_MAX_AGE_S = 5.0
+
+
+class Fetcher:
+    """Claims the units that hints name.
+
+    Args:
+        client: a patient client.
+        model: the loaded model's config; hints of other models are dropped.
+        fingerprint: the loaded model's; a run that began with another one is refused.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        pipeline: Pipeline,
+        leases: Leases,
+        *,
+        name: str,
+        model: ModelConfig,
+        fingerprint: str,
+        lease_s: float,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.client = client
+        self.pipeline = pipeline
+        self.leases = leases
+        self.name = name
+        self.model = model
+        self.fingerprint = fingerprint
+        self.lease_s = lease_s
+        self.stopped = stopped
+        self.log = Events("worker")
+        self._scripts = load_scripts(client)
+        self._records: dict[str, RunRecord] = {}
+        self._read_at = 0.0
+
+    def take(self, hint: Hint) -> None:
+        """Claim the hint's unit and submit it; a claim that is not granted needs nothing more.
+
+        Raises ConfigError where the run was begun with other weights, preprocessing or precision.
+        """
+        record = self._record(hint.run)
+        if record is None or record.model != self.model:
+            self.log.info("hint_not_ours", run=hint.run, u=hint.u)
+            return
+        ledger = Ledger(self.client, hint.run, scripts=self._scripts)
+        token = new_token(hint.gen, self.name)
+        claim = ledger.claim(hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint)
+        if claim.word == "fingerprint":
+            raise ConfigError(
+                f"run {hint.run} was begun with other weights or settings of {self.model.spec} (fingerprint "
+                f"{claim.detail}) than this worker has ({self.fingerprint})",
+                next_step="use the same model files and library versions on every machine, or start a new run",
+                code="wrong_model",
+            )
+        if not claim.granted:
+            self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
+            return
+        work = UnitWork(hint, record, ledger, token)
+        suspect = claim.attempts > 0
+        if suspect:
+            # A unit that ended a worker before runs alone, so that it cannot take others with it a second time.
+            self._wait_until_held_at_most(0)
+        self.leases.add(work)
+        self.pipeline.submit(work)
+        if suspect:
+            self._wait_until_held_at_most(0)
+
+    def _wait_until_held_at_most(self, count: int) -> None:
+        while self.pipeline.running and not self.stopped():
+            if self.leases.wait_until_at_most(count, timeout_s=POLL_S):
+                return
+
+    def _record(self, run: str) -> RunRecord | None:
+        if run not in self._records or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
+            self._records = registered(self.client)
+            self._read_at = time.monotonic()
+        return self._records.get(run)

@@ -1,0 +1,145 @@
+"""The heartbeat: keeps leases alive while work moves, says what this worker does, and ends a process that is stuck."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from core.errors import Exit
+from core.ledger import Ledger, load_scripts
+from core.log import Events
+from core.protocol import WORKERS, worker_key
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+REPORT_S = 1.0
+RATE_WINDOW_S = 20.0
+
+
+class Heartbeat(threading.Thread):
+    """Beats from a thread with a client of its own, from before the first claim until the last unit is published.
+
+    A beat says that work moves, not that a thread lives: when no stage gets anything done for `stall_s` although units
+    are held, the process ends itself, its supervisor frees its leases, and the units go on elsewhere.
+
+    Args:
+        client: a patient client used by nobody else.
+        describe: fields about the process for `embq status`.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        leases: Leases,
+        stats: Stats,
+        *,
+        name: str,
+        lease_s: float,
+        beat_s: float,
+        stall_s: float,
+        describe: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.client = client
+        self.leases = leases
+        self.stats = stats
+        self.worker = name
+        self.lease_s = lease_s
+        self.beat_s = beat_s
+        self.stall_s = stall_s
+        self.describe = describe
+        self.log = Events("worker")
+        self._scripts = load_scripts(client)
+        self._ledgers: dict[str, Ledger] = {}
+        self._stop_requested = threading.Event()
+        self._waiting_on_purpose = False
+        self._rates: list[tuple[float, int]] = []
+        self._shares: list[tuple[float, dict[str, float]]] = []
+        self.failed: redis.exceptions.RedisError | None = None
+
+    def waiting(self, on_purpose: bool) -> None:
+        """Say that standing still is intended: the writer has no room."""
+        self._waiting_on_purpose = on_purpose
+
+    def stop(self) -> None:
+        """Beat no more and sign off."""
+        self._stop_requested.set()
+        self.join(5)
+        with self.client.pipeline() as pipe:
+            pipe.zrem(WORKERS, self.worker)
+            pipe.delete(worker_key(self.worker))
+            pipe.execute()
+
+    def run(self) -> None:
+        """Report every second, beat every `beat_s` seconds."""
+        last_ticks, moved_at, beat_at = -1, time.monotonic(), 0.0
+        while not self._stop_requested.wait(REPORT_S):
+            now = time.monotonic()
+            held = self.leases.snapshot()
+            if self.stats.ticks != last_ticks or not held or self._waiting_on_purpose:
+                last_ticks, moved_at = self.stats.ticks, now
+            if now - moved_at > self.stall_s:
+                self.log.error("stuck", seconds=round(now - moved_at), units=len(held))
+                os._exit(Exit.DEVICE)
+            try:
+                if now - beat_at >= self.beat_s:
+                    self._beat(held)
+                    beat_at = now
+                self._report(held, now)
+            except redis.exceptions.RedisError as error:
+                # The client waits out every outage; what is left is a refusal that waiting does not mend.
+                self.failed = error
+                self.log.error("heartbeat_refused", why=error)
+                return
+
+    def _beat(self, held: list[UnitWork]) -> None:
+        by_gen: dict[tuple[str, str], list[UnitWork]] = defaultdict(list)
+        for work in held:
+            by_gen[work.run, work.gen].append(work)
+        for (run, gen), works in by_gen.items():
+            if run not in self._ledgers:
+                self._ledgers[run] = Ledger(self.client, run, scripts=self._scripts)
+            pairs = [(work.u, work.token) for work in works]
+            _, lost = self._ledgers[run].beat(gen, pairs, lease_s=self.lease_s)
+            for work in works:
+                # A unit that was published since the snapshot is no longer ours either, and that is no loss.
+                if work.token in lost and work.stage != "publish":
+                    work.lost = True
+                    self.log.warning("lease_lost", run=run, u=work.u)
+
+    def _report(self, held: list[UnitWork], now: float) -> None:
+        self._rates = [(at, rows) for at, rows in self._rates if now - at <= RATE_WINDOW_S]
+        self._rates.append((now, self.stats.rows))
+        self._shares = [(at, busy) for at, busy in self._shares if now - at <= RATE_WINDOW_S]
+        self._shares.append((now, self.stats.busy_seconds()))
+        (rate_from, rows_from), (share_from, busy_from) = self._rates[0], self._shares[0]
+        oldest = min(held, key=lambda work: work.claimed_at, default=None)
+        fields = {
+            **self.describe(),
+            "rows": self.stats.rows,
+            "units": self.stats.units,
+            "rows_per_s": round((self.stats.rows - rows_from) / (now - rate_from), 2) if now > rate_from else 0.0,
+            "share": {
+                stage: round((seconds - busy_from[stage]) / (now - share_from), 3) if now > share_from else 0.0
+                for stage, seconds in self.stats.busy_seconds().items()
+            },
+            "held": len(held),
+            "unit": oldest.unit_id if oldest else "",
+            "run": oldest.run if oldest else "",
+            "stage": oldest.stage if oldest else "idle",
+            "age_s": round(now - oldest.claimed_at, 1) if oldest else 0.0,
+        }
+        if self.stats.first_batch_at is not None and self.stats.last_batch_at is not None:
+            fields["embed_s"] = round(self.stats.last_batch_at - self.stats.first_batch_at, 2)
+        life_ms = int(self.lease_s * 3000)
+        with self.client.pipeline() as pipe:
+            pipe.zadd(WORKERS, {self.worker: int(time.time() * 1000)})
+            pipe.set(worker_key(self.worker), json.dumps(fields), px=life_ms)
+            pipe.execute()

@@ -1,0 +1,165 @@
+"""The pipeline inside a worker process: read, prepare, embed, publish, each in its own thread, each with a bound.
+
+::
+
+    submit ─▶ units (prefetch) ─▶ read ─▶ chunks (ahead of the device) ─▶ embed ─▶ results ─▶ publish
+                                    └─▶ prepare: a pool of threads
+
+An error in any stage stops the whole pipeline; `error` holds it and the process ends with it. No thread dies alone.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from core.log import Events
+from worker.embed import EmbedStage
+from worker.publish import PublishStage
+from worker.read import Chunk, EndOfUnit, ReadStage
+from worker.work import Leases, UnitWork
+
+CHUNKS_AHEAD = 16
+"""Chunks between reader and device: at most 16 x 32 samples in memory, and enough to ride out one slow file."""
+RESULTS_AHEAD = 32
+LINGER_S = 0.005
+"""How long a partial batch waits for more samples before the idle device takes it as it is."""
+POLL_S = 0.2
+
+Item = TypeVar("Item")
+
+
+class Pipeline:
+    """Runs the stages until `close`.
+
+    Args:
+        prefetch: units that wait, claimed, for the reader.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        *,
+        prefetch: int,
+        pool: ThreadPoolExecutor,
+        make_read: Callable[[Callable[[Chunk | EndOfUnit], None]], ReadStage],
+        make_embed: Callable[[Callable[[UnitWork], None]], EmbedStage],
+        publish: PublishStage,
+    ) -> None:
+        self.leases = leases
+        self.error: BaseException | None = None
+        self.log = Events("worker")
+        self._pool = pool
+        self._draining = False
+        self._closed = False
+        self._units: queue.Queue[UnitWork] = queue.Queue(prefetch)
+        self._chunks: queue.Queue[Chunk | EndOfUnit] = queue.Queue(CHUNKS_AHEAD)
+        self._results: queue.Queue[UnitWork] = queue.Queue(RESULTS_AHEAD)
+        self._read = make_read(lambda item: self._put(self._chunks, item))
+        self._embed = make_embed(lambda work: self._put(self._results, work))
+        self._publish = publish
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
+            for name, loop in (
+                ("read", self._read_loop),
+                ("embed", self._embed_loop),
+                ("publish", self._publish_loop),
+            )
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: UnitWork) -> None:
+        """Queue a claimed unit; waits while `prefetch` units are queued."""
+        self._put(self._units, work)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Give queued units back, let begun ones finish; False where they did not within `timeout_s`."""
+        self._draining = True
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self.error is None:
+            if self.leases.wait_until_at_most(0, timeout_s=POLL_S):
+                return True
+        return not self.leases.snapshot()
+
+    def release_all(self) -> None:
+        """Give every lease back, uncharged."""
+        for work in self.leases.snapshot():
+            work.lost = True
+            work.ledger.release(work.u, work.token)
+            self.leases.remove(work)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._closed = True
+        for thread in self._threads:
+            thread.join(5)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def running(self) -> bool:
+        """Whether the stages still work."""
+        return not self._closed and self.error is None
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as error:  # noqa: BLE001 - thread boundary: whatever it is, the process must end with it
+            self.error = error
+
+    def _put(self, target: queue.Queue[Item], item: Item) -> None:
+        while self.running:
+            try:
+                target.put(item, timeout=POLL_S)
+                return
+            except queue.Full:
+                continue
+
+    def _get(self, source: queue.Queue[Item], timeout_s: float) -> Item | None:
+        try:
+            return source.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _read_loop(self) -> None:
+        while self.running:
+            work = self._get(self._units, POLL_S)
+            if work is None:
+                continue
+            if self._draining:
+                work.ledger.release(work.u, work.token)
+                self.leases.remove(work)
+            else:
+                self._read.run(work)
+
+    def _embed_loop(self) -> None:
+        while self.running:
+            item = self._get(self._chunks, LINGER_S if self._embed.has_waiting else POLL_S)
+            if item is None:
+                self._embed.flush()
+                continue
+            if isinstance(item, Chunk) and self._embed.has_waiting and not item.prepared.done():
+                # The next samples are still being decoded: the device takes what is ready instead of waiting.
+                self._linger(item)
+            self._embed.take(item)
+
+    def _linger(self, item: Chunk) -> None:
+        deadline = time.monotonic() + LINGER_S
+        while not item.prepared.done():
+            if time.monotonic() > deadline:
+                self._embed.flush()
+                return
+            time.sleep(0.0005)
+
+    def _publish_loop(self) -> None:
+        while self.running:
+            work = self._get(self._results, POLL_S)
+            if work is not None:
+                self._publish.run(work)

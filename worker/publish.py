@@ -1,0 +1,136 @@
+"""The publish stage: a complete unit becomes a result that the writer can take."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from core.layout import Layout
+from core.log import Events
+from core.results import embedding_columns, encode_result, row_schema
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+INLINE_BYTES = 256 * 1024
+"""Results up to this size travel in the stream: a staging file would cost more than the broker's memory is worth."""
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
+
+
+class PublishStage:
+    """Encodes results and hands them to the writer.
+
+    Args:
+        transport: "payload" (through the broker), "staging" (a file in the output folder) or "auto": a file where the
+            result is large and this machine sees the writer's folder.
+        dims: modality -> vector length of the model.
+        waiting: told True while the writer has no room, so that the pause is not taken for a hang.
+    """
+
+    def __init__(
+        self,
+        leases: Leases,
+        stats: Stats,
+        *,
+        fingerprint: str,
+        dims: Mapping[str, int],
+        transport: str,
+        waiting: Callable[[bool], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.leases = leases
+        self.stats = stats
+        self.fingerprint = fingerprint
+        self.dims = dims
+        self.transport = transport
+        self.waiting = waiting
+        self.stopped = stopped
+        self.log = Events("worker")
+        self._shared: dict[tuple[str, str], bool] = {}
+
+    def run(self, work: UnitWork) -> None:
+        """Publish one complete unit; the lease ends here, whatever the answer is."""
+        with self.stats.busy("publish"):
+            data = self._encode(work)
+            fields: dict[str, str | bytes | int] = {
+                "unit_id": work.unit_id,
+                "rows": len(work.samples),
+                "failures": len(work.failures),
+                "fingerprint": self.fingerprint,
+            }
+            staged = self._stage(work, data) if self._use_file(work, len(data)) else None
+            if staged is None:
+                fields["data"] = data
+            else:
+                fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
+        accepted = self._hand_over(work, fields, len(data))
+        if accepted == 1:
+            self.stats.unit_done(len(work.failures))
+        else:
+            # Another attempt's result stands, or the lease is gone: only our own file goes.
+            if staged is not None:
+                staged.unlink(missing_ok=True)
+            self.log.info("result_not_taken", run=work.run, u=work.u, answer=accepted)
+        self.leases.remove(work)
+
+    def _hand_over(self, work: UnitWork, fields: Mapping[str, str | bytes | int], size: int) -> int:
+        wait_s = FIRST_WAIT_S
+        try:
+            while True:
+                if work.lost:
+                    return 0
+                if work.ledger.room():
+                    answer = work.ledger.publish(work.u, work.token, fields, size=size)
+                    self.stats.tick()
+                    if answer >= 0:
+                        return answer
+                self.waiting(True)
+                with self.stats.busy("full"):
+                    time.sleep(wait_s)
+                wait_s = min(LONGEST_WAIT_S, wait_s * 2)
+        finally:
+            self.waiting(False)
+
+    def _encode(self, work: UnitWork) -> bytes:
+        modalities = work.record.model.modalities
+        schema = row_schema(modalities, self.dims, work.record.dtype)
+        order = sorted(range(len(work.samples)), key=lambda i: work.samples[i].ordinal)
+        in_order = order == list(range(len(order)))
+        samples = work.samples if in_order else [work.samples[i] for i in order]
+        vectors = {}
+        for column, modality in zip(embedding_columns(modalities), modalities, strict=True):
+            blocks = work.vectors.get(modality)
+            joined = np.concatenate(blocks) if blocks else np.empty((0, self.dims[modality]), dtype=work.record.dtype)
+            vectors[column] = joined if in_order else joined[order]
+        return encode_result(samples, vectors, work.failures, schema)
+
+    def _use_file(self, work: UnitWork, size: int) -> bool:
+        if self.transport == "payload":
+            return False
+        return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(work))
+
+    def _shares_storage(self, work: UnitWork) -> bool:
+        """Whether the writer's nonce can be read here; looked up once per generation of a run."""
+        key = (work.run, work.gen)
+        if key not in self._shared:
+            nonce = work.ledger.meta().get("nonce", "")
+            try:
+                there = (Layout(Path(work.record.output)).staging / ".shared").read_text()
+            except OSError:
+                there = ""
+            self._shared[key] = bool(nonce) and there == nonce
+        return self._shared[key]
+
+    def _stage(self, work: UnitWork, data: bytes) -> Path:
+        # Not synced: a staging file that a power loss destroys fails its hash and the unit is only computed again.
+        name = f"{work.unit_id}.{work.token.replace(':', '_')}.arrow"
+        folder = Layout(Path(work.record.output)).staging
+        temporary = folder / f".{name}"
+        temporary.write_bytes(data)
+        os.rename(temporary, folder / name)
+        return folder / name

@@ -1,0 +1,121 @@
+"""RQ's worker loop, reduced to what embq needs of it: register, block on one queue, pop a hint, hand it on.
+
+A hint is finished as soon as its unit is claimed: the lease carries it from there. So RQ never sees a long job, its
+heartbeats, timeouts, retries and registries decide nothing, and prefetch is simply the bound of the pipeline's first
+queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import redis
+from rq import Queue
+from rq.exceptions import DequeueTimeout, StopRequested
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.utils import now
+from rq.worker import SimpleWorker
+
+from core import hints
+from core.hints import Hint, HintJob
+from core.log import Events
+
+WORKER_TTL_S = 60
+DEQUEUE_S = 1
+HEARTBEAT_S = 5.0
+
+
+class HintWorker(SimpleWorker):
+    """Pops hints from one queue until `stopped`.
+
+    Args:
+        queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
+        take: gets each hint; it blocks while the pipeline is full.
+        stopped: asked before and after every pop.
+        idle: called after each second without a hint.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        name: str,
+        client: redis.Redis,
+        take: Callable[[Hint], None],
+        stopped: Callable[[], bool],
+        idle: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            [queue],
+            name=name,
+            connection=client,
+            job_class=HintJob,
+            serializer=JSONSerializer,
+            worker_ttl=WORKER_TTL_S,
+            log_job_description=False,
+        )
+        self._take = take
+        self._stopped = stopped
+        self._idle = idle
+        self._beat_at = 0.0
+        self._events = Events("worker")
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """The next hint; StopRequested (which ends `work` in order) once `stopped` says so."""
+        while True:
+            self.heartbeat()
+            if self._stopped():
+                raise StopRequested
+            try:
+                found: tuple[Job, Queue] | None = Queue.dequeue_any(
+                    self.queues,
+                    DEQUEUE_S,
+                    connection=self.connection,
+                    job_class=HintJob,
+                    serializer=JSONSerializer,
+                )
+            except DequeueTimeout:
+                self._idle()
+                continue
+            if found is not None:
+                return found
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Hand the hint on, then forget it. Nothing in the job is ever called."""
+        try:
+            hint = Hint.from_job(cast("HintJob", job))
+        except ValueError as error:
+            self._events.warning("hint_dropped", job=job.id, why=error)
+        else:
+            self._take(hint)
+        with self.connection.pipeline() as pipe:
+            hints.drop(pipe, queue, job.id)
+            pipe.execute()
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """RQ's own sign of life, for `rq info`; every few seconds instead of three times per hint."""
+        seconds = time.monotonic()
+        if seconds - self._beat_at >= HEARTBEAT_S:
+            self._beat_at = seconds
+            super().heartbeat(timeout, pipeline)
+
+    def run_maintenance_tasks(self) -> None:
+        """Nothing: RQ's sweep would fail hints that are merely being claimed. The feeder sweeps."""
+        self.last_cleaned_at = now()  # type: ignore[assignment]
+
+    def check_for_suspension(self, burst: bool) -> None:
+        """Nothing: RQ's suspension is one flag for every queue of the server."""
+
+    def subscribe(self) -> None:
+        """Nothing: whoever may publish on RQ's control channel could stop workers."""
+
+    def unsubscribe(self) -> None:
+        """Nothing was subscribed."""
+
+    def _install_signal_handlers(self) -> None:
+        """The process installs its own, which only set a flag."""

@@ -1,0 +1,71 @@
+"""What a worker does with its time, measured where the work happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STAGES = ("read", "prepare", "embed", "publish", "full")
+"""Busy seconds are kept for each: reading samples, decoding or tokenising (per thread), the device, handing results
+over, and waiting because the writer has no room."""
+
+
+class Stats:
+    """Counters of one worker process. Safe to use from any thread.
+
+    Attributes:
+        ticks: moves whenever any stage gets something done; a worker whose ticks stand still is stuck.
+        rows: samples that got a vector.
+        failed: samples and units that did not.
+        units: units published.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy = dict.fromkeys(STAGES, 0.0)
+        self.ticks = 0
+        self.rows = 0
+        self.failed = 0
+        self.units = 0
+        self.tokens_waiting = 0
+        self.first_batch_at: float | None = None
+        self.last_batch_at: float | None = None
+
+    @contextmanager
+    def busy(self, stage: str) -> Iterator[None]:
+        """Add the time spent inside to a stage, and count it as progress."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            with self._lock:
+                self._busy[stage] += spent
+                self.ticks += 1
+
+    def tick(self) -> None:
+        """Count progress without time."""
+        with self._lock:
+            self.ticks += 1
+
+    def batch_done(self, rows: int) -> None:
+        """Count a batch of vectors."""
+        now = time.monotonic()
+        with self._lock:
+            self.rows += rows
+            self.last_batch_at = now
+            if self.first_batch_at is None:
+                self.first_batch_at = now
+
+    def unit_done(self, failures: int) -> None:
+        """Count a published unit."""
+        with self._lock:
+            self.units += 1
+            self.failed += failures
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Busy seconds per stage since the start."""
+        with self._lock:
+            return dict(self._busy)

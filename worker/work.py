@@ -1,0 +1,101 @@
+"""One claimed unit on its way through the pipeline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from core.hints import Hint
+from core.ledger import Ledger, RunRecord
+from core.units import Failure, Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class UnitWork:
+    """A unit under a lease: what it is, and what became of its samples so far.
+
+    Outcomes are touched by the embed stage only; `lost` may be set by any thread.
+
+    Attributes:
+        token: the lease.
+        lost: True once the lease is known to be gone; the unit's remaining work is dropped.
+        started: True once an attempt has been charged.
+        stage: where the unit is now, for `embq status`.
+    """
+
+    def __init__(self, hint: Hint, record: RunRecord, ledger: Ledger, token: str) -> None:
+        self.u = hint.u
+        self.run = hint.run
+        self.gen = hint.gen
+        self.unit = hint.unit
+        self.unit_id = hint.unit.unit_id
+        self.record = record
+        self.ledger = ledger
+        self.token = token
+        self.lost = False
+        self.started = False
+        self.stage = "queued"
+        self.claimed_at = time.monotonic()
+        self.samples: list[Sample] = []
+        self.vectors: dict[str, list[np.ndarray]] = {}
+        self.failures: list[Failure] = []
+        self._announced: int | None = None
+
+    def add_rows(self, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
+        """Keep the vectors of some samples: modality -> array of shape (len(samples), dim), as stored."""
+        self.samples.extend(s if s.image is None else replace(s, image=None) for s in samples)
+        for modality, block in vectors.items():
+            self.vectors.setdefault(modality, []).append(block)
+
+    def add_failure(self, sample: Sample, code: str, message: str) -> None:
+        """Record that a sample has no row."""
+        self.failures.append(Failure(ordinal=sample.ordinal, key=sample.key, code=code, message=message))
+
+    def fail_whole(self, code: str, message: str) -> None:
+        """The unit's source cannot be trusted: drop every row, keep one failure that stands for all of it."""
+        self.samples, self.vectors = [], {}
+        self.failures = [Failure(ordinal=None, key="", code=code, message=message)]
+        self._announced = 1
+
+    def end_of_read(self, samples: int) -> None:
+        """The reader has given all `samples` samples of the unit."""
+        self._announced = samples
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample has become a row or a failure."""
+        return self._announced is not None and len(self.samples) + len(self.failures) == self._announced
+
+
+class Leases:
+    """The units that this process holds, for the heartbeat and for draining. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, UnitWork] = {}
+        self._changed = threading.Condition()
+
+    def add(self, work: UnitWork) -> None:
+        """Start beating for a unit."""
+        with self._changed:
+            self._held[work.token] = work
+
+    def remove(self, work: UnitWork) -> None:
+        """Stop beating for a unit: it is published, released or lost."""
+        with self._changed:
+            self._held.pop(work.token, None)
+            self._changed.notify_all()
+
+    def snapshot(self) -> list[UnitWork]:
+        """The units held now."""
+        with self._changed:
+            return list(self._held.values())
+
+    def wait_until_at_most(self, count: int, *, timeout_s: float) -> bool:
+        """Wait until no more than `count` units are held; False where that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._held) <= count, timeout_s)
