@@ -78,7 +78,7 @@ def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, os.DirEn
     while stack:
         relative, entry = stack.pop()
         if entry is not None and not relative.endswith("/"):
-            if entry.is_symlink() and entry.is_dir():
+            if entry.is_symlink() and os.path.isdir(entry.path):
                 links.append(relative)
             elif is_image(relative):
                 yield relative, entry

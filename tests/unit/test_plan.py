@@ -1,0 +1,169 @@
+"""From what a user types to the units of a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from core.errors import InputError, UsageError
+from core.units import Unit
+from producer.plan import Plan, plan
+from sources.base import ReadOptions
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x\ny\n")
+
+
+def plan_of(*inputs: str | Path, modalities: Sequence[str] = (), unit_samples: int = 1000) -> Plan:
+    return plan([str(path) for path in inputs], ReadOptions(unit_samples=unit_samples), modalities)
+
+
+def sources_of(planned: Plan, root: Path) -> list[str]:
+    return [os.path.relpath(unit.source, root) for unit in planned.units]
+
+
+def test_braces_name_shards_in_order(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"{number:05d}.tar" for number in range(12)))
+    planned = plan_of(tmp_path / "{00000..00011}.tar")
+    assert sources_of(planned, tmp_path) == [f"{number:05d}.tar" for number in range(12)]
+    assert (planned.modalities, planned.warnings) == (("image",), ())
+
+
+def test_patterns_are_sorted_and_may_follow_braces_and_go_deep(tmp_path: Path) -> None:
+    touch(tmp_path, "a/2.tar", "a/1.tar", "b/1.tar", "c/d/9.tar")
+    assert sources_of(plan_of(tmp_path / "{b,a}" / "*.tar"), tmp_path) == ["b/1.tar", "a/1.tar", "a/2.tar"]
+    assert sources_of(plan_of(tmp_path / "**" / "9.tar"), tmp_path) == ["c/d/9.tar"]
+
+
+def test_a_path_that_exists_is_no_pattern(tmp_path: Path) -> None:
+    touch(tmp_path, "[x]{1,2}*.tar")
+    assert sources_of(plan_of(tmp_path / "[x]{1,2}*.tar"), tmp_path) == ["[x]{1,2}*.tar"]
+
+
+def test_a_folder_is_planned_by_what_it_holds(tmp_path: Path) -> None:
+    touch(tmp_path, "shards/1.tar", "shards/0.tar", "images/a.jpg", "images/b/c.jpg")
+    planned = plan_of(tmp_path / "shards", tmp_path / "images")
+    units = list(planned.units)
+    assert [(unit.kind, unit.samples) for unit in units] == [("tar", None), ("tar", None), ("files", 2)]
+    assert planned.modalities == ("image",)
+
+
+def test_relative_names_become_absolute_and_links_keep_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "real.tar")
+    (tmp_path / "link.tar").symlink_to(tmp_path / "real.tar")
+    monkeypatch.chdir(tmp_path)
+    assert [unit.source for unit in plan_of("./link.tar").units] == [str(tmp_path / "link.tar")]
+
+
+def test_texts_are_cut_into_units_of_the_wanted_size(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt", "b.jsonl")
+    planned = plan_of(tmp_path / "a.txt", tmp_path / "b.jsonl", unit_samples=1)
+    assert [(unit.kind, unit.samples) for unit in planned.units] == [("lines", 1)] * 2 + [("jsonl", 1)] * 2
+    assert planned.modalities == ("text",)
+
+
+def test_missing_inputs_are_counted_and_three_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "0.tar", "2.tar")
+    with pytest.raises(InputError) as caught:
+        plan_of(tmp_path / "{0..6}.tar", tmp_path / "a.txt", tmp_path / "folder")
+    missing = ", ".join(str(tmp_path / f"{number}.tar") for number in (1, 3, 4))
+    assert caught.value.message == f"{missing} and 4 more are not found (7 of 9 inputs)"
+    with pytest.raises(InputError, match=r"nowhere is not found \(1 of 1 inputs\)"):
+        plan_of(tmp_path / "nowhere")
+
+
+def test_a_pattern_without_match_and_broken_braces_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no file matches"):
+        plan_of(tmp_path / "*.tar")
+    for broken in ("{0..3", "{a..5}.tar,}"):
+        with pytest.raises(InputError, match="braces"):
+            plan_of(tmp_path / broken)
+
+
+@pytest.mark.parametrize("source", ["pipe:cat a.tar", "s3://bucket/{0..9}.tar", "https://host/*.tar"])
+def test_commands_and_urls_are_refused_and_the_supported_inputs_named(source: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_of(source)
+    assert caught.value.code == "shard_scheme_denied"
+    assert ".jsonl" in caught.value.next_step
+
+
+def test_an_input_that_is_named_twice_is_planned_once_with_a_warning(tmp_path: Path) -> None:
+    touch(tmp_path, "0.tar", "1.tar")
+    planned = plan_of(tmp_path / "0.tar", tmp_path / "*.tar", tmp_path, f"{tmp_path}/./1.tar")
+    units = list(planned.units)
+    assert len(units) == len({unit.unit_id for unit in units}) == 2
+    (warning,) = planned.warnings
+    assert "named more than once" in warning
+
+
+def test_empty_texts_are_left_out_with_a_warning_unless_all_are_empty(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt")
+    (tmp_path / "empty.txt").touch()
+    planned = plan_of(tmp_path)
+    assert sources_of(planned, tmp_path) == ["a.txt"]
+    assert planned.warnings == (f"{tmp_path / 'empty.txt'} is empty, left out",)
+    with pytest.raises(InputError, match="nothing is left"):
+        plan_of(tmp_path / "empty.txt")
+
+
+def test_images_with_texts_need_a_choice(tmp_path: Path) -> None:
+    touch(tmp_path, "a.tar", "b.txt")
+    inputs = (tmp_path / "a.tar", tmp_path / "b.txt")
+    with pytest.raises(InputError) as caught:
+        plan_of(*inputs)
+    assert "--modality" in caught.value.next_step
+    assert "separately" in caught.value.next_step
+    assert plan_of(*inputs, modalities=["text"]).modalities == ("text",)
+    with pytest.raises(InputError, match=r"b\.txt holds texts only"):
+        plan_of(*inputs, modalities=["image"])
+    assert plan_of(inputs[0], modalities=["text", "image"]).modalities == ("image", "text")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "modalities", "unit_samples"), [([], [], 1), (["a.tar"], ["sound"], 1), (["a.tar"], [], 0)]
+)
+def test_options_out_of_range_are_usage_errors(
+    tmp_path: Path, inputs: list[str], modalities: list[str], unit_samples: int
+) -> None:
+    touch(tmp_path, "a.tar")
+    with pytest.raises(UsageError):
+        plan_of(*(tmp_path / name for name in inputs), modalities=modalities, unit_samples=unit_samples)
+
+
+def test_the_same_input_gives_the_same_units(tmp_path: Path) -> None:
+    touch(tmp_path, "0.tar", "1.tar")
+    units: list[Unit] = list(plan_of(tmp_path).units)
+    assert units == list(plan_of(tmp_path).units)
+
+
+def test_planning_shards_looks_at_each_once_and_opens_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, *(f"{number}.tar" for number in range(10)))
+    looks: list[object] = []
+    stat = os.stat
+
+    def counted(path: object, *args: object, **kwargs: object) -> os.stat_result:
+        looks.append(path)
+        return stat(path, *args, **kwargs)  # type: ignore[call-overload, no-any-return]
+
+    def refused(*_: object, **__: object) -> object:
+        raise AssertionError("a shard was opened")
+
+    monkeypatch.setattr(os, "stat", counted)
+    monkeypatch.setattr("builtins.open", refused)
+    assert len(list(plan_of(tmp_path / "{0..9}.tar").units)) == 10
+    assert len(looks) == 10
+
+
+def test_planning_needs_no_numpy_torch_or_webdataset() -> None:
+    script = "import sys, producer.plan; print(*{'numpy', 'torch', 'webdataset', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

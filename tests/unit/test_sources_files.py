@@ -1,0 +1,149 @@
+"""Folders of images: every image file is a sample, and no link leads out of the folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from core.errors import InputError, SourceError
+from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
+from sources.base import ReadOptions
+from sources.files import FilesSource
+
+FILES = FilesSource()
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.fsencode(name))
+
+
+def units_of(root: Path, most: int = 1000) -> list[Unit]:
+    return list(FILES.split(str(root), ReadOptions(unit_samples=most)))
+
+
+def read(root: Path, units: list[Unit] | None = None) -> dict[str, Sample]:
+    return {s.key: s for unit in units or units_of(root) for s in FILES.read(unit)}
+
+
+def code(sample: Sample) -> str | None:
+    return sample.error[0] if sample.error else None
+
+
+def test_images_are_found_in_all_folders_and_ordered_by_their_path(tmp_path: Path) -> None:
+    names = ["a.jpg", "a/b.JPEG", "a-b.png", "a/a.gif", "z/y/x.webp", "b.bmp", "a.b/c.Jpg"]
+    write(tmp_path, *names, "a.tif", "jpg", "notes.md")
+    samples = read(tmp_path)
+    assert list(samples) == sorted(names)
+    assert all(sample.image == key.encode() and sample.error is None for key, sample in samples.items())
+
+
+def test_captions_and_metadata_lie_beside_the_image(tmp_path: Path) -> None:
+    write(tmp_path, "a.b.jpg", "b.jpg", "c.jpg")
+    (tmp_path / "a.b.txt").write_bytes(b"\xef\xbb\xbfa caption")
+    (tmp_path / "a.b.json").write_text('{"n": [1, 2]}')
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    (tmp_path / "c.json").write_text("nope")
+    samples = read(tmp_path)
+    assert (samples["a.b.jpg"].text, samples["a.b.jpg"].metadata) == ("a caption", '{"n":[1,2]}')
+    assert [code(samples[key]) for key in ("b.jpg", "c.jpg")] == ["text_not_utf8", "bad_metadata"]
+
+
+def test_units_hold_the_wanted_number_and_count_on(tmp_path: Path) -> None:
+    write(tmp_path, *(f"{number:03d}.jpg" for number in range(10)))
+    units = units_of(tmp_path, 4)
+    assert [(unit.first, unit.samples) for unit in units] == [(0, 4), (4, 4), (8, 2)]
+
+
+def test_units_of_very_long_names_still_fit_into_a_hint(tmp_path: Path) -> None:
+    folder = "\u00fc" * 100 + "/" + "\U0001f600" * 50
+    write(tmp_path, *(f"{folder}/{'n' * 200}{number:03d}.jpg" for number in range(200)))
+    units = units_of(tmp_path)
+    assert len(units) > 1
+    for unit in units:
+        assert len(canonical_json(unit.describe()).encode()) <= UNIT_SPEC_MAX_BYTES
+        assert len(json.dumps(unit.describe(), separators=(",", ":"))) <= UNIT_SPEC_MAX_BYTES
+    assert len(read(tmp_path)) == 200
+
+
+def test_names_that_are_not_utf8_survive_a_hint(tmp_path: Path) -> None:
+    with open(os.path.join(os.fsencode(tmp_path), b"\xff\xe9.jpg"), "wb") as file:
+        file.write(b"image")
+    (unit,) = units_of(tmp_path)
+    again = Unit.from_description(json.loads(json.dumps(unit.describe())))
+    assert again.unit_id == unit.unit_id
+    (sample,) = FILES.read(again)
+    assert (sample.image, os.fsencode(sample.key)) == (b"image", b"\xff\xe9.jpg")
+
+
+def test_links_inside_the_folder_are_read_and_links_out_of_it_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "root"
+    write(root, "a.jpg")
+    write(tmp_path, "secret.jpg", "elsewhere/b.jpg", "root-2/c.jpg")
+    (root / "inside.jpg").symlink_to(root / "a.jpg")
+    (root / "outside.jpg").symlink_to(tmp_path / "secret.jpg")
+    (root / "prefix.jpg").symlink_to(tmp_path / "root-2" / "c.jpg")
+    (root / "gone.jpg").symlink_to(root / "nothing")
+    (root / "loop.jpg").symlink_to(root / "loop.jpg")
+    (root / "a.txt").symlink_to(tmp_path / "secret.jpg")
+    (root / "folder").symlink_to(tmp_path / "elsewhere")
+    with caplog.at_level(logging.WARNING):
+        samples = read(root)
+    assert {key: code(sample) for key, sample in samples.items()} == {
+        "a.jpg": "outside_root",
+        "gone.jpg": "source_missing",
+        "inside.jpg": None,
+        "loop.jpg": "source_missing",
+        "outside.jpg": "outside_root",
+        "prefix.jpg": "outside_root",
+    }
+    assert [record.message for record in caplog.records] == ["linked_folders_skipped"]
+
+
+@pytest.mark.parametrize("item", ["../secret.jpg", "/etc/passwd", "a/../../secret.jpg"])
+def test_a_unit_from_elsewhere_cannot_name_a_file_outside(tmp_path: Path, item: str) -> None:
+    root = tmp_path / "root"
+    write(root, "a.jpg")
+    write(tmp_path, "secret.jpg")
+    (sample,) = FILES.read(Unit(kind="files", source=str(root), items=((item, 10),)))
+    assert (sample.image, code(sample)) == (None, "outside_root")
+
+
+def test_files_that_vanished_or_changed_fail_alone(tmp_path: Path) -> None:
+    write(tmp_path, "a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    units = units_of(tmp_path)
+    (tmp_path / "a.jpg").unlink()
+    (tmp_path / "b.jpg").write_bytes(b"longer than it was")
+    (tmp_path / "c.jpg").unlink()
+    os.mkfifo(tmp_path / "c.jpg")
+    samples = read(tmp_path, units)
+    assert [code(s) for s in samples.values()] == ["source_missing", "source_changed", "unsupported_member", None]
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "a.jpg", "wb") as file:
+        file.truncate(32_000_001)
+    assert code(read(tmp_path)["a.jpg"]) == "too_large"
+
+
+def test_a_folder_that_is_gone_fails_the_unit(tmp_path: Path) -> None:
+    write(tmp_path / "root", "a.jpg")
+    units = units_of(tmp_path / "root")
+    (tmp_path / "root").rename(tmp_path / "moved")
+    with pytest.raises(SourceError) as caught:
+        read(tmp_path / "root", units)
+    assert caught.value.code == "source_missing"
+
+
+def test_a_folder_without_images_says_what_it_holds_instead(tmp_path: Path) -> None:
+    write(tmp_path, "a.tiff", "b/c.tiff", "README")
+    with pytest.raises(InputError, match=r"found: \.tiff \(2\), no extension \(1\)"):
+        units_of(tmp_path)

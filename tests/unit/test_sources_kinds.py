@@ -1,0 +1,97 @@
+"""How a path tells its kind, and what the worker's gate refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import InputError, SourceError
+from core.units import Unit
+from sources.base import ReadOptions
+from sources.kinds import SOURCES, detect, read, source_for
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.tar", "tar"), ("A.TAR", "tar"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl"), ("a.txt", "lines")],
+)
+def test_a_file_tells_its_kind_by_its_name(tmp_path: Path, name: str, kind: str) -> None:
+    touch(tmp_path, name)
+    assert detect(str(tmp_path / name)) == [(kind, str(tmp_path / name))]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["b.tar", "a.tar", "a.parquet", "a_stats.json", ".c.tar"], [("tar", "a.tar"), ("tar", "b.tar")]),
+        (["x.md", "deep/er/a.jpg", "a.txt"], [("files", "")]),
+        (["b.jsonl", "a.txt", "README.md"], [("lines", "a.txt"), ("jsonl", "b.jsonl")]),
+    ],
+)
+def test_a_folder_stands_for_what_it_holds(tmp_path: Path, names: list[str], found: list[tuple[str, str]]) -> None:
+    touch(tmp_path, *names)
+    assert detect(str(tmp_path)) == [(kind, str(tmp_path / name)) for kind, name in found]
+
+
+def test_a_folder_with_shards_and_loose_images_asks_which_is_meant(tmp_path: Path) -> None:
+    touch(tmp_path, "a.tar", "b/c.jpg")
+    with pytest.raises(InputError, match=r"1 tar shards and loose images such as b/c\.jpg"):
+        detect(str(tmp_path))
+
+
+@pytest.mark.parametrize("names", [[], ["a.parquet"], ["sub/a.tar"]])
+def test_a_folder_with_nothing_to_embed_says_what_it_holds(tmp_path: Path, names: list[str]) -> None:
+    touch(tmp_path, *names)
+    with pytest.raises(InputError, match=r"found: (nothing|\.parquet|\.tar)"):
+        detect(str(tmp_path))
+
+
+def test_a_single_image_or_an_unknown_file_is_no_input(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "a.parquet")
+    with pytest.raises(InputError, match="images are read by the folder"):
+        detect(str(tmp_path / "a.jpg"))
+    with pytest.raises(InputError, match="no input"):
+        detect(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    "source", ["pipe:touch /tmp/owned", "https://host/a.tar", "s3://b/a.tar", "file:///etc/passwd"]
+)
+@pytest.mark.parametrize("kind", list(SOURCES))
+def test_commands_and_urls_are_refused_for_every_kind(kind: str, source: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        read(Unit(kind=kind, source=source), [])
+    assert caught.value.code == "shard_scheme_denied"
+
+
+def test_a_unit_outside_of_the_allowed_folders_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a.txt", "out/b.txt", "in-2/c.txt")
+    allowed = [str(tmp_path / "other"), str(tmp_path / "in")]
+    (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "out" / "b.txt")
+    for name in ("out/b.txt", "in-2/c.txt", "in/link.txt", "in/../out/b.txt"):
+        with pytest.raises(SourceError) as caught:
+            read(Unit(kind="lines", source=str(tmp_path / name)), allowed)
+        assert caught.value.code == "source_denied", name
+    (unit,) = SOURCES["lines"].split(str(tmp_path / "in" / "a.txt"), ReadOptions())
+    assert [sample.text for sample in read(unit, allowed)] == ["x"]
+    assert [sample.text for sample in read(unit, ["/"])] == ["x"]
+    assert [sample.text for sample in read(unit, [])] == ["x"]
+
+
+@pytest.mark.parametrize("source", ["a\0b.tar", "\ud800.tar"])
+def test_a_source_that_is_no_path_is_refused(source: str) -> None:
+    with pytest.raises(SourceError, match="not a path"):
+        read(Unit(kind="tar", source=source), [])
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(SourceError) as caught:
+        source_for("pickle")
+    assert caught.value.code == "unknown_kind"
