@@ -30,7 +30,7 @@ class TarSource:
     kind = "tar"
     modalities: tuple[str, ...] = ("image", "text")
 
-    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:  # noqa: ARG002 (a shard is one unit)
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """One unit, from the file's status alone."""
         if path.lower().endswith(COMPRESSED_SUFFIXES):
             raise _compressed(path, "its name says")

@@ -152,7 +152,10 @@ def _read_extension(data: bytes, at: int, header: bytes, shared: dict[str, bytes
     content = data[start : start + size]
     flag = header[156]
     if flag in _GNU_NAME:
-        pending[_GNU_NAME[flag]] = content.partition(b"\0")[0]
+        name, _, rest = content.partition(b"\0")
+        if not name or rest.strip(b"\0"):
+            raise _DamageError("a long name that is empty, or has a zero byte in it")
+        pending[_GNU_NAME[flag]] = name
         return after
     target = shared if flag == ord("g") else pending
     for keyword, value in _pax_records(content):
@@ -167,7 +170,7 @@ def _pax_records(content: bytes) -> list[tuple[str, bytes]]:
     """The records "length keyword=value newline"; only the length delimits, a value may hold newlines."""
     records = []
     at = 0
-    while at < len(content) and content[at]:
+    while at < len(content):
         digits, space, _ = content[at : at + 20].partition(b" ")
         stop = at + (int(digits) if digits.isdigit() else 0)
         keyword, equals, value = content[at + len(digits) + 1 : stop - 1].partition(b"=")
