@@ -27,6 +27,7 @@ EARLY_DEATHS = 5
 """Deaths in a row, without a published unit between them, after which restarting is not worth trying again."""
 RESTART_PAUSE_S = 0.5
 POLL_S = 0.1
+NEVER = float("inf")
 NO_RESTART = {Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG}
 """Exit statuses that a restart cannot mend."""
 
@@ -83,6 +84,11 @@ class Slot:
         self.worked = False
         self.early_deaths = 0
         self.start_at = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether its last process ended because the one run asked for is over."""
+        return self.process is None and self.start_at == NEVER
 
     def start(self, fleet: Fleet) -> None:
         """Start a fresh process under a fresh name; a name that is used twice could not be told from a zombie."""
@@ -170,9 +176,7 @@ class Supervisor:
                 self._wait(POLL_S)
                 for slot in self.slots:
                     self._look_after(slot)
-                if self.fleet.run and all(
-                    slot.process is None and slot.start_at == float("inf") for slot in self.slots
-                ):
+                if all(slot.over for slot in self.slots):
                     return
         finally:
             self._stop_all()
@@ -199,7 +203,7 @@ class Supervisor:
         slot.clear()
         freed = self._free_leases(slot.name, status)
         if status == Exit.DONE and self.fleet.run:
-            slot.start_at = float("inf")
+            slot.start_at = NEVER
             return
         self.log.warning("worker_died", worker=slot.name, status=status, leases_freed=freed)
         if status in NO_RESTART:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import redis
@@ -27,6 +25,7 @@ from core.ledger import Ledger, load_scripts, registered
 from core.log import Events, configure
 from core.models import ModelConfig
 from core.settings import Settings
+from core.stopping import StopFlag
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
@@ -70,24 +69,6 @@ class Options:
     drain_s: float
     report_fd: int
     version: str
-
-
-class StopFlag:
-    """Set by SIGTERM or SIGINT; a second signal means at once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def install(self) -> None:
-        """Take over both signals; the handler only counts."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-
-    def __call__(self) -> bool:
-        return self.count > 0
 
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:

@@ -1,0 +1,35 @@
+"""The options of `run` and `enqueue` as one request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import embq
+from core.errors import UsageError
+from core.models import MODALITIES
+from producer.enqueue import Request
+from sources.base import ReadOptions
+
+
+def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
+    """The request that the options of `embq.options.run_options` make; UsageError for an unknown modality."""
+    modalities = tuple(part.strip() for part in options["modality"].split(",") if part.strip())
+    for modality in modalities:
+        if modality not in MODALITIES:
+            raise UsageError(f"unknown modality {modality!r}", next_step="use --modality image, text or image,text")
+    return Request(
+        inputs=inputs,
+        output=Path(options["output"]),
+        model=options["model"],
+        modalities=tuple(m for m in MODALITIES if m in modalities),
+        precision=options["precision"],
+        dtype=options["dtype"],
+        part_rows=options["write_batch_size"],
+        options=ReadOptions(
+            unit_samples=options["unit_size"],
+            text_column=options["text_column"],
+            id_column=options["id_column"],
+        ),
+        version=embq.__version__,
+    )

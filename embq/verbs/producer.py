@@ -1,0 +1,23 @@
+"""`embq producer`: the resident feeder."""
+
+from __future__ import annotations
+
+import click
+
+from embq.options import broker_option, service_client, settings_with
+
+
+@click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")
+@broker_option
+@click.option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
+def command(broker: str, only: str) -> None:
+    """Keep the queues filled with hints from the manifests of all runs. Runs until stopped."""
+    from core.log import configure
+    from core.stopping import StopFlag
+    from producer.feeder import serve
+
+    configure()
+    stopped = StopFlag()
+    stopped.install()
+    settings = settings_with(broker)
+    serve(service_client(settings), lease_s=settings.lease_s, only=only, stopped=stopped)

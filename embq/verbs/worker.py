@@ -1,0 +1,50 @@
+"""`embq worker`: one process per device."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+import embq
+from embq.options import broker_option, required_url, service_client, settings_with, worker_options
+
+
+@click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
+@broker_option
+@click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and end when it is over.")
+@worker_options
+def command(
+    broker: str,
+    only: str,
+    devices: str,
+    workers_per_device: int,
+    batch_size: int,
+    prepare_threads: int,
+    prefetch: int,
+    transport: str,
+    drain_timeout: float,
+) -> None:
+    """Pull units and embed them, with one persistent process per device. Runs until stopped."""
+    from core.log import configure
+    from core.stopping import StopFlag
+    from worker.daemon import Fleet, Supervisor, devices_of
+
+    configure()
+    stopped = StopFlag()
+    stopped.install()
+    settings = settings_with(broker)
+    # The children find the broker in the environment: a password does not belong on a command line.
+    os.environ["EMBQ_BROKER_URL"] = required_url(settings)
+    names = tuple(devices_of(devices, workers_per_device))
+    fleet = Fleet(
+        devices=names,
+        run=only,
+        prefetch=prefetch,
+        threads=prepare_threads or max(1, (os.cpu_count() or 1) // len(names)),
+        batch_size=batch_size,
+        transport=transport,
+        drain_s=drain_timeout,
+        version=embq.__version__,
+    )
+    Supervisor(service_client(settings), fleet).serve(stopped)
