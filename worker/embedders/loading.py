@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from httpx import HTTPError
 from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -52,7 +52,7 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
         TypeError,
         AttributeError,
         SafetensorError,
-        HfHubHTTPError,
+        HTTPError,
     ) as error:
         if is_device_fault(error):
             raise DeviceError(f"the device failed: {first_line(error)}") from error
@@ -66,7 +66,8 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
             offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
             raise ModelError(
                 f"{spec} is not a folder here and cannot be had from the model hub{offline}: {reason}",
-                next_step="check the id, or download the model elsewhere and name its folder",
+                next_step="check the id, or download the model elsewhere and name its folder; "
+                "HF_HUB_OFFLINE=1 spares the attempts to reach the hub",
             ) from error
         raise ModelError(
             f"{spec} cannot be loaded: {reason}",
