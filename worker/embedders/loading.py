@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from httpx import HTTPError
 from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -52,7 +52,7 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
         TypeError,
         AttributeError,
         SafetensorError,
-        HTTPError,
+        HfHubHTTPError,
     ) as error:
         if is_device_fault(error):
             raise DeviceError(f"the device failed: {first_line(error)}") from error
