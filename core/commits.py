@@ -68,7 +68,7 @@ class CommittedUnit:
 class Commit:
     """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left).
 
-    `totals` are cumulative: units, rows, failures, quarantined. `created_at` is information only.
+    `totals` are cumulative: units, rows, failures, quarantined. `created_at` and `timing` are information only.
     """
 
     n: int
@@ -83,6 +83,7 @@ class Commit:
     files: tuple[CommittedFile, ...] = ()
     units: tuple[CommittedUnit, ...] = ()
     totals: dict[str, int] = field(default_factory=dict)
+    timing: dict[str, float] = field(default_factory=dict)
     created_at: str = ""
     sha256: str = ""
 

@@ -188,6 +188,12 @@ class EmbeddedServer:
             time.sleep(0.02)
         raise BrokerError(f"the embedded server did not answer within {deadline_s:.0f} s")
 
+    def set_state_aside(self) -> None:
+        """Move data that the server could not load out of its way; nothing in it is needed to rebuild a queue."""
+        data = self.folder / "appendonlydir"
+        if data.exists():
+            data.rename(self.folder / f"appendonlydir.damaged-{int(time.time())}")
+
     def running(self) -> bool:
         """Whether the server process is alive."""
         return self.process is not None and self.process.poll() is None

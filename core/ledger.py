@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from core import protocol
 from core.models import ModelConfig
-from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, RUNS, run_key
+from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, RUNS, WORKERS, run_key, worker_key
 
 LIMIT_BYTES = 512 * 1024 * 1024
 """Most bytes of results waiting for the writer, in the broker and in staging files together."""
@@ -220,6 +220,7 @@ class Ledger:
             counters: rows, failures, quarantined, n and fingerprint as the commit log has them.
         """
         meta, *rest = self.keys
+        seconds, micros = self.client.time()
         with self.client.pipeline(transaction=True) as pipe:
             pipe.delete(meta, *rest)
             if done:
@@ -234,6 +235,8 @@ class Ledger:
                 "bytes": 0,
                 "limit_bytes": LIMIT_BYTES,
                 "limit_entries": LIMIT_ENTRIES,
+                "opened_ms": seconds * 1000 + micros // 1000,
+                "rows_before": counters.get("rows", 0),
                 **counters,
             }
             pipe.hset(meta, mapping=cast("Any", fields))
@@ -288,6 +291,17 @@ class Ledger:
         key = run_key(self.run, "writer")
         if _text(self.client.get(key)) == writer:
             self.client.delete(key)
+
+
+def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
+    """What each worker that is heard of last said of itself; those not heard of for three leases are forgotten."""
+    names = [_text(name) for name in client.zrange(WORKERS, 0, -1)]
+    if not names:
+        return []
+    said = cast("list[bytes | None]", client.mget([worker_key(name) for name in names]))
+    if gone := [name for name, text in zip(names, said, strict=True) if text is None]:
+        client.zrem(WORKERS, *gone)
+    return [json.loads(text) for text in said if text is not None]
 
 
 def load_scripts(client: redis.Redis) -> dict[str, Script]:

@@ -143,6 +143,7 @@ for i = 1, #ARGV, 2 do
   elseif redis.call('HGET', busy, u) ~= token then
     redis.call('HSET', busy, u, token)
     redis.call('HINCRBY', att, u, 1)
+    redis.call('HSETNX', meta, 'first_batch_ms', now)
   end
 end
 return lost
@@ -274,7 +275,8 @@ for i = 5, #ARGV, 2 do
   end
 end
 local count = redis.call('BITCOUNT', done)
-redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4])
+redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
+  'last_commit_ms', now)
 if count == tonumber(get('total')) and get('state') == 'running' then redis.call('HSET', meta, 'state', 'done') end
 return count
 """

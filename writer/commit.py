@@ -115,10 +115,10 @@ class Committer:
                 (self.layout.root / file.path).unlink(missing_ok=True)
             raise self._lost(next(self.log.read(after=self.state.n))) from None
 
-    def close(self) -> None:
-        """Write the final record: every unit is done."""
+    def close(self, timing: dict[str, float]) -> None:
+        """Write the final record: every unit is done. `timing` is kept for information."""
         try:
-            self._append("close")
+            self._append("close", timing=timing)
         except FileExistsError:
             raise self._lost(next(self.log.read(after=self.state.n))) from None
 
@@ -130,7 +130,12 @@ class Committer:
         )
 
     def _append(
-        self, kind: str, *, files: tuple[CommittedFile, ...] = (), units: tuple[CommittedUnit, ...] = ()
+        self,
+        kind: str,
+        *,
+        files: tuple[CommittedFile, ...] = (),
+        units: tuple[CommittedUnit, ...] = (),
+        timing: dict[str, float] | None = None,
     ) -> Commit:
         after = LogState(
             units=self.state.units,
@@ -154,6 +159,7 @@ class Committer:
                 files=files,
                 units=units,
                 totals=after.totals(),
+                timing=timing or {},
                 created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             )
         )

@@ -12,7 +12,7 @@ import redis
 from core.commits import CommitLog
 from core.errors import EmbqError, TryLaterError
 from core.layout import Layout, load_run
-from core.ledger import Entry, Ledger, RunRecord, load_scripts, register, registered
+from core.ledger import Entry, Ledger, RunRecord, live_workers, load_scripts, register, registered
 from core.log import Events
 from core.manifest import Manifest
 from writer.accept import Acceptor, Rejected
@@ -151,15 +151,18 @@ class RunWriter:
         now = self._clock()
         if now - self._renewed > RENEW_S:
             self._renewed = now
-            self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S, takeover=True)
+            if holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S):
+                raise TryLaterError(f"writer {holder} has taken over {self.layout.root}; this one stops")
         if now - self._reconciled > RECONCILE_S:
             self._reconciled = now
             if self.ledger.gen() != self.committer.generation:
                 self.log.warning("queue_lost", run=self.record.run)
                 self._rebuild()
-            elif not self.buffer.results and int(self.ledger.meta().get("done", 0)) != self.committer.state.count:
-                if not self._adopt():
-                    self._rebuild()
+            elif not self.buffer.results and self._bits_differ() and not self._adopt():
+                self._rebuild()
+
+    def _bits_differ(self) -> bool:
+        return int(self.ledger.meta().get("done", 0)) != self.committer.state.count
 
     # --- results ---
 
@@ -229,12 +232,25 @@ class RunWriter:
             for result in results:
                 if result.staged:
                     (self.layout.staging / result.staged).unlink(missing_ok=True)
-            self.log.info("committed", run=self.record.run, n=commit.n, units=len(results), **commit.totals)
+            self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:
-            self.committer.close()
+            self.committer.close(self._timing())
             self.finished = True
             self.log.info("run_closed", run=self.record.run, **state.totals())
+
+    def _timing(self) -> dict[str, float]:
+        """What the run took, by the broker's clock; information for `embq status` once the broker is gone."""
+        meta = self.ledger.meta()
+        opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "first_batch_ms", "last_commit_ms"))
+        embed_s = (last - first) / 1000 if first else 0.0
+        rows = self.committer.state.rows - int(meta.get("rows_before", 0))
+        return {
+            "load_s": max((float(w.get("load_s", 0)) for w in live_workers(self.ledger.client)), default=0.0),
+            "embed_s": round(embed_s, 3),
+            "wall_s": round((last - opened) / 1000, 3) if opened else 0.0,
+            "rows_per_s": round(rows / embed_s, 2) if embed_s else 0.0,
+        }
 
     def drain(self) -> None:
         """Take and commit everything that is published now."""

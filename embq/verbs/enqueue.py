@@ -11,9 +11,7 @@ from embq.options import broker_option, json_option, required_url, run_options, 
 from embq.request import request_from
 
 
-@click.command(
-    "enqueue", epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai"
-)
+@click.command("enqueue", epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @run_options
 @broker_option

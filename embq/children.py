@@ -1,0 +1,124 @@
+"""The processes that `embq run` starts: the same services as elsewhere, each with a log of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.embedded import die_with_parent
+from core.errors import EmbqError, Exit
+from core.settings import child_environment
+
+QUICK_DEATHS = 5
+QUICK_S = 5.0
+"""A service that ends this often in a row, each time within these seconds, will not be mended by starting it again."""
+
+FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
+
+
+class Child:
+    """One service as a child process.
+
+    Args:
+        verb: the verb of `embq` that it runs.
+        arguments: its arguments at the first start.
+        again: its arguments at every later start.
+        log: file that its output is appended to.
+        broker_url: handed on by environment, because it holds a password.
+    """
+
+    def __init__(
+        self, verb: str, arguments: Sequence[str], *, again: Sequence[str], log: Path, broker_url: str
+    ) -> None:
+        self.verb = verb
+        self.log = log
+        self._arguments = arguments
+        self._again = again
+        self._broker_url = broker_url
+        self._started_at = 0.0
+        self._quick_deaths = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the service."""
+        arguments, self._arguments = self._arguments, self._again
+        self._started_at = time.monotonic()
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "embq", self.verb, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child_environment(EMBQ_BROKER_URL=self._broker_url),
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+
+    def look_after(self) -> None:
+        """Start the service again where it died; raise its own error where that cannot help."""
+        assert self.process is not None
+        status = self.process.poll()
+        if status is None:
+            return
+        if status == Exit.DONE and self.verb == "worker":
+            return  # its run is over
+        quick = time.monotonic() - self._started_at < QUICK_S
+        self._quick_deaths = self._quick_deaths + 1 if quick else 0
+        if status in FATAL or self.verb == "worker" or self._quick_deaths >= QUICK_DEATHS:
+            raise self._last_error(status)
+        self.start()
+
+    def _last_error(self, status: int) -> EmbqError:
+        """The error that the service printed last, as ours."""
+        code, message, next_step = "service", "", ""
+        for line in self._tail():
+            if line.startswith("error["):
+                code, _, message = line.removeprefix("error[").partition("]: ")
+                next_step = ""
+            elif line.startswith("  next:"):
+                next_step = line.removeprefix("  next:").strip()
+            elif " why=" in line and (" error worker stopped " in line or " error worker bug" in line):
+                code, message, next_step = _event_fields(line)
+                break
+        if not message:
+            message = f"the {self.verb} ended with status {status}"
+        error = EmbqError(message, next_step=next_step or f"its log is {self.log}", code=code)
+        error.exit_code = {int(known): known for known in Exit}.get(status, Exit.BUG)
+        return error
+
+    def _tail(self) -> list[str]:
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-60:]
+        except OSError:
+            return []
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask the service to end in order; after `timeout_s` end it."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def hurry(self) -> None:
+        """A second request to stop: begun units are given back instead of finished."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+
+
+def _event_fields(line: str) -> tuple[str, str, str]:
+    """code, why and next of an event line such as `... stopped code=x why='...' next='...'`."""
+    values = {"code": "service", "why": "", "next": ""}
+    rest = line
+    for name in ("next", "why", "code"):
+        head, found, tail = rest.partition(f" {name}=")
+        if found:
+            values[name] = tail.strip().strip("'\"")
+            rest = head
+    return values["code"], values["why"], values["next"]

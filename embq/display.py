@@ -1,0 +1,155 @@
+"""What a person sees while a run goes on: a live panel on a terminal, one plain line every 30 seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from embq.progress import Progress
+
+PLAIN_EVERY_S = 30.0
+
+LIMITS = {
+    "device": "the device: it is busy all the time",
+    "prepare": "decoding or tokenising: the device waits for it (more --prepare-threads, if there are cores)",
+    "read": "reading the input: the device waits for it (more --prefetch, or nearer storage)",
+    "publish": "handing results over",
+    "writer": "the writer: results wait for it (disk speed?)",
+    "queue": "nothing: the workers wait for units",
+    "mixed": "no single stage",
+    "": "not known yet",
+}
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 86400 * 2:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    return f"{seconds / 86400:.1f} days"
+
+
+def count(rows: int | None, exact: bool = True) -> str:
+    """A row count; estimates say so."""
+    if rows is None:
+        return "?"
+    return f"{rows:,}" if exact else f"about {rows:,}"
+
+
+def plain_line(progress: Progress) -> str:
+    """One line for logs."""
+    eta = duration(progress.eta_s).replace(" ", "") if progress.eta_s is not None else "-"
+    return (
+        f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} run={progress.run} state={progress.state} "
+        f"rows={progress.rows}/{count(progress.rows_total, progress.rows_total_exact).replace(' ', '-')} "
+        f"failures={progress.failures} units={progress.done}/{progress.units_total} received={progress.received} "
+        f"in_flight={progress.in_flight} quarantined={progress.quarantined} "
+        f"rate={progress.embedding_per_s:.1f}/s limit={progress.limit or '-'} eta={eta}"
+    )
+
+
+def panel(progress: Progress) -> Group:
+    """The run as something to look at."""
+    fraction = (progress.done + progress.quarantined) / progress.units_total if progress.units_total else 0.0
+    head = Text.assemble(
+        (f"run {progress.run}", "bold"),
+        f"  {progress.model}  ",
+        (progress.state, "green" if progress.workers else "yellow"),
+    )
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=1.0, completed=fraction, width=40),
+        f"{fraction:6.1%}",
+        Text(_left(progress), style="cyan"),
+    )
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row(
+        "rows",
+        f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed, "
+        f"{progress.failures:,} failures, {progress.embedding_per_s:,.1f} rows/s",
+    )
+    facts.add_row(
+        "units",
+        f"{progress.done:,} done, {progress.received:,} received, {progress.in_flight:,} in flight, "
+        f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
+    )
+    facts.add_row("limit", LIMITS.get(progress.limit, progress.limit))
+    oldest = max(progress.workers, key=lambda worker: float(worker.get("age_s") or 0), default=None)
+    if oldest is not None and oldest.get("unit"):
+        age = duration(oldest["age_s"])
+        facts.add_row("oldest", f"unit {oldest['unit'][:8]}  {age}  {oldest['stage']}  {oldest['name']}")
+    return Group(head, bar, facts, *([_workers(progress.workers)] if progress.workers else []))
+
+
+def _left(progress: Progress) -> str:
+    if progress.state == "done":
+        return "done"
+    return f"about {duration(progress.eta_s)} left" if progress.eta_s is not None else "measuring"
+
+
+def _workers(workers: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("worker", "device", "rows/s", "device busy", "unit", "stage"):
+        table.add_column(name, justify="right" if name in ("rows/s", "device busy") else "left")
+    for worker in workers[:16]:
+        table.add_row(
+            str(worker["name"]),
+            str(worker["device"]),
+            f"{worker['rows_per_s']:,.1f}",
+            f"{(worker.get('share') or {}).get('embed', 0.0):.0%}",
+            f"{worker['unit'][:8]} {worker['age_s']:.0f} s" if worker.get("unit") else "-",
+            str(worker["stage"]),
+        )
+    if len(workers) > 16:
+        table.add_row(f"and {len(workers) - 16} more", "", "", "", "", "")
+    return table
+
+
+class Display:
+    """Shows progress on stderr until it is left.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.quiet = quiet
+        self._live: Live | None = None
+        self._plain_at = time.monotonic()
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal and not self.quiet:
+            self._live = Live(console=self.console, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def show(self, progress: Progress) -> None:
+        """Show the latest look at the run."""
+        if self._live is not None:
+            self._live.update(panel(progress))
+        elif not self.quiet and time.monotonic() - self._plain_at >= PLAIN_EVERY_S:
+            self._plain_at = time.monotonic()
+            print(plain_line(progress), file=sys.stderr, flush=True)  # noqa: T201 - the one place that prints progress
+
+    def say(self, message: str) -> None:
+        """A line above the live panel."""
+        if not self.quiet:
+            self.console.print(message, markup=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -1,0 +1,85 @@
+"""What `embq run` and `embq resume` share: doing the work here, and saying what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from core.errors import Exit
+from core.layout import RunInfo
+from core.stopping import StopFlag
+from embq.display import Display, duration
+from embq.options import settings_with
+from embq.progress import Progress, Watch
+from embq.session import Outcome, Session
+
+
+def work(info: RunInfo, root: Path, options: dict[str, Any], *, broker: str, quiet: bool) -> Outcome:
+    """Bring a planned run to its end on this machine; at once where nothing is left to do."""
+    before = Watch(root, None).look()
+    if before.state == "done":
+        if not quiet:
+            click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)
+        return Outcome(before, False)
+    if not quiet:
+        click.echo(
+            f"run {info.run}: {info.units - before.done - before.quarantined:,} of {info.units:,} units to do with "
+            f"{info.model.spec} -> {root}",
+            err=True,
+        )
+    stopped = StopFlag()
+    stopped.install()
+    with Display(quiet=quiet) as display:
+        return Session(
+            info,
+            root,
+            worker_arguments=_worker_arguments(options),
+            settings=settings_with(broker),
+            drain_s=options["drain_timeout"],
+            stops=lambda: stopped.count,
+            display=display,
+        ).run()
+
+
+def _worker_arguments(options: dict[str, Any]) -> list[str]:
+    names = ("devices", "workers_per_device", "batch_size", "prepare_threads", "prefetch", "transport", "drain_timeout")
+    return [part for name in names for part in (f"--{name.replace('_', '-')}", str(options[name]))]
+
+
+def account(outcome: Outcome, root: Path, *, as_json: bool) -> int:
+    """Print what went in and what came out; gives the exit status."""
+    progress = outcome.progress
+    if as_json:
+        click.echo(json.dumps(progress.to_json()))
+    else:
+        for line in account_lines(progress, root):
+            click.echo(line)
+    if progress.state != "done":
+        if outcome.interrupted:
+            click.echo(f"stopped; go on with: embq resume {root}", err=True)
+        return Exit.INTERRUPTED
+    return Exit.SOME_FAILED if progress.failures else Exit.DONE
+
+
+def account_lines(progress: Progress, root: Path) -> list[str]:
+    """The account of a run: in = rows + failures, where it is, how long it took."""
+    total = progress.rows + progress.failures
+    lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]
+    if progress.state != "done":
+        left = progress.units_total - progress.done - progress.quarantined
+        lines[0] += f" so far; {left:,} of {progress.units_total:,} units are left"
+    elif progress.quarantined:
+        lines[0] += f" ({progress.quarantined:,} units failed as a whole; what they hold is not counted)"
+    timing = progress.timing
+    if progress.state == "done" and timing.get("wall_s"):
+        lines.append(
+            f"{progress.rows_per_s:,.1f} rows/s from the first batch to the last commit; "
+            f"{duration(timing['wall_s'])} in all, {timing.get('load_s', 0):.1f} s of them loading the model"
+        )
+    lines.append(f"rows in {root / 'parts'}")
+    if progress.failures:
+        lines.append(f"failures in {root / 'failures'}; list them with: embq failures {root}")
+    return lines

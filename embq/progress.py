@@ -1,0 +1,191 @@
+"""How far a run is: counts from the commit log, what is in flight from the broker where one answers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from core.commits import CommitLog, LogState
+from core.layout import Layout, RunInfo, load_run
+from core.ledger import Ledger, live_workers, load_scripts
+from core.protocol import RUN_PARTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One look at a run.
+
+    Attributes:
+        state: "running", "done", or "stopped" where no broker knows the run or nobody works on it.
+        rows: committed rows.
+        rows_total: samples of the run; estimated from the units done so far where only reading tells.
+        failures: committed failures.
+        done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
+        rows_per_s: committed rows per second, from the first batch to the last commit.
+        embedding_per_s: what the workers report for the last 20 seconds, together.
+        eta_s: remaining rows at `embedding_per_s`, or None where that is not known.
+        limit: the stage that bounds the speed.
+        workers: what each worker says of itself.
+        timing: load_s, embed_s, wall_s.
+    """
+
+    run: str
+    output: str
+    model: str
+    state: str
+    rows: int
+    rows_total: int | None
+    rows_total_exact: bool
+    failures: int
+    units_total: int
+    done: int
+    received: int
+    in_flight: int
+    queued: int
+    quarantined: int
+    rows_per_s: float
+    embedding_per_s: float
+    eta_s: float | None
+    limit: str
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    timing: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that `embq status --json` promises."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "output": self.output,
+            "model": self.model,
+            "state": self.state,
+            "rows": self.rows,
+            "rows_total": self.rows_total,
+            "rows_total_exact": self.rows_total_exact,
+            "failures": self.failures,
+            "units": {
+                "done": self.done,
+                "received": self.received,
+                "in_flight": self.in_flight,
+                "queued": self.queued,
+                "quarantined": self.quarantined,
+                "total": self.units_total,
+            },
+            "rows_per_s": self.rows_per_s,
+            "eta_s": self.eta_s,
+            "limit": self.limit,
+            "workers": [
+                {name: worker.get(name) for name in ("name", "device", "rows_per_s", "unit", "stage", "age_s")}
+                for worker in self.workers
+            ],
+            "timing": self.timing,
+        }
+
+
+class Watch:
+    """Looks at one run again and again, reading each commit record once.
+
+    Args:
+        root: output folder.
+        client: the broker, or None where none answers.
+    """
+
+    def __init__(self, root: Path, client: redis.Redis | None) -> None:
+        self.info: RunInfo = load_run(root)
+        self.root = root
+        self.client = client
+        self._log = CommitLog(Layout(root))
+        self._state = LogState(units=self.info.units)
+        self._timing: dict[str, float] = {}
+        self._scripts = load_scripts(client) if client is not None else {}
+
+    def log_state(self) -> LogState:
+        """What the commit log says now; the truth about what is done."""
+        for commit in self._log.read(after=self._state.n):
+            self._state.apply(commit)
+            self._timing = commit.timing or self._timing
+        return self._state
+
+    def look(self) -> Progress:
+        """The run now. Raises redis.exceptions.RedisError where the broker is away."""
+        log = self.log_state()
+        meta: dict[str, str] = {}
+        received = in_flight = 0
+        workers: list[dict[str, Any]] = []
+        if self.client is not None and not log.closed:
+            ledger = Ledger(self.client, self.info.run, scripts=self._scripts)
+            meta = ledger.meta()
+            received = int(self.client.hlen(ledger.keys[RUN_PARTS.index("pub")]))
+            in_flight = int(self.client.hlen(ledger.keys[RUN_PARTS.index("owner")]))
+            workers = [w for w in live_workers(self.client) if w.get("model") == self.info.model.spec]
+        total, exact = _rows_total(self.info, log)
+        rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
+        left = max(0, total - log.rows - log.failures) if total is not None else None
+        timing = self._timing if log.closed else _timing(meta, workers)
+        return Progress(
+            run=self.info.run,
+            output=str(self.root),
+            model=self.info.model.spec,
+            state="done" if log.closed else meta.get("state", "stopped") if workers else "stopped",
+            rows=log.rows,
+            rows_total=total,
+            rows_total_exact=exact,
+            failures=log.failures,
+            units_total=self.info.units,
+            done=log.count - log.quarantined,
+            received=received,
+            in_flight=in_flight,
+            queued=max(0, self.info.units - log.count - received - in_flight),
+            quarantined=log.quarantined,
+            rows_per_s=timing.get("rows_per_s", 0.0) if log.closed else _committed_rate(meta, log),
+            embedding_per_s=rate,
+            eta_s=round(left / rate, 1) if left and rate else 0.0 if log.closed else None,
+            limit="" if log.closed else bottleneck(workers),
+            workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
+            timing={name: value for name, value in timing.items() if name != "rows_per_s"},
+        )
+
+
+def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
+    if info.samples is not None:
+        return info.samples, True
+    if log.count == info.units:
+        return log.rows + log.failures, True
+    if log.count:
+        return round((log.rows + log.failures) / log.count * info.units), False
+    return None, False
+
+
+def _committed_rate(meta: dict[str, str], log: LogState) -> float:
+    first, last = int(meta.get("first_batch_ms", 0)), int(meta.get("last_commit_ms", 0))
+    rows = log.rows - int(meta.get("rows_before", 0))
+    return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
+
+
+def _timing(meta: dict[str, str], workers: list[dict[str, Any]]) -> dict[str, float]:
+    opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "first_batch_ms", "last_commit_ms"))
+    return {
+        "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
+        "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
+        "wall_s": round(time.time() - opened / 1000, 3) if opened else 0.0,
+    }
+
+
+def bottleneck(workers: list[dict[str, Any]]) -> str:
+    """The stage that bounds the speed, from where the workers spend their time; first match wins.
+
+    Thresholds: a device that is 85 % busy cannot be fed better; a tenth of the time without room is the writer's fault.
+    """
+    shares = [worker["share"] for worker in workers if worker.get("held") and worker.get("share")]
+    if not shares:
+        return "queue" if workers else ""
+    mean = {stage: sum(share.get(stage, 0.0) for share in shares) / len(shares) for stage in shares[0]}
+    if mean["full"] >= 0.1:
+        return "writer"
+    if mean["embed"] >= 0.85:
+        return "device"
+    stage = max(("read", "prepare", "embed", "publish"), key=lambda name: mean[name])
+    return {"embed": "device"}.get(stage, stage) if mean[stage] >= 0.5 else "mixed"

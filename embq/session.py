@@ -1,0 +1,149 @@
+"""A run on this machine from start to finish: server, producer, writer and workers, started and stopped together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from core.broker import check, connect
+from core.embedded import EmbeddedServer
+from core.errors import BrokerError
+from core.layout import Layout, RunInfo
+from core.settings import Settings
+from embq.children import Child
+from embq.display import Display
+from embq.progress import Progress, Watch
+from producer.enqueue import announce
+
+LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a session ended: the last look at the run, and whether a user stopped it."""
+
+    progress: Progress
+    interrupted: bool
+
+
+class Session:
+    """Brings one planned run to its end, or to a clean stop.
+
+    Args:
+        info: the run.
+        root: its output folder.
+        worker_arguments: options for `embq worker`.
+        settings: with `broker_url` set where the user named a broker; otherwise a server is started beside the output.
+        stops: number of times the user has asked to stop so far.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        root: Path,
+        *,
+        worker_arguments: list[str],
+        settings: Settings,
+        drain_s: float,
+        stops: Callable[[], int],
+        display: Display,
+    ) -> None:
+        self.info = info
+        self.layout = Layout(root)
+        self.worker_arguments = worker_arguments
+        self.settings = settings
+        self.drain_s = drain_s
+        self.stops = stops
+        self.display = display
+        self.server: EmbeddedServer | None = None
+
+    def run(self) -> Outcome:
+        """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
+        with ExitStack() as stack:
+            url = self.settings.broker_url or self._start_server(stack)
+            client = connect(url, password=self.settings.broker_password, patient=True)
+            check(connect(url, password=self.settings.broker_password), url)
+            announce(client, self.info, self.layout.root)
+            self.layout.logs.mkdir(exist_ok=True)
+            children = self._children(url)
+            watch = Watch(self.layout.root, client)
+            try:
+                for child in children:
+                    child.start()
+                interrupted = self._until_closed(children, watch)
+            finally:
+                self._stop(children)
+            return Outcome(Watch(self.layout.root, None).look(), interrupted)
+
+    def _start_server(self, stack: ExitStack) -> str:
+        self.layout.broker.mkdir(mode=0o700, parents=True, exist_ok=True)
+        server = EmbeddedServer(self.layout.broker)
+        # On the stack first: what `start` has taken hold of must be let go even where it fails.
+        stack.callback(server.stop)
+        try:
+            server.start()
+        except BrokerError:
+            # A state that the server cannot load is set aside: the queue is made anew from the output folder.
+            server.set_state_aside()
+            server.start()
+        self.server = server
+        return server.url
+
+    def _children(self, url: str) -> list[Child]:
+        only = ["--run", self.info.run]
+        # Nobody else is at work on a folder whose server we hold: leases of before are void, the queue is built anew.
+        first = ["--rebuild", "--takeover"] if self.server is not None else []
+        again = ["--takeover"]
+        logs = self.layout.logs
+
+        def child(verb: str, arguments: list[str], later: list[str]) -> Child:
+            return Child(verb, [*only, *arguments], again=[*only, *later], log=logs / f"{verb}.log", broker_url=url)
+
+        return [
+            child("writer", first, again),
+            child("producer", [], []),
+            child("worker", self.worker_arguments, self.worker_arguments),
+        ]
+
+    def _until_closed(self, children: list[Child], watch: Watch) -> bool:
+        """True where the user stopped it."""
+        while True:
+            if self.stops():
+                self.display.say("stopping: begun units are finished and committed (Ctrl-C again: at once)")
+                return True
+            if self.server is not None and not self.server.running():
+                self.display.say("the embedded server died; starting it again")
+                self.server.start()
+            for child in children:
+                child.look_after()
+            try:
+                progress = watch.look()
+            except redis.exceptions.RedisError:
+                continue  # the server is being started again
+            self.display.show(progress)
+            if watch.log_state().closed:
+                return False
+            time.sleep(LOOK_S)
+
+    def _stop(self, children: list[Child]) -> None:
+        """Workers first, so that the writer commits all that they still publish; then producer and writer."""
+        writer, producer, worker = children
+        asked = self.stops()
+        if worker.process is not None and worker.process.poll() is None:
+            worker.process.terminate()
+            deadline = time.monotonic() + self.drain_s + 20
+            while worker.process.poll() is None and time.monotonic() < deadline:
+                if self.server is not None and not self.server.running():
+                    self.server.start()
+                if self.stops() > max(1, asked):
+                    worker.hurry()
+                    asked = self.stops()
+                time.sleep(0.05)
+            worker.stop(1.0)
+        producer.stop(10.0)
+        writer.stop(120.0)

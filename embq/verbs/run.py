@@ -1,0 +1,39 @@
+"""`embq run`: everything on this machine, with one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from embq.options import broker_option, json_option, run_options, worker_options
+
+
+@click.command(
+    "run",
+    epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
+    "embq run texts.jsonl -o out -m minilm",
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@run_options
+@worker_options
+@broker_option
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
+def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
+    """Embed INPUT on this machine, with all its devices, and write the result to a folder.
+
+    INPUT is a webdataset .tar, a folder of images, a .jsonl or .txt file; globs and {000000..000099} are expanded.
+    Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
+    """
+    from embq.local import account, work
+    from embq.request import request_from
+    from producer.enqueue import prepare
+
+    planned = prepare(request_from(inputs, options))
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    root = Path(options["output"]).absolute()
+    outcome = work(planned.info, root, options, broker=broker, quiet=quiet or as_json)
+    return account(outcome, root, as_json=as_json)
