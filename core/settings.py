@@ -67,7 +67,7 @@ def _seconds(name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if value <= 0:
+    if not 0 < value < float("inf"):
         raise ConfigError(f"{name}={text!r} is not a positive number of seconds", next_step=f"unset {name} or mend it")
     return value
 
