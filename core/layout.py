@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,10 @@ class RunInfo:
             },
             indent=1,
         )
+        # A name of its own: a leftover of a killed process must not look like another process at the same time.
+        temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
         try:
-            write_new(layout.run_json, data.encode() + b"\n", temporary=layout.temporary / f"run-{self.run}.json")
+            write_new(layout.run_json, data.encode() + b"\n", temporary=temporary)
         except FileExistsError as error:
             raise OutputError(f"{layout.run_json} was written by another process at the same time") from error
         except OSError as error:
