@@ -53,7 +53,7 @@ class ModelSpec:
         if (family == "minilm") != (name == ""):
             example = FAMILIES[family].split("  ")[0]
             raise ModelError(f"model spec {text!r} is not complete", next_step=f"write it as {example}")
-        if family == "stub" and not (name.isdigit() and int(name) > 0):
+        if family == "stub" and not (name.isascii() and name.isdigit() and int(name) > 0):
             raise ModelError(f"stub:{name}: the dimension must be a positive number", next_step="for example stub:384")
         try:
             pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))

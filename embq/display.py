@@ -84,7 +84,8 @@ def panel(progress: Progress) -> Group:
         f"{progress.done:,} done, {progress.received:,} received, {progress.in_flight:,} in flight, "
         f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
     )
-    facts.add_row("limit", LIMITS.get(progress.limit, progress.limit))
+    if progress.state != "done":
+        facts.add_row("limit", LIMITS.get(progress.limit, progress.limit))
     oldest = max(progress.workers, key=lambda worker: float(worker.get("age_s") or 0), default=None)
     if oldest is not None and oldest.get("unit"):
         age = duration(oldest["age_s"])

@@ -72,10 +72,9 @@ def _find(run: str, broker: str) -> tuple[list[Path], redis.Redis | None]:
     if folder is not None:
         return [folder], client
     if client is None:
+        what = f"{run} is not a folder" if run else "no run is named"
         raise InputError(
-            f"{run} is not a folder, and no broker is configured"
-            if run
-            else "no run is named and no broker is configured",
+            f"{what}, and no broker is configured",
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
         )
     records = registered(client)

@@ -1,0 +1,38 @@
+# Everything runs in .venv, which the first target that needs it makes. Only python3 (3.11 or newer) has to be there.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test check bench install test-faults clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "embq needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	touch $@
+
+demo: install   ## embed real texts and photographs, verify, search
+	HF_HUB_OFFLINE= $(BIN)/python -m demo
+
+test: install   ## unit, contract, end-to-end and the first fault tests
+	$(BIN)/python -m pytest -q
+
+check: install   ## lint, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install   ## the figures of the README, written to bench/results
+	$(BIN)/python -m bench.roundtrip
+	$(BIN)/python -m bench.writer
+	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.tar_reader
+
+test-faults: install   ## the fault tests alone; EMBQ_TEST_SEED=n for another seed
+	$(BIN)/python -m pytest -q tests/faults
+
+clean:
+	rm -rf .venv build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,84 @@
+"""`embq verify`: is the output what the inputs say it must be?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from core.errors import Exit
+from embq.options import json_option
+
+if TYPE_CHECKING:
+    from embq.verify import Report
+
+SHOWN = 20
+"""Violations that are printed; --json has up to 1,000."""
+
+
+@click.command("verify", epilog="Example: embq verify ./out")
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
+@json_option
+def command(output: str, as_json: bool) -> int:
+    """Re-read the inputs and the output OUT, and check every invariant.
+
+    Checks the commit log, every file's hash, that each sample of each committed unit is there exactly once as a row
+    or as a failure, and the vectors: recomputed for stub: models, finite for others. An unfinished run is checked as
+    far as it got.
+
+    Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
+    """
+    from pathlib import Path
+
+    from embq.verify import verify
+
+    if sys.stderr.isatty():
+        report = verify(Path(output), on_record=_show_progress)
+        click.echo(err=True)
+    else:
+        report = verify(Path(output))
+    if as_json:
+        _print_json(report)
+    else:
+        _print_account(report)
+    return Exit.DONE if report.ok else Exit.BAD_INPUT
+
+
+def _show_progress(done: int, total: int) -> None:
+    click.echo(f"\r{done:,} of {total:,} units checked", nl=False, err=True)
+
+
+def _print_json(report: Report) -> None:
+    import json
+    from dataclasses import asdict
+
+    click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
+
+
+def _print_account(report: Report) -> None:
+    from embq.verification.findings import printable
+
+    units = f"{report.units:,} of {report.units_total:,} committed"
+    units += f", {report.quarantined:,} failed whole" if report.quarantined else ""
+    lines = [
+        ("units", units),
+        ("samples", f"{report.rows + report.failures:,} in = {report.rows:,} rows + {report.failures:,} failures"),
+        ("keys", f"{report.samples_checked:,} compared with a second reading of the inputs"),
+        ("files", f"{report.files:,} whole ({report.bytes / 1e6:,.1f} MB), {report.records:,} commit records"),
+    ]
+    if report.model.startswith("stub:"):
+        lines.append(("vectors", f"{report.vectors_recomputed:,} recomputed from the inputs, bit for bit"))
+    lines += [("note", note) for note in report.notes]
+    for name, text in lines:
+        click.echo(f"{name:<9} {printable(text)}")
+    for violation in report.violations[:SHOWN]:
+        click.echo(printable(f"{violation.invariant:<14} {violation.where}: {violation.message}"))
+    if report.violations_total > SHOWN:
+        click.echo(f"... and {report.violations_total - SHOWN:,} more violations (--json lists them)")
+    if not report.ok:
+        click.echo(f"not ok: {report.violations_total:,} violations")
+    elif report.state == "incomplete":
+        click.echo(f"ok so far: incomplete, {report.units:,} of {report.units_total:,} units")
+    else:
+        click.echo("ok")

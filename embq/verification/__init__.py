@@ -1,0 +1,1 @@
+"""The checks behind `embq verify`, one file per thing that is checked."""

@@ -1,0 +1,43 @@
+"""What a verification finds: violations, bounded in memory, and notes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+KEPT = 1000
+"""Violations that are kept in words; a run of millions of units with its source gone has one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken invariant: its stable name, the record, file or unit where it is broken, and how."""
+
+    invariant: str
+    where: str
+    message: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects violations and notes. `count` counts every violation, `violations` holds the first `KEPT`."""
+
+    violations: list[Violation] = field(default_factory=list)
+    count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, invariant: str, where: str, message: str) -> None:
+        """A violation."""
+        self.count += 1
+        if len(self.violations) < KEPT:
+            self.violations.append(Violation(invariant, where, message))
+
+    def note(self, message: str) -> None:
+        """Something a user should know that breaks nothing."""
+        self.notes.append(message)
+
+
+def printable(text: str) -> str:
+    """`text` with everything that could steer a terminal, or that no terminal can show, as an escape."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )

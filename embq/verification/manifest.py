@@ -1,0 +1,97 @@
+"""Whether the manifest is the one that run.json describes, and whether its units cover their sources."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from core.errors import OutputError
+from core.layout import Layout, RunInfo
+from core.manifest import Manifest
+from core.units import Unit
+from embq.verification.findings import Findings
+from embq.verification.rereading import IMAGES
+
+
+def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
+    """The manifest, after one pass over it; None where it cannot be read. Holds eight bytes per unit."""
+    try:
+        manifest = Manifest(layout)
+        if len(manifest) != info.units:
+            findings.add("manifest", "manifest", f"it has {len(manifest)} units, run.json says {info.units}")
+        digest = hashlib.sha256()
+        ids = np.empty(len(manifest), dtype=np.uint64)
+        cover = _Coverage(findings)
+        for u, unit in enumerate(manifest):
+            stored = manifest.unit_id(u)
+            if unit.unit_id != stored:
+                findings.add("manifest", f"unit {u}", f"its id is {stored}, its content says {unit.unit_id}")
+            digest.update(stored.encode())
+            ids[u] = int(unit.unit_id[:16], 16)
+            cover.take(u, unit)
+        cover.end()
+    except (OutputError, OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        findings.add("manifest", "manifest", f"it cannot be read: {error}")
+        return None
+    if digest.hexdigest()[:32] != info.manifest_digest:
+        findings.add("manifest", "manifest", "its units are not those that run.json has the digest of")
+    if len(np.unique(ids)) != len(ids):
+        findings.add("manifest", "manifest", "two of its units are the same")
+    return manifest
+
+
+class _Coverage:
+    """Follows the units of each source, which stand one after the other, and reports gaps between them."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._last: Unit | None = None
+        self._at = (0, 0)  # next byte, next ordinal
+        self._folders: Counter[str] = Counter()
+
+    def take(self, u: int, unit: Unit) -> None:
+        """The next unit."""
+        last = self._last
+        if last is None or (last.kind, last.source) != (unit.kind, unit.source):
+            self._end_of_source()
+            self._at = (0, 0)
+        start, first = self._at
+        if unit.kind == "files":
+            self._folders[unit.source] += len(unit.items)
+        elif unit.start != start:
+            self._findings.add("coverage", f"unit {u}", f"it starts at byte {unit.start} of {unit.source}, not {start}")
+        if unit.first != first:
+            self._findings.add("coverage", f"unit {u}", f"its first sample is number {unit.first}, not {first}")
+        self._at = (unit.stop, first + (unit.samples or 0))
+        self._last = unit
+
+    def end(self) -> None:
+        """All units have been taken."""
+        self._end_of_source()
+        for folder, planned in self._folders.items():
+            if Path(folder).is_dir() and (there := _images_in(folder)) != planned:
+                self._findings.note(
+                    f"{folder} holds {there:,} images now, {planned:,} are planned: it has changed since"
+                )
+
+    def _end_of_source(self) -> None:
+        last = self._last
+        if last is None or last.kind == "files":
+            return
+        size = last.etag.rpartition("-")[2]
+        if size.isdigit() and last.stop != int(size):
+            self._findings.add(
+                "coverage", last.source, f"its units end at byte {last.stop}, when planned it had {size} bytes"
+            )
+
+
+def _images_in(folder: str) -> int:
+    """Number of files below `folder` that are named as images are; linked folders are not entered."""
+    return sum(
+        "." in name and name.rpartition(".")[2].lower() in IMAGES for _, _, names in os.walk(folder) for name in names
+    )

@@ -1,0 +1,207 @@
+"""The inputs read a second time, by other code than `sources`: standard library only, a few plain rules.
+
+What `sources` and this file have in common is what the documentation promises about keys, nothing else. So a mistake
+in the product's readers shows up as a difference instead of being made twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from core.units import Unit
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+"""Extensions of images; where a key has several, the first in this order is embedded."""
+
+LINE_MAX_BYTES = 32_000_000
+"""A longer line is a failure with its line number as the key."""
+
+TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
+ID_COLUMNS = ("id", "key", "_id", "doc_id")
+
+# webdataset's own expression for "key.extension": the first dot behind the last slash.
+_MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+
+
+class SourceChangedError(Exception):
+    """The source is no longer what was planned, so the unit cannot be checked against it."""
+
+
+class SourceUnreadableError(Exception):
+    """The source is unchanged, and this second reading cannot make sense of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One sample as it stands in the source.
+
+    Attributes:
+        key: its key.
+        image: encoded bytes; None where there is none, or where images were not asked for.
+        text: caption or text; None where there is none that is UTF-8.
+        changed: why this one sample cannot be checked, or "".
+    """
+
+    key: str
+    image: bytes | None = None
+    text: str | None = None
+    changed: str = ""
+
+
+def reread(unit: Unit, *, images: bool) -> Iterator[Found]:
+    """The samples of a unit in order of their ordinals; `images` says whether to read the bytes of images.
+
+    Raises SourceChangedError where the source is missing or of another version, SourceUnreadableError where it cannot
+    be read as what it is said to be.
+    """
+    readers = {"tar": _tar, "files": _files, "jsonl": _jsonl, "lines": _lines}
+    if unit.kind not in readers:
+        raise SourceUnreadableError(f"units of kind {unit.kind!r} cannot be read a second time")
+    if unit.kind != "files":
+        _check_version(unit)
+    try:
+        yield from readers[unit.kind](unit, images)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise SourceUnreadableError(f"{unit.source}: {error}") from error
+
+
+def _check_version(unit: Unit) -> None:
+    try:
+        status = os.stat(unit.source)
+    except OSError as error:
+        raise SourceChangedError(f"cannot be checked: {unit.source}: {error.strerror}") from error
+    version = f"{status.st_mtime_ns}-{status.st_size}"
+    if version != unit.etag:
+        raise SourceChangedError(
+            f"cannot be checked: changed: {unit.source} was {unit.etag} when planned and is {version} "
+            "(modification time in ns, size in bytes)"
+        )
+
+
+def _stored(text: str) -> str:
+    """`text` as an output can hold it: half surrogate pairs as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _decoded(data: bytes | None) -> str | None:
+    if data is None:
+        return None
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return None
+
+
+def _tar(unit: Unit, images: bool) -> Iterator[Found]:
+    """Members by key. A repeated image is a sample of its own, and so is a repeated text of a key without image."""
+    with tarfile.open(unit.source, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+        parts: dict[str, dict[str, tarfile.TarInfo]] = {}
+        order: list[tuple[str, str]] = []
+        for member in tar:
+            match = None if member.isdir() else _MEMBER.fullmatch(member.name)
+            if match is None:
+                continue
+            key, extension = match[1], match[2].lower()
+            of_key = parts.setdefault(key, {})
+            if not of_key:
+                order.append((key, ""))
+            if extension not in of_key:
+                of_key[extension] = member
+            elif extension == "txt" or extension in IMAGES:
+                order.append((key, extension))
+        for key, again in order:
+            of_key = parts[key]
+            image = next((of_key[extension] for extension in IMAGES if extension in of_key), None)
+            if again == "txt" and image is not None:
+                continue
+            yield Found(
+                key=_stored(key),
+                image=_content(tar, image) if images and not again else None,
+                text=None if again else _decoded(_content(tar, of_key.get("txt"))),
+            )
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:
+    if member is None or not member.isreg():
+        return None
+    file = tar.extractfile(member)
+    return None if file is None else file.read()
+
+
+def _files(unit: Unit, images: bool) -> Iterator[Found]:
+    """The planned files, each checked for its planned size."""
+    for relative, size in unit.items:
+        path = os.path.join(unit.source, relative)
+        key = _stored(relative)
+        try:
+            now = os.stat(path).st_size
+        except OSError as error:
+            yield Found(key=key, changed=f"cannot be checked: {path}: {error.strerror}")
+            continue
+        if now != size:
+            yield Found(key=key, changed=f"cannot be checked: changed: {path} had {size} bytes when planned, now {now}")
+            continue
+        text = _whole(os.path.splitext(path)[0] + ".txt")
+        yield Found(key=key, image=_whole(path) if images else None, text=_decoded(text))
+
+
+def _whole(path: str) -> bytes | None:
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _lines(unit: Unit, _images: bool) -> Iterator[Found]:
+    name = os.path.basename(unit.source)
+    with open(unit.source, "rb") as file:
+        for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
+            yield Found(key=_stored(f"{name}:{number}"), text=_decoded(line))
+
+
+def _jsonl(unit: Unit, _images: bool) -> Iterator[Found]:
+    name = os.path.basename(unit.source)
+    named = dict(unit.options)
+    with open(unit.source, "rb") as file:
+        for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
+            key, text = _key_and_text(_decoded(line), named.get("id_column", ""), named.get("text_column", ""))
+            yield Found(key=_stored(key or f"{name}:{number}"), text=text)
+
+
+def _key_and_text(line: str | None, id_column: str, text_column: str) -> tuple[str, str | None]:
+    """The id of a line ("" where its number stands for it) and its text."""
+    try:
+        fields: Any = json.loads(line or "")
+    except (ValueError, RecursionError):
+        return "", None
+    if not isinstance(fields, dict):
+        return "", None
+    text_name = text_column or next((name for name in TEXT_COLUMNS if name in fields), "")
+    id_name = id_column or next((name for name in ID_COLUMNS if name in fields and name != text_name), "")
+    identity, text = fields.get(id_name), fields.get(text_name)
+    usable = isinstance(identity, (str, int)) and not isinstance(identity, bool) and identity != ""
+    return str(identity) if usable else "", text if isinstance(text, str) else None
+
+
+def _cut(file: BinaryIO, start: int, stop: int) -> Iterator[bytes | None]:
+    """The lines between two offsets without their ends, LF or CRLF; None for one that is too long."""
+    file.seek(start)
+    at = start
+    while at < stop:
+        line = file.readline(min(LINE_MAX_BYTES + 1, stop - at))
+        if not line:
+            return
+        at += len(line)
+        too_long = len(line) > LINE_MAX_BYTES
+        while not line.endswith(b"\n") and at < stop:
+            line = file.readline(min(1 << 20, stop - at))
+            if not line:
+                return
+            at += len(line)
+        yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")

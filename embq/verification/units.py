@@ -1,0 +1,213 @@
+"""Whether a unit's rows and failures are those of its source: every sample once, under its key, with its vector."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from core.commits import CommittedUnit
+from core.errors import OutputError
+from core.layout import RunInfo
+from core.models import ModelSpec
+from core.reader import vectors
+from core.results import embedding_columns
+from core.units import Unit
+from embq.verification.findings import Findings
+from embq.verification.rereading import Found, SourceChangedError, SourceUnreadableError, reread
+from worker.embedders.stub import stub_digest, stub_vectors
+
+NUMPY_DTYPES = {"float16": np.float16, "float32": np.float32}
+SHOWN = 3
+"""Samples named in one violation."""
+
+
+class Units:
+    """Checks units one at a time; nothing is kept from one to the next but counts.
+
+    Attributes:
+        keys: samples whose keys were compared with the source.
+        recomputed: rows whose vectors were recomputed and compared bit for bit.
+    """
+
+    def __init__(self, info: RunInfo, findings: Findings) -> None:
+        self.keys = 0
+        self.recomputed = 0
+        self._findings = findings
+        self._modalities = info.model.modalities
+        self._columns = embedding_columns(self._modalities)
+        spec = ModelSpec.parse(info.model.spec)
+        self._dim = int(spec.name) if spec.family == "stub" else 0
+        self._dtype = NUMPY_DTYPES[info.dtype]
+
+    def check(self, where: str, said: CommittedUnit, unit: Unit | None, rows: pa.Table, failures: pa.Table) -> None:
+        """Check one unit.
+
+        Args:
+            where: the record and the unit, for messages.
+            said: what the record says of the unit.
+            unit: the manifest's unit; None where it has none, and then there is no source to compare with.
+            rows: the unit's rows in their file's schema; no columns are needed where there are none.
+            failures: its failures, likewise.
+        """
+        self._check_ids(where, said, rows, failures)
+        stored = self._vectors(where, rows)
+        if self._is_whole(where, said, rows, failures):
+            return
+        samples = _pairs(rows) + _pairs(failures)
+        ordinals = {ordinal for ordinal, _ in samples}
+        if len(ordinals) != len(samples):
+            self._findings.add("ordinals", where, f"{len(samples) - len(ordinals)} samples are there twice")
+        if unit is not None:
+            self._compare(where, unit, samples, _Rows(rows, stored, len(self._modalities)))
+
+    def _check_ids(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
+        for name, table in (("row", rows), ("failure", failures)):
+            ids = table["unit_id"].unique().to_pylist() if table.num_rows else []
+            if ids not in ([], [said.unit_id]):
+                other = next(one for one in ids if one != said.unit_id)
+                self._findings.add("unit_rows", where, f"it has a {name} of unit {other}")
+
+    def _vectors(self, where: str, rows: pa.Table) -> dict[str, np.ndarray]:
+        """The vectors by column, checked to be there and finite."""
+        found: dict[str, np.ndarray] = {}
+        for column in self._columns if rows.num_rows else ():
+            try:
+                found[column] = vectors(rows, column)
+            except OutputError:
+                self._findings.add("vectors", where, f"a row has no {column}")
+                continue
+            finite = np.isfinite(found[column]).all(axis=1)
+            if not finite.all():
+                key = rows["key"][int(np.argmin(finite))].as_py()
+                self._findings.add("finite", where, f"{int((~finite).sum())} rows hold NaN or infinity, first {key!r}")
+        return found
+
+    def _is_whole(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> bool:
+        """Whether one failure stands for the whole unit."""
+        whole = bool(failures.num_rows) and failures["ordinal"].null_count > 0
+        if whole != bool(said.quarantined):
+            self._findings.add("whole_unit", where, "its record and its failures disagree on whether it failed whole")
+        if whole and (rows.num_rows or failures.num_rows != 1):
+            self._findings.add("whole_unit", where, "it failed whole and has rows or further failures")
+        return whole
+
+    def _compare(self, where: str, unit: Unit, samples: list[tuple[int, str]], rows: _Rows) -> None:
+        """Compare with an independent second reading of the source."""
+        keys: list[str] = []
+        changed: list[str] = []
+        check = _Content(rows, self._modalities if self._dim else (), self._dim)
+        try:
+            for ordinal, found in enumerate(reread(unit, images="image" in self._modalities and self._dim > 0)):
+                keys.append(found.key)
+                if ordinal not in rows.position:
+                    continue
+                if found.changed:
+                    changed.append(found.changed)
+                else:
+                    check.take(ordinal, found)
+        except SourceChangedError as error:
+            self._findings.add("source_changed", where, str(error))
+            return
+        except SourceUnreadableError as error:
+            self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")
+            return
+        if changed:
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            self._findings.add("source_changed", where, changed[0] + more)
+        if unit.samples is not None and unit.samples != len(keys):
+            self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {len(keys)}")
+        self._compare_keys(where, samples, keys)
+        if check.captions:
+            self._findings.add("captions", where, f"not the text of the source: {_some(check.captions)}")
+        wrong = check.absent + self._wrong_vectors(check, rows)
+        if wrong:
+            self._findings.add("vectors", where, f"not what the sample's bytes give: {_some(wrong)}")
+
+    def _compare_keys(self, where: str, samples: list[tuple[int, str]], keys: list[str]) -> None:
+        self.keys += len(samples)
+        expected = list(enumerate(keys))
+        if sorted(samples) == expected:
+            return
+        there, source = Counter(samples), Counter(expected)
+        missing, extra = list((source - there).elements()), list((there - source).elements())
+        parts = [f"{len(samples)} samples, the source has {len(keys)}"]
+        if missing:
+            parts.append(f"without row and failure: {_some(missing)}")
+        if extra:
+            parts.append(f"not in the source: {_some(extra)}")
+        self._findings.add("keys", where, "; ".join(parts))
+
+    def _wrong_vectors(self, check: _Content, rows: _Rows) -> list[tuple[int, str]]:
+        """The samples whose stored vectors are not bit for bit those of their bytes."""
+        if not check.positions or len(rows.vectors) != len(self._columns):
+            return []
+        good = np.ones(len(check.positions), dtype=bool)
+        for column, digests in zip(self._columns, check.digests, strict=True):
+            stored = rows.vectors[column][check.positions]
+            if stored.shape[1] != self._dim:
+                return [rows.names[position] for position in check.positions]
+            expected = stub_vectors(digests, self._dim).astype(self._dtype)
+            # As bytes: a comparison of numbers would take -0.0 for 0.0.
+            good &= (_as_bytes(stored) == _as_bytes(expected)).all(axis=1)
+        self.recomputed += len(check.positions)
+        return [rows.names[check.positions[i]] for i in np.flatnonzero(~good).tolist()]
+
+
+class _Rows:
+    """A unit's rows, found by ordinal."""
+
+    def __init__(self, rows: pa.Table, stored: dict[str, np.ndarray], columns: int) -> None:
+        self.names = _pairs(rows)
+        self.position = {ordinal: i for i, (ordinal, _) in enumerate(self.names)}
+        self.vectors = stored
+        self.captions = rows["caption"].to_pylist() if "caption" in rows.column_names else None
+
+
+class _Content:
+    """Collects what the bytes of a unit's samples say about its rows; keeps digests, never the bytes."""
+
+    def __init__(self, rows: _Rows, modalities: tuple[str, ...], dim: int) -> None:
+        self.captions: list[tuple[int, str]] = []
+        self.absent: list[tuple[int, str]] = []
+        self.positions: list[int] = []
+        self.digests: list[list[bytes]] = [[] for _ in modalities]
+        self._rows = rows
+        self._modalities = modalities
+        self._dim = dim
+
+    def take(self, ordinal: int, found: Found) -> None:
+        """One sample that has a row."""
+        position = self._rows.position[ordinal]
+        captions = self._rows.captions
+        text = None if found.text is None else found.text.encode("utf-8", "backslashreplace")
+        if captions is not None and captions[position] != (None if text is None else text.decode()):
+            self.captions.append(self._rows.names[position])
+        if not self._modalities:
+            return
+        contents = [found.image if modality == "image" else text for modality in self._modalities]
+        if any(content is None for content in contents):
+            self.absent.append(self._rows.names[position])
+            return
+        self.positions.append(position)
+        for digests, content in zip(self.digests, contents, strict=True):
+            digests.append(stub_digest(content or b"", self._dim))
+
+
+def _pairs(table: pa.Table) -> list[tuple[int, str]]:
+    if not table.num_rows:
+        return []
+    return list(zip(table["ordinal"].to_pylist(), table["key"].to_pylist(), strict=True))
+
+
+def _as_bytes(matrix: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(matrix).view(np.uint8)
+
+
+def _some(samples: Iterable[tuple[int, str]]) -> str:
+    """The first few of (ordinal, key), and how many there are more."""
+    listed = list(samples)
+    shown = ", ".join(f"{key!r} (sample {ordinal})" for ordinal, key in listed[:SHOWN])
+    return shown + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
