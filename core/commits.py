@@ -127,7 +127,6 @@ class LogState:
 
     Attributes:
         units: number of units of the run.
-        last_data: number of the last record that names files; no file of a higher number is real.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
 
@@ -142,7 +141,6 @@ class LogState:
     count: int = 0
     fingerprint: str = ""
     closed: bool = False
-    last_data: int = 0
     done: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -172,8 +170,6 @@ class LogState:
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
         self.fingerprint = commit.fingerprint or self.fingerprint
         self.closed = commit.kind == "close"
-        if commit.files:
-            self.last_data = commit.n
 
     def totals(self) -> dict[str, int]:
         """The cumulative counts as a record holds them."""
@@ -209,11 +205,16 @@ class CommitLog:
             n += 1
 
     def replay(self, units: int) -> LogState:
-        """The state after the last record."""
+        """The state after the last record; OutputError where a record is missing before one that is there."""
         state = LogState(units=units)
-        for commit in self.read():
-            state.apply(commit)
-        return state
+        while True:
+            for commit in self.read(after=state.n):
+                state.apply(commit)
+            names = {path.name for path in self.layout.commits.glob("*.json")}
+            if max(names, default="") <= f"{state.n:08d}.json":
+                return state
+            if (following := f"{state.n + 1:08d}.json") not in names:
+                raise damaged(following, "it is missing, though later records are there")
 
     def append(self, commit: Commit) -> Commit:
         """Create record `commit.n` durably; FileExistsError where another writer took the number."""
