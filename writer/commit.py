@@ -8,14 +8,15 @@ removes after its fence; a crash after it leaves entries to acknowledge and stag
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
-from core.errors import TryLaterError
+from core.errors import OutputError, TryLaterError
 from core.layout import Layout, RunInfo
 from core.results import FAILURE_SCHEMA
 from writer.accept import Accepted
@@ -63,8 +64,11 @@ class Committer:
             try:
                 self._append("fence")
                 break
-            except FileExistsError:
-                for commit in self.log.read(after=self.state.n):
+            except (FileExistsError, OutputError):
+                commits = list(self.log.read(after=self.state.n))
+                if not commits:
+                    raise
+                for commit in commits:
                     if commit.epoch > self.epoch:
                         raise self._lost(commit) from None
                     self.state.apply(commit)
@@ -75,24 +79,24 @@ class Committer:
         return [int(name) for name in names if name.isdigit()]
 
     def _sweep(self) -> None:
-        """Remove what no record names. Staging files stay: live workers own them."""
-        for path in self.layout.temporary.iterdir():
-            path.unlink(missing_ok=True)
-        for folder in (self.layout.parts, self.layout.failures):
+        """Remove what no record names. Staging files stay: live workers own them.
+
+        Every file of a predecessor has a number up to that of our fence. A higher one belongs to a successor: this
+        process may have been paused since its fence, for as long as it takes to be succeeded.
+        """
+        fence = self.state.n
+        named = {file.path for commit in self.log.read() if commit.n <= fence for file in commit.files}
+        for folder in (self.layout.temporary, self.layout.parts, self.layout.failures):
             for path in folder.iterdir():
-                number = path.stem.rsplit("-", 1)[-1]
-                if number.isdigit() and int(number) > self.state.last_data:
+                number = path.name.split(".")[0].rsplit("-", 1)[-1]
+                if number.isdigit() and int(number) > fence:
+                    continue
+                if str(path.relative_to(self.layout.root)) not in named:
                     path.unlink(missing_ok=True)
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
         """Write the results as one part and one record; TryLaterError where a later writer has taken over."""
         n = self.state.n + 1
-        files: list[CommittedFile] = []
-        rows = [result.rows for result in results if result.rows.num_rows]
-        if rows:
-            files.append(self._write_rows(n, results, rows))
-        if any(result.failures.num_rows for result in results):
-            files.append(self._write_failures(n, results))
         units: list[CommittedUnit] = []
         first = 0
         for result in results:
@@ -108,19 +112,36 @@ class Committer:
                 )
             )
             first += result.rows.num_rows
-        try:
+        files: list[CommittedFile] = []
+        with self._unless_taken_over(files):
+            rows = [result.rows for result in results if result.rows.num_rows]
+            if rows:
+                files.append(self._write_rows(n, results, rows))
+            if any(result.failures.num_rows for result in results):
+                files.append(self._write_failures(n, results))
             return self._append("data", files=tuple(files), units=tuple(units))
-        except FileExistsError:
-            for file in files:
-                (self.layout.root / file.path).unlink(missing_ok=True)
-            raise self._lost(next(self.log.read(after=self.state.n))) from None
 
     def close(self, timing: dict[str, float]) -> None:
         """Write the final record: every unit is done. `timing` is kept for information."""
-        try:
+        with self._unless_taken_over([]):
             self._append("close", timing=timing)
-        except FileExistsError:
-            raise self._lost(next(self.log.read(after=self.state.n))) from None
+
+    @contextmanager
+    def _unless_taken_over(self, files: Sequence[CommittedFile]) -> Iterator[None]:
+        """Drop `files` and raise TryLaterError where the failure of a commit means that a later writer is at work.
+
+        The later one has taken our number, or swept our temporary file. A failure after our own record has its name
+        is not of that kind: the record stands, and so must its files.
+        """
+        try:
+            yield
+        except (FileExistsError, OutputError) as error:
+            later = next(self.log.read(after=self.state.n), None)
+            if later is None or later.writer == self.writer:
+                raise
+            for file in files:
+                (self.layout.root / file.path).unlink(missing_ok=True)
+            raise self._lost(later) from error
 
     def _lost(self, commit: Commit) -> TryLaterError:
         return TryLaterError(
