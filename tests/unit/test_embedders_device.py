@@ -12,7 +12,7 @@ from core.models import ModelConfig
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device import batch_size_of, device_of, dtype_of, embed_in_halves  # noqa: E402
+from worker.embedders.device import device_of, dtype_of, embed_by_length, embed_in_halves  # noqa: E402
 
 CONFIG = ModelConfig(spec="hf:./model", modalities=("text",), precision="fp32")
 
@@ -87,7 +87,17 @@ def test_a_cpu_computes_in_fp32_and_bf16_but_not_in_fp16() -> None:
         dtype_of(ModelConfig(spec="x", modalities=("text",), precision="fp16"), cpu)
 
 
-def test_images_are_taken_in_smaller_batches_on_a_cpu() -> None:
-    both = ModelConfig(spec="x", modalities=("image", "text"), precision="fp32")
-    assert batch_size_of(both, torch.device("cpu")) < batch_size_of(CONFIG, torch.device("cpu"))
-    assert batch_size_of(both, torch.device("cuda")) == 256
+def test_length_ordered_pieces_keep_the_rows_of_the_batch_in_order_and_within_the_token_budget() -> None:
+    lengths = [3, 50, 7, 50, 1, 20, 2, 9]
+    pieces: list[int] = []
+
+    def run(items: Sequence[int]) -> dict[str, torch.Tensor]:
+        pieces.append(max(lengths[i] for i in items) * len(items))
+        return {"text": torch.tensor([[float(i)] for i in items])}
+
+    vectors = embed_by_length(run, list(range(8)), lengths, {"text": 1}, 60)
+    assert vectors["text"][:, 0].tolist() == [float(i) for i in range(8)]
+    assert max(pieces) <= 60
+    assert len(pieces) < 8
+
+

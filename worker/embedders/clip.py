@@ -18,7 +18,13 @@ from torch.nn.functional import normalize
 from core.errors import ModelError, SampleError
 from core.models import ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.device import batch_size_of, device_of, dtype_of, embed_in_halves
+from worker.embedders.device import (
+    ACCELERATOR_BATCH,
+    CPU_IMAGE_BATCH,
+    device_of,
+    dtype_of,
+    embed_in_halves,
+)
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.images import open_image, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
@@ -137,7 +143,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
         model, _, transform = make()
         # Images need no tokeniser, and some tokenisers have to be fetched.
         tokenizer = open_clip.get_tokenizer(name) if "text" in config.modalities else None
-    batch_size = whole_number(spec, "batch_size", batch_size_of(config, place))
+    batch_size = whole_number(spec, "batch_size", CPU_IMAGE_BATCH if place.type == "cpu" else ACCELERATOR_BATCH)
     return ClipEmbedder(model, transform, tokenizer, config, place, batch_size=batch_size)
 
 

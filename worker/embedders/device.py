@@ -16,8 +16,14 @@ T = TypeVar("T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision of the config -> type of weights and activations."""
 
-CPU_TEXT_BATCH = 32
-"""sentence-transformers' own default; larger batches fall out of a CPU's cache."""
+CPU_TEXT_BATCH = 256
+"""Texts from which batches of like length are cut; the forward passes themselves are bounded by `token_budget`."""
+
+CPU_TOKENS = 2_048
+"""Padded tokens of one forward pass. Measured on two Zen 4 cores: 512 is 5 % slower, 8,192 is 16 % slower."""
+
+ACCELERATOR_TOKENS = 16_384
+"""Padded tokens of one forward pass: enough to fill a data-centre GPU with a small model."""
 
 CPU_IMAGE_BATCH = 16
 """A CPU gains nothing from more images at once, and a smaller batch is a shorter wait when a worker stops."""
@@ -54,11 +60,37 @@ def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
     return DTYPES[config.precision]
 
 
-def batch_size_of(config: ModelConfig, device: torch.device) -> int:
-    """Samples per call of `embed` that suit the device."""
-    if device.type != "cpu":
-        return ACCELERATOR_BATCH
-    return CPU_IMAGE_BATCH if "image" in config.modalities else CPU_TEXT_BATCH
+def text_batch_size_of(device: torch.device) -> int:
+    """Texts per call of `embed` for models whose forward passes are bounded by `token_budget`."""
+    return CPU_TEXT_BATCH if device.type == "cpu" else 8 * ACCELERATOR_BATCH
+
+
+def token_budget(device: torch.device) -> int:
+    """Most padded tokens of one forward pass of a text model."""
+    return CPU_TOKENS if device.type == "cpu" else ACCELERATOR_TOKENS
+
+
+def embed_by_length(
+    run: Callable[[Sequence[T]], Mapping[str, torch.Tensor]],
+    batch: Sequence[T],
+    lengths: Sequence[int],
+    dims: Mapping[str, int],
+    budget: int,
+) -> dict[str, np.ndarray]:
+    """`embed_in_halves` of pieces of like length, longest first, each of at most `budget` padded tokens.
+
+    Texts that are padded to a much longer neighbour waste most of their arithmetic. The rows come in the batch's order.
+    """
+    vectors = {modality: np.empty((len(batch), dim), dtype=np.float32) for modality, dim in dims.items()}
+    order = sorted(range(len(batch)), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        stop = start + max(1, budget // max(1, lengths[order[start]]))
+        rows = order[start:stop]
+        for modality, block in embed_in_halves(run, [batch[i] for i in rows], dims).items():
+            vectors[modality][rows] = block
+        start = stop
+    return vectors
 
 
 def embed_in_halves(

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError, SampleError
 from core.models import ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.device import batch_size_of, device_of, dtype_of, embed_in_halves
+from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -51,7 +51,9 @@ class SentenceEmbedder:
 
     def embed(self, batch: Sequence[TokenRow | str]) -> dict[str, np.ndarray]:
         """What `encode` gives for the batch, in float32."""
-        return embed_in_halves(self._run, batch, self.dims)
+        # Texts that are tokenised later count four characters to a token, which only shapes the batches.
+        lengths = [len(item) // 4 if isinstance(item, str) else len(item["input_ids"]) for item in batch]
+        return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
 
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | str]:
         return texts if self._tokens is None else self._tokens.rows([self._prompt + text for text in texts])
@@ -89,7 +91,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
         model.float().eval()
     if not model.supports("text"):
         raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
-    batch_size = whole_number(spec, "batch_size", batch_size_of(config, place))
+    batch_size = whole_number(spec, "batch_size", text_batch_size_of(place))
     return SentenceEmbedder(model, config, place, batch_size)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from core.errors import ModelError, SampleError
 from core.models import ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.device import batch_size_of, device_of, dtype_of, embed_in_halves
+from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -66,7 +66,8 @@ class TransformerEmbedder:
 
     def embed(self, batch: Sequence[TokenRow]) -> dict[str, np.ndarray]:
         """Pooled vectors of the batch."""
-        return embed_in_halves(self._run, batch, self.dims)
+        lengths = [len(row["input_ids"]) for row in batch]
+        return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
@@ -128,7 +129,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         pooling=pooling,
         unit_length=unit_length,
         max_length=asked,
-        batch_size=whole_number(spec, "batch_size", batch_size_of(config, place)),
+        batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
     )
 
 
