@@ -6,7 +6,6 @@ has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
@@ -53,35 +52,34 @@ class Hint:
         """The hint in a job; ValueError where it is anything else than a hint of this version."""
         try:
             if job.func_name != HINT_FUNCTION or job.kwargs or len(job.args) != 1:
-                raise ValueError(f"job {job.id} is not a hint")
+                raise ValueError("it names something else")
             data = job.args[0]
             if set(data) != {"v", "run", "gen", "u", "unit"} or data["v"] != VERSION:
-                raise ValueError(f"hint {job.id} is of another version")
+                raise ValueError("it is of another version")
             return cls(
                 run=str(data["run"]),
                 gen=str(data["gen"]),
                 u=int(data["u"]),
                 unit=Unit.from_description(data["unit"]),
             )
-        except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
-            raise ValueError(f"job {job.id} is not a hint: {error}") from error
+        except (DeserializationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise ValueError(f"job {job.id} is not a hint: {str(error) or 'its data is not JSON'}") from error
 
 
 class HintJob(Job):
     """An RQ job that can only be read. Give it as `job_class`, with `serializer=JSONSerializer`, everywhere."""
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> Any:
-        """Load the job's fields, refusing what is too large before it is unpacked."""
+        """Load the job's data and no other field, refusing what is too large before it is unpacked."""
         data = raw_data.get(b"data", b"")
         unpacker = zlib.decompressobj()
         try:
-            unpacker.decompress(data, HINT_MAX_BYTES + 1)
+            plain = unpacker.decompress(data, HINT_MAX_BYTES + 1)
         except zlib.error as error:
             raise NoSuchJobError(f"job {self.id} is not a hint") from error
-        if len(data) > HINT_MAX_BYTES or not unpacker.eof:
+        if max(len(data), len(plain)) > HINT_MAX_BYTES or not unpacker.eof:
             raise NoSuchJobError(f"job {self.id} is larger than a hint may be")
-        kept = {name: raw_data[name] for name in (b"data", b"created_at", b"origin", b"status") if name in raw_data}
-        return super().restore(kept)
+        return super().restore({b"data": data})
 
     @property
     def func(self) -> Any:
