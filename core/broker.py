@@ -44,8 +44,13 @@ class ServerInfo:
 
 
 def mask(url: str) -> str:
-    """The URL without its password, for messages and logs."""
-    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:****@", url)
+    """The URL without its password, for messages and logs.
+
+    Up to the last "@", because a password that was not quoted may hold any character; and in the query, where the
+    client takes one too.
+    """
+    url = re.sub(r"(://[^:@/]*):.*@", r"\1:****@", url)
+    return re.sub(r"([?&]password=)[^&]*", r"\1****", url)
 
 
 def connect(url: str, *, password: str = "", patient: bool = False) -> redis.Redis:

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 
-_SECRET = re.compile(r"(://[^:@/\s]*):[^@/\s]+@")
+_SECRET = re.compile(r"(://[^:@/\s]*):\S+@")
 
 
 class _Formatter(logging.Formatter):
