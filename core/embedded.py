@@ -125,6 +125,7 @@ class EmbeddedServer:
             self.socket.parent.mkdir(mode=0o700, exist_ok=True)
             if self.socket.parent.stat().st_uid != os.getuid():
                 raise ConfigError(f"{self.socket.parent} belongs to another user")
+            self.socket.parent.chmod(0o700)
         if self._lock is None:
             self._lock = self._take_lock()
         self._password = self._read_password()
