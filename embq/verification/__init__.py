@@ -1,1 +1,1 @@
-"""The checks behind `embq verify`, one file per thing that is checked."""
+"""The checks behind `embq verify` and `embq doctor`, one file per thing that is checked."""

@@ -1,4 +1,4 @@
-"""What a verification finds: violations, bounded in memory, and notes."""
+"""What checks find: violations of an output, bounded in memory, and the rows of `embq doctor`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ class Violation:
     invariant: str
     where: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A row of `embq doctor`: `state` is "ok", "warn" (works, but look at it) or "fail"; `fix` is "" where it is ok."""
+
+    name: str
+    state: str
+    detail: str
+    fix: str = ""
 
 
 @dataclass(slots=True)

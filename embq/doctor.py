@@ -1,0 +1,208 @@
+"""What `embq doctor` looks at. Each check gives rows of ok, warn or fail, and says how to mend what is not ok.
+
+Nothing heavy is imported here: torch and the models are tried in processes of their own, so that a broken driver or
+a crash in native code becomes a row of the table.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import redis
+from redis.exceptions import RedisError
+
+from core.broker import connect, mask, problems, reach
+from core.durable import publish, write_new
+from core.embedded import EmbeddedServer, server_binary
+from core.errors import ConfigError, EmbqError
+from core.settings import Settings
+from embq.verification.findings import Check
+from embq.verification.probes import devices, models
+
+BROKEN_TORCH = "2.13.0"
+"""The release that pyproject.toml excludes."""
+CLOCK_OFFSET_S = 5.0
+"""Leases are judged by the broker's clock; logs and reports of several machines are compared by eye."""
+FREE_LOW_BYTES = 10 * 1024**3
+"""Room for about ten parts of a million rows of 512 float16; a run that needs more says so itself."""
+SHM_LOW_BYTES = 64 * 1024**2
+"""What Docker gives by default. embq needs none of it; NCCL and data loaders of other programs do."""
+FILES_LOW = 1024
+"""Descriptors of a process with many shards, connections and log files open."""
+
+
+def examine(settings: Settings, *, output: str = "", model: str = "") -> Iterator[Check]:
+    """All checks, in the order in which a run would meet them.
+
+    Args:
+        settings: with the broker to look at; where none is configured, the embedded server is tried.
+        output: folder whose storage is tried; "" takes the folder for temporary files.
+        model: spec of a model to load and to embed one sample with; "" loads none.
+    """
+    yield from packages()
+    yield from broker(settings)
+    yield from devices()
+    yield from models(model)
+    yield from storage(output)
+    yield from machine()
+
+
+def packages() -> Iterator[Check]:
+    """Python, the packages every role needs, and the one version that is known to be broken."""
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    found = {name: _version(name) for name in ("embq", "click", "pyarrow", "redis", "rq", "numpy", "torch")}
+    missing = [name for name in ("click", "pyarrow", "redis", "rq") if not found[name]]
+    detail = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    if missing:
+        yield Check("packages", "fail", f"missing: {', '.join(missing)}", "pip install embq")
+    elif found["torch"].partition("+")[0] == BROKEN_TORCH:
+        yield Check("packages", "fail", f"torch {BROKEN_TORCH} is broken", "pip install 'torch!=2.13.0'")
+    elif not found["numpy"]:
+        yield Check("packages", "warn", f"{detail}; no numpy, so no worker and no writer", "pip install 'embq[writer]'")
+    else:
+        yield Check("packages", "ok", detail)
+
+
+def broker(settings: Settings) -> Iterator[Check]:
+    """The configured broker, or else the server that `embq run` would bring along."""
+    if settings.broker_url:
+        yield from _guarded("broker", lambda: _examine_broker(settings.broker_url, settings.broker_password))
+        return
+    try:
+        server_binary()
+    except ConfigError as error:
+        yield Check("broker", "warn", error.message, error.next_step)
+        return
+    with tempfile.TemporaryDirectory(prefix="embq-doctor-") as folder:
+        yield from _guarded("broker", lambda: _examine_embedded(Path(folder) / "b"))
+
+
+def _examine_embedded(folder: Path) -> list[Check]:
+    server = EmbeddedServer(folder, maxmemory_mb=64)
+    try:
+        checks = _examine_broker(server.start(), "")
+    finally:
+        server.stop()
+    where = "none is configured; the embedded server starts"
+    return [Check(c.name, c.state, f"{where}: {c.detail}" if c.name == "broker" else c.detail, c.fix) for c in checks]
+
+
+def _examine_broker(url: str, password: str) -> list[Check]:
+    with connect(url, password=password) as client:
+        server = reach(client, url)
+        wrong = problems(client, server)
+        checks = [Check("broker", "fail", what, mend) for what, mend in wrong]
+        if not wrong:
+            place = "" if url.startswith("unix:") else f" at {mask(url)}"
+            checks.append(Check("broker", "ok", f"{server}{place}, up {server.uptime_s:,} s"))
+        return [*checks, _examine_queue(client), _examine_clock(client)]
+
+
+def _examine_queue(client: redis.Redis) -> Check:
+    """RQ's queue with embq's job class, read and never written to."""
+    from core.hints import hint_queue
+
+    queue = hint_queue(client, "doctor")
+    return Check("queue", "ok", f"RQ {_version('rq')} reads it, {queue.count} hints wait in a queue of no run")
+
+
+def _examine_clock(client: redis.Redis) -> Check:
+    before = time.time()
+    seconds, microseconds = client.time()
+    offset_s = float(seconds) + float(microseconds) / 1e6 - (before + time.time()) / 2
+    if abs(offset_s) > CLOCK_OFFSET_S:
+        return Check("clock", "warn", f"the broker's clock differs by {offset_s:+.1f} s", "run NTP on both machines")
+    return Check("clock", "ok", f"{offset_s:+.3f} s from the broker's")
+
+
+def _guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
+    """The rows of `look`, or one that says why there are none."""
+    try:
+        yield from look()
+    except EmbqError as error:
+        yield Check(name, "fail", error.message, error.next_step)
+    except RedisError as error:
+        yield Check(name, "fail", f"the broker refuses a command: {error}", "allow it to this user (ACL)")
+    except OSError as error:
+        yield Check(name, "fail", f"{error}", "check permissions and free space")
+
+
+def storage(output: str) -> Iterator[Check]:
+    """What a commit does, done in `output` or in the nearest folder above it that exists."""
+    asked = Path(output or tempfile.gettempdir()).absolute()
+    place = next(path for path in (asked, *asked.parents) if path.exists())
+    fix = "give write permission, or put --output on a disk with hard links and rename"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".embq-doctor-", dir=place) as folder:
+            took_ms, wrong = _commit_like(Path(folder))
+    except OSError as error:
+        yield Check("storage", "fail", f"{place}: {error.strerror or error}", fix)
+        return
+    if wrong:
+        yield Check("storage", "fail", f"{place} {wrong}", fix)
+        return
+    free = shutil.disk_usage(place).free
+    detail = f"{place}: a durable write takes {took_ms:.1f} ms, {free / 1024**3:,.0f} GiB free"
+    if free < FREE_LOW_BYTES:
+        yield Check("storage", "warn", detail, "make room, or put --output on a larger disk")
+    else:
+        yield Check("storage", "ok", detail)
+
+
+def _commit_like(folder: Path) -> tuple[float, str]:
+    """(milliseconds of one durable write, what the storage gets wrong or "")."""
+    began = time.monotonic()
+    write_new(folder / "record", b"x" * 4096, temporary=folder / "temporary")
+    took_ms = (time.monotonic() - began) * 1000
+    try:
+        write_new(folder / "record", b"y", temporary=folder / "temporary")
+        return took_ms, "lets a name be created twice"
+    except FileExistsError:
+        pass
+    (folder / "temporary").write_bytes(b"x")
+    publish(folder / "temporary", folder / "part")
+    kept = (folder / "record").read_bytes() == b"x" * 4096 and (folder / "part").read_bytes() == b"x"
+    return took_ms, "" if kept else "does not keep what is written"
+
+
+def machine() -> Iterator[Check]:
+    """Cores, memory, shared memory and the limit of open files."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _cgroup_memory()
+    bound = f", of which this container may use {limit / 1024**3:,.1f}" if limit and limit < memory else ""
+    yield Check("machine", "ok", f"{cores} CPU cores, {memory / 1024**3:,.1f} GiB memory{bound}")
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        size = shutil.disk_usage(shm).total
+        low = size < SHM_LOW_BYTES
+        fix = "start the container with --shm-size=1g" if low else ""
+        yield Check("shm", "warn" if low else "ok", f"/dev/shm has {size / 1024**2:,.0f} MiB", fix)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 0 <= soft < FILES_LOW
+    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if few else ""
+    yield Check("open files", "warn" if few else "ok", f"at most {soft:,}" if soft >= 0 else "unlimited", fix)
+
+
+def _cgroup_memory() -> int:
+    """The memory limit of this container in bytes; 0 where there is none."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

