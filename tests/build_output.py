@@ -1,0 +1,202 @@
+"""Output folders built without a broker: planned, read, embedded and committed by embq's own code, then damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from core.commits import Commit, CommitLog
+from core.errors import SampleError, SourceError
+from core.layout import Layout, RunInfo
+from core.manifest import Manifest
+from core.results import decode_result, embedding_columns, encode_result, row_schema
+from core.units import Failure, Sample, Unit
+from producer.enqueue import Request, prepare
+from sources.base import ReadOptions
+from sources.kinds import read
+from worker.embedders.base import Embedder
+from worker.embedders.registry import load
+from writer.accept import Accepted
+from writer.commit import Committer
+
+# --- inputs ---
+
+
+def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
+    """A shard of regular members."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def write_folder(path: Path, files: dict[str, bytes]) -> Path:
+    """A folder of files, with the folders they need."""
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def write_jsonl(path: Path, lines: Sequence[object]) -> Path:
+    """A file of lines: bytes as they are, anything else as JSON."""
+    path.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines))
+    return path
+
+
+# --- outputs ---
+
+
+def build(
+    root: Path,
+    inputs: Sequence[Path],
+    *,
+    model: str = "stub:8",
+    modalities: tuple[str, ...] = (),
+    dtype: str = "float16",
+    unit_samples: int = 3,
+    units_per_commit: int = 2,
+    only: int | None = None,
+) -> Path:
+    """An output folder as a run leaves it: a fence, the data, and, unless `only` that many units are done, a close."""
+    options = ReadOptions(unit_samples=unit_samples)
+    paths = tuple(str(path) for path in inputs)
+    request = Request(
+        inputs=paths,
+        output=root,
+        model=model,
+        modalities=modalities,
+        precision="fp32",
+        dtype=dtype,
+        part_rows=1000,
+        options=options,
+        version="0",
+    )
+    info = prepare(request).info
+    layout, manifest = Layout(root), Manifest(Layout(root))
+    embedder = load(info.model, "cpu")
+    log = CommitLog(layout)
+    committer = Committer(layout, info, log, log.replay(info.units), writer="w1", version="0")
+    committer.take_epoch()
+    committer.fingerprint = embedder.fingerprint
+    wanted = range(info.units if only is None else only)
+    for at in wanted[::units_per_commit]:
+        numbers = wanted[at : at + units_per_commit]
+        committer.commit([accepted(u, manifest.unit(u), info, embedder) for u in numbers])
+    if only is None:
+        committer.close({})
+    return root
+
+
+def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
+    """A unit's result, as a worker would publish it and the writer would accept it."""
+    samples: list[Sample] = []
+    failures: list[Failure] = []
+    prepared = []
+    try:
+        for sample in read(unit, ()):
+            answer = SampleError(*sample.error) if sample.error else embedder.prepare([sample])[0]
+            if isinstance(answer, SampleError):
+                failures.append(Failure(ordinal=sample.ordinal, key=sample.key, code=answer.code, message=str(answer)))
+            else:
+                samples.append(sample)
+                prepared.append(answer)
+    except SourceError as error:
+        samples, prepared = [], []
+        failures = [Failure(ordinal=None, key="", code=error.code, message=error.message)]
+    made = embedder.embed(prepared) if prepared else {m: np.empty((0, d)) for m, d in embedder.dims.items()}
+    columns = zip(embedding_columns(info.model.modalities), info.model.modalities, strict=True)
+    vectors = {name: made[modality].astype(info.dtype) for name, modality in columns}
+    schema = row_schema(info.model.modalities, embedder.dims, info.dtype)
+    data = encode_result(samples, vectors, failures, schema)
+    result = decode_result(data)
+    whole = bool(failures) and failures[0].ordinal is None
+    return Accepted(
+        entry="0-1",
+        u=u,
+        unit_id=unit.unit_id,
+        token="1",
+        rows=result.rows,
+        failures=result.failures,
+        quarantined=failures[0].code if whole else "",
+        staged="",
+        bytes=len(data),
+    )
+
+
+# --- damage ---
+
+
+def records(root: Path) -> list[Commit]:
+    """The commit records."""
+    return list(CommitLog(Layout(root)).read())
+
+
+def record_path(root: Path, n: int) -> Path:
+    """The file of record `n`."""
+    return Layout(root).commits / f"{n:08d}.json"
+
+
+def reseal(root: Path, change: Callable[[Commit], Commit], *, chain: bool = True, totals: bool = True) -> None:
+    """Change records, and make everything that depends on the change right again.
+
+    Args:
+        chain: mend the hashes of the records before.
+        totals: add the totals up anew.
+    """
+    previous = ""
+    sums = {"units": 0, "rows": 0, "failures": 0, "quarantined": 0}
+    for commit in records(root):
+        changed = change(commit)
+        sums["units"] += len(changed.units)
+        sums["rows"] += sum(unit.rows for unit in changed.units)
+        sums["failures"] += sum(unit.failures for unit in changed.units)
+        sums["quarantined"] += sum(bool(unit.quarantined) for unit in changed.units)
+        if chain:
+            changed = replace(changed, prev=previous)
+        if totals:
+            changed = replace(changed, totals=dict(sums))
+        data, previous = changed.seal()
+        record_path(root, commit.n).write_bytes(data)
+
+
+def data_record(root: Path, kind: str = "rows") -> Commit:
+    """The first record that names a file of `kind`."""
+    return next(commit for commit in records(root) if any(file.kind == kind for file in commit.files))
+
+
+def file_path(root: Path, kind: str = "rows") -> Path:
+    """The first committed file of `kind`."""
+    return root / next(file.path for file in data_record(root, kind).files if file.kind == kind)
+
+
+def rewrite(root: Path, change: Callable[[pa.Table], pa.Table], kind: str = "rows") -> None:
+    """Change the first committed file of `kind`, and give its record the new size, hash and number of rows."""
+    path = file_path(root, kind)
+    table = change(pq.read_table(path))
+    pq.write_table(table, path)
+    content = path.read_bytes()
+    facts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "rows": table.num_rows}
+
+    def with_new_hash(commit: Commit) -> Commit:
+        files = [replace(f, **facts) if (root / f.path) == path else f for f in commit.files]
+        return replace(commit, files=tuple(files))
+
+    reseal(root, with_new_hash)
+
+
+def set_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """`table` with another content of one column, everything else as it was."""
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, table.schema.field(name), values)

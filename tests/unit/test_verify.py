@@ -1,0 +1,686 @@
+"""`embq verify` passes what embq writes, and names each invariant that is broken, and no other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from build_output import (
+    build,
+    data_record,
+    file_path,
+    record_path,
+    records,
+    reseal,
+    rewrite,
+    set_column,
+    write_folder,
+    write_jsonl,
+    write_tar,
+)
+
+from core.commits import Commit
+from core.errors import Exit, InputError, OutputError
+from core.layout import Layout
+from core.manifest import Manifest, write_manifest
+from core.reader import committed, failure_tables, row_tables, vectors
+from core.units import Unit
+from embq.cli import run
+from embq.verification.findings import KEPT, Findings, printable
+from embq.verification.rereading import reread
+from embq.verify import Report, verify
+from sources.kinds import read
+from worker.embedders.stub import stub_vector
+
+LINES = [
+    {"id": "a", "text": "first"},
+    {"id": "b", "text": "second \u00e4\U0001f600"},
+    {"id": 7, "text": "third"},
+    {"id": "a", "text": "the id again, in another unit"},
+    {"text": "without id", "n": 1},
+    b"\n",
+    b"not json\n",
+    b'{"id": "late", "text": 5}\n',
+    b'{"id": "q\\ud800", "text": "half a pair in the key"}\n',
+    b'{"id": true, "text": "an id that is none"}\r\n',
+    b"\xef\xbb\xbf" + b'{"id": "bom", "text": "\xc3\xa9"}\n',
+    b'{"id": "last", "text": "no line end"}',
+]
+MEMBERS = [
+    ("b.jpg", b"image of b"),
+    ("b.txt", b"caption of b"),
+    ("a.JPG", b"image of a"),
+    ("x/c.d/e.f.png", b"image with dots"),
+    ("only.txt", b"a caption without image"),
+    ("b.jpg", b"a second image of b"),
+    ("b.txt", b"a second caption of b"),
+    ("only.txt", b"a second caption without image"),
+    ("a.txt", b"\xff not utf-8"),
+    ("README", b"no key"),
+    ("z.webp", b"webp"),
+    ("z.jpg", b"jpg comes before webp"),
+    ("\u00fc.png", b"umlaut"),
+    ("folder/.jpg", b"named like its folder"),
+]
+FILES = {
+    "b/2.png": b"two",
+    "b/10.jpg": b"ten",
+    "a.jpg": b"a",
+    "a.txt": b"caption of a",
+    "c.webp": b"c",
+    "c.json": b"[]",
+    "d.gif": b"",
+    "notes.md": b"no image",
+}
+
+
+def texts(folder: Path) -> Path:
+    """Twelve lines, four units of three."""
+    return write_jsonl(folder / "texts.jsonl", LINES)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A finished run over texts: four units, two parts, rows and failures."""
+    return build(tmp_path / "out", [texts(tmp_path)])
+
+
+def broken(report: Report) -> set[str]:
+    """The invariants that a report names."""
+    return {violation.invariant for violation in report.violations}
+
+
+def change_record(n: int, **changes: object) -> Callable[[Commit], Commit]:
+    """Change fields of record `n`."""
+    return lambda commit: replace(commit, **changes) if commit.n == n else commit  # type: ignore[arg-type]
+
+
+# --- what embq writes passes ---
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_finished_run_over_jsonl_is_ok_and_every_vector_is_recomputed(tmp_path: Path, dtype: str) -> None:
+    report = verify(build(tmp_path / "out", [texts(tmp_path)], dtype=dtype))
+
+    assert report.violations == ()
+    assert report.ok
+    assert (report.state, report.units, report.units_total) == ("complete", 4, 4)
+    assert report.rows + report.failures == len(LINES) == report.samples_checked
+    assert report.failures == 3
+    assert report.vectors_recomputed == report.rows
+
+
+def test_a_finished_run_over_lines_is_ok(tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"one\r\ntwo\n\n\xff\xfe\n  \nsix")
+    report = verify(build(tmp_path / "out", [path], unit_samples=2))
+
+    assert report.violations == ()
+    assert (report.rows, report.failures, report.units) == (3, 3, 3)
+
+
+@pytest.mark.parametrize("modalities", [("image",), ("text",), ("image", "text")])
+def test_a_finished_run_over_tar_is_ok(tmp_path: Path, modalities: tuple[str, ...]) -> None:
+    shard = write_tar(tmp_path / "shard.tar", MEMBERS)
+    report = verify(build(tmp_path / "out", [shard], modalities=modalities))
+
+    assert report.violations == ()
+    assert report.rows > 0
+    assert report.failures > 0
+    assert report.rows + report.failures == len(list(read(Manifest(Layout(tmp_path / "out")).unit(0), ())))
+    assert report.vectors_recomputed == report.rows
+
+
+def test_a_finished_run_over_a_folder_is_ok(tmp_path: Path) -> None:
+    report = verify(build(tmp_path / "out", [write_folder(tmp_path / "in", FILES)], unit_samples=2))
+
+    assert report.violations == ()
+    assert (report.rows, report.failures, report.units) == (4, 1, 3)
+    assert report.vectors_recomputed == 4
+
+
+def test_a_shard_that_failed_whole_stands_for_all_its_samples(tmp_path: Path) -> None:
+    good = write_tar(tmp_path / "a.tar", MEMBERS)
+    cut = tmp_path / "b.tar"
+    cut.write_bytes(good.read_bytes()[:1024])
+    report = verify(build(tmp_path / "out", [good, cut]))
+
+    assert report.violations == ()
+    assert report.quarantined == 1
+
+
+def test_an_unfinished_run_is_ok_as_far_as_it_got_and_says_so(tmp_path: Path) -> None:
+    report = verify(build(tmp_path / "out", [texts(tmp_path)], only=2))
+
+    assert report.ok
+    assert (report.state, report.units, report.units_total) == ("incomplete", 2, 4)
+
+
+def test_a_run_of_which_nothing_is_committed_is_ok(tmp_path: Path) -> None:
+    report = verify(build(tmp_path / "out", [texts(tmp_path)], only=0))
+
+    assert report.ok
+    assert (report.rows, report.records, report.state) == (0, 1, "incomplete")
+
+
+def test_keys_that_stand_for_several_rows_are_only_a_note(out: Path) -> None:
+    assert [note for note in verify(out).notes if "more than one row" in note] == ["1 keys stand for more than one row"]
+
+
+def test_files_that_no_record_names_are_only_a_note(out: Path) -> None:
+    (out / "parts" / "part-00000099.parquet").write_bytes(b"left by a crash")
+
+    report = verify(out)
+
+    assert report.ok
+    assert any("part-00000099.parquet" in note for note in report.notes)
+
+
+# --- the second reading ---
+
+
+def test_the_second_reading_finds_what_the_product_reads(tmp_path: Path) -> None:
+    inputs = [write_tar(tmp_path / "s.tar", MEMBERS), write_folder(tmp_path / "f", FILES), texts(tmp_path)]
+    for number, path in enumerate(inputs):
+        root = build(tmp_path / f"out{number}", [path], only=0)
+        for unit in Manifest(Layout(root)):
+            again = list(reread(unit, images=True))
+            first = list(read(unit, ()))
+            assert [found.key for found in again] == [s.key.encode("utf-8", "backslashreplace").decode() for s in first]
+            usable = [i for i, sample in enumerate(first) if sample.error is None]
+            assert [(again[i].image, again[i].text) for i in usable] == [
+                (first[i].image, first[i].text) for i in usable
+            ]
+
+
+# --- the log ---
+
+
+def test_a_record_with_a_flipped_byte_stops_verify_as_an_output_error(out: Path) -> None:
+    path = record_path(out, 2)
+    path.write_bytes(path.read_bytes().replace(b'"rows":', b'"rowz":', 1))
+
+    with pytest.raises(OutputError, match="damaged"):
+        verify(out)
+    assert run(["verify", str(out)]) == Exit.OUTPUT
+
+
+def test_a_dropped_record_is_a_gap(out: Path) -> None:
+    record_path(out, 2).unlink()
+
+    report = verify(out)
+
+    assert broken(report) == {"log_numbers"}
+    assert report.violations[0].where == "00000002.json"
+
+
+def test_a_record_that_does_not_hold_the_hash_of_the_one_before_is_named(out: Path) -> None:
+    reseal(out, lambda c: replace(c, created_at="") if c.n == 2 else c, chain=False)
+
+    assert broken(verify(out)) == {"log_chain"}
+
+
+def test_an_epoch_that_goes_back_is_named(out: Path) -> None:
+    reseal(out, change_record(3, epoch=0))
+
+    assert broken(verify(out)) == {"log_epoch"}
+
+
+def test_two_writers_of_one_epoch_are_named(out: Path) -> None:
+    reseal(out, change_record(3, writer="w2"))
+
+    assert broken(verify(out)) == {"log_writer"}
+
+
+def test_a_record_of_another_run_is_named(out: Path) -> None:
+    reseal(out, change_record(3, run="0" * 16))
+
+    assert broken(verify(out)) == {"log_run"}
+
+
+def test_totals_that_do_not_add_up_are_named(out: Path) -> None:
+    last = records(out)[-1]
+    reseal(out, change_record(last.n, totals={**last.totals, "rows": last.totals["rows"] + 1}), totals=False)
+
+    assert broken(verify(out)) == {"log_totals"}
+
+
+def test_data_after_the_record_that_closes_is_named(out: Path) -> None:
+    reseal(out, change_record(1, kind="close"))
+
+    assert "log_close" in broken(verify(out))
+
+
+def test_a_closed_log_that_lacks_a_unit_is_not_complete(tmp_path: Path) -> None:
+    out = build(tmp_path / "out", [texts(tmp_path)], only=2)
+    reseal(out, change_record(2, kind="close"))
+
+    assert broken(verify(out)) == {"complete"}
+
+
+# --- files ---
+
+
+def test_a_flipped_byte_in_a_part_is_named(out: Path) -> None:
+    path = file_path(out)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    report = verify(out)
+
+    assert broken(report) == {"file_hash"}
+    assert report.violations[0].where == f"parts/{path.name}"
+
+
+@pytest.mark.parametrize("kind", ["rows", "failures"])
+def test_a_missing_file_is_named(out: Path, kind: str) -> None:
+    file_path(out, kind).unlink()
+
+    assert broken(verify(out)) == {"file_there"}
+
+
+def test_a_cut_file_is_named(out: Path) -> None:
+    path = file_path(out, "failures")
+    path.write_bytes(path.read_bytes()[:-1])
+
+    assert broken(verify(out)) == {"file_bytes"}
+
+
+def test_a_file_that_is_not_parquet_is_named(out: Path) -> None:
+    rewrite(out, lambda table: table)
+    path = file_path(out)
+    size = path.stat().st_size
+    path.write_bytes(b"x" * size)
+    digest = hashlib.sha256(b"x" * size).hexdigest()
+    n, name = data_record(out).n, f"parts/{path.name}"
+    files = tuple(replace(f, sha256=digest) if f.path == name else f for f in records(out)[n - 1].files)
+    reseal(out, change_record(n, files=files))
+
+    assert "file_readable" in broken(verify(out))
+
+
+def test_a_record_that_miscounts_the_rows_of_a_file_is_named(out: Path) -> None:
+    n = records(out)[-2].n
+    files = tuple(replace(f, rows=f.rows + 1) if f.kind == "rows" else f for f in records(out)[n - 1].files)
+    reseal(out, change_record(n, files=files))
+
+    assert broken(verify(out)) == {"file_rows"}
+
+
+def test_a_file_that_two_records_name_is_named(out: Path) -> None:
+    first, second = [c for c in records(out) if c.kind == "data"]
+    again = next(f for f in first.files if f.kind == "failures")
+    reseal(out, change_record(second.n, files=(*second.files, again)))
+
+    assert "file_once" in broken(verify(out))
+
+
+def test_a_file_of_no_known_kind_is_named(out: Path) -> None:
+    commit = data_record(out)
+    extra = replace(commit.files[0], kind="other")
+    reseal(out, change_record(commit.n, files=(*commit.files, extra)))
+
+    assert broken(verify(out)) == {"file_kind"}
+
+
+def test_a_column_of_another_type_is_named(out: Path) -> None:
+    rewrite(out, lambda table: table.set_column(1, "ordinal", table["ordinal"].cast(pa.int64())))
+
+    assert "schema" in broken(verify(out))
+
+
+def test_a_part_with_one_more_column_is_another_schema(out: Path) -> None:
+    rewrite(out, lambda table: table.append_column("extra", pa.nulls(table.num_rows)))
+
+    assert broken(verify(out)) == {"schema"}
+
+
+def test_a_part_of_another_model_is_named(out: Path) -> None:
+    n = records(out)[-2].n
+    reseal(out, change_record(n, fingerprint="0" * 32))
+
+    assert broken(verify(out)) == {"fingerprint"}
+
+
+def test_rows_without_a_fingerprint_are_named(out: Path) -> None:
+    rewrite(out, lambda table: table.replace_schema_metadata({}))
+    n = data_record(out).n
+    reseal(out, change_record(n, fingerprint=""))
+
+    assert broken(verify(out)) == {"fingerprint"}
+
+
+def test_ids_that_do_not_count_up_are_named(out: Path) -> None:
+    rewrite(out, lambda table: set_column(table, "id", pc.add(table["id"], 1)))
+
+    assert broken(verify(out)) == {"ids"}
+
+
+def test_a_gap_in_the_ids_between_two_parts_is_named(tmp_path: Path) -> None:
+    out = build(tmp_path / "out", [texts(tmp_path)])
+    n = records(out)[-2].n
+    files = tuple(replace(f, first_id=f.first_id + 5) if f.kind == "rows" else f for f in records(out)[n - 1].files)
+    reseal(out, change_record(n, files=files))
+
+    report = verify(out)
+
+    assert broken(report) == {"ids"}
+    assert "the next one is" in report.violations[0].message
+
+
+# --- units ---
+
+
+def test_a_unit_that_is_committed_twice_is_named(tmp_path: Path) -> None:
+    out = build(tmp_path / "out", [texts(tmp_path)], units_per_commit=1)
+    first, second = [c for c in records(out) if c.kind == "data"][:2]
+    reseal(out, change_record(second.n, units=first.units, files=()))
+
+    assert "unit_once" in broken(verify(out))
+
+
+def test_a_unit_that_the_manifest_does_not_have_is_named(out: Path) -> None:
+    commit = data_record(out)
+    units = (replace(commit.units[0], unit_id="0" * 32), *commit.units[1:])
+    reseal(out, change_record(commit.n, units=units))
+
+    assert broken(verify(out)) == {"unit_known", "unit_rows"}
+
+
+def test_a_row_of_another_unit_is_named(out: Path) -> None:
+    other = Manifest(Layout(out)).unit_id(3)
+    rewrite(out, lambda t: set_column(t, "unit_id", pa.array([other, *t["unit_id"].to_pylist()[1:]])))
+
+    assert broken(verify(out)) == {"unit_rows"}
+
+
+def test_a_wrong_first_row_is_named(out: Path) -> None:
+    commit = data_record(out)
+    reseal(out, change_record(commit.n, units=(replace(commit.units[0], first_row=1), *commit.units[1:])))
+
+    assert broken(verify(out)) == {"unit_rows"}
+
+
+def test_a_part_that_lost_a_row_does_not_have_what_its_units_say(out: Path) -> None:
+    rewrite(out, lambda table: table.slice(0, table.num_rows - 1))
+
+    assert broken(verify(out)) >= {"counts"}
+
+
+def test_rows_that_belong_to_no_unit_are_named(out: Path) -> None:
+    commit = records(out)[-2]
+    reseal(out, change_record(commit.n, units=commit.units[:1]))
+
+    assert "counts" in broken(verify(out))
+
+
+def test_a_failure_that_was_removed_leaves_a_sample_without_row_and_failure(tmp_path: Path) -> None:
+    out = build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", [*LINES[:2], b"\n"])])
+    commit = data_record(out)
+    files = tuple(file for file in commit.files if file.kind == "rows")
+    reseal(out, change_record(commit.n, files=files, units=(replace(commit.units[0], failures=0),)))
+
+    report = verify(out)
+
+    assert broken(report) == {"keys"}
+    assert "without row and failure: 't.jsonl:3' (sample 2)" in report.violations[0].message
+
+
+def test_a_row_under_the_wrong_key_is_named(out: Path) -> None:
+    rewrite(out, lambda t: set_column(t, "key", pa.array(["wrong", *t["key"].to_pylist()[1:]])))
+
+    report = verify(out)
+
+    assert broken(report) == {"keys"}
+    assert "'wrong' (sample 0)" in report.violations[0].message
+
+
+def test_two_rows_of_one_sample_are_named(out: Path) -> None:
+    def twice(table: pa.Table) -> pa.Table:
+        again = table.slice(0, 1)
+        table = pa.concat_tables([again, again, table.slice(2)])
+        return set_column(table, "id", pa.array(range(table.num_rows), pa.int64()))
+
+    rewrite(out, twice)
+
+    assert broken(verify(out)) == {"ordinals", "keys"}
+
+
+@pytest.mark.parametrize("modalities", [("image",), ("image", "text")])
+def test_two_swapped_vectors_are_named(tmp_path: Path, modalities: tuple[str, ...]) -> None:
+    members = [(f"{n}.{extension}", f"{extension} {n}".encode()) for n in range(5) for extension in ("jpg", "txt")]
+    out = build(tmp_path / "out", [write_tar(tmp_path / "s.tar", members)], modalities=modalities)
+    column = "embedding" if len(modalities) == 1 else "text_embedding"
+    rewrite(out, lambda t: set_column(t, column, pc.take(t[column].combine_chunks(), pa.array([1, 0, 2, 3, 4]))))
+
+    report = verify(out)
+
+    assert broken(report) == {"vectors"}
+    assert "'0' (sample 0), '1' (sample 1)" in report.violations[0].message
+
+
+def test_one_flipped_bit_in_a_vector_is_named(out: Path) -> None:
+    def flip(table: pa.Table) -> pa.Table:
+        matrix = vectors(table).copy()
+        matrix.view(np.uint16)[0, 0] ^= 1
+        type_ = table.schema.field("embedding").type
+        return set_column(table, "embedding", pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), type=type_))
+
+    rewrite(out, flip)
+
+    assert broken(verify(out)) == {"vectors"}
+
+
+def test_a_caption_of_another_row_is_named(out: Path) -> None:
+    rewrite(out, lambda t: set_column(t, "caption", pa.array(t["caption"].to_pylist()[::-1])))
+
+    assert broken(verify(out)) == {"captions"}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_is_named_for_any_model(out: Path, value: float) -> None:
+    def spoil(table: pa.Table) -> pa.Table:
+        matrix = vectors(table).copy()
+        matrix[1, 2] = value
+        type_ = table.schema.field("embedding").type
+        return set_column(table, "embedding", pa.FixedSizeListArray.from_arrays(pa.array(matrix.ravel()), type=type_))
+
+    rewrite(out, spoil)
+    description = json.loads((out / "run.json").read_text())
+    description["model"]["spec"] = "minilm"
+    (out / "run.json").write_text(json.dumps(description))
+
+    report = verify(out)
+
+    assert broken(report) == {"finite"}
+    assert report.vectors_recomputed == 0
+
+
+def test_a_row_without_a_vector_is_named(out: Path) -> None:
+    def remove(table: pa.Table) -> pa.Table:
+        values = [None, *table["embedding"].to_pylist()[1:]]
+        return set_column(table, "embedding", pa.array(values, table.schema.field("embedding").type))
+
+    rewrite(out, remove)
+
+    assert broken(verify(out)) == {"vectors"}
+
+
+def test_a_unit_whose_record_hides_that_it_failed_whole_is_named(tmp_path: Path) -> None:
+    cut = tmp_path / "a.tar"
+    cut.write_bytes(write_tar(tmp_path / "b.tar", MEMBERS).read_bytes()[:1024])
+    out = build(tmp_path / "out", [cut])
+    commit = data_record(out, "failures")
+    reseal(out, change_record(commit.n, units=(replace(commit.units[0], quarantined=""),)))
+
+    assert broken(verify(out)) == {"whole_unit"}
+
+
+# --- inputs and manifest ---
+
+
+def test_a_source_that_was_written_to_since_cannot_be_checked(tmp_path: Path) -> None:
+    path = texts(tmp_path)
+    out = build(tmp_path / "out", [path])
+    os.utime(path, ns=(1, 1))
+
+    report = verify(out)
+
+    assert broken(report) == {"source_changed"}
+    assert report.violations_total == 4
+    assert "cannot be checked: changed" in report.violations[0].message
+
+
+@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_bytes(b"longer than before")])
+def test_a_file_of_a_folder_that_changed_since_cannot_be_checked(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    out = build(tmp_path / "out", [write_folder(tmp_path / "in", FILES)])
+    change(tmp_path / "in" / "a.jpg")
+
+    assert broken(verify(out)) == {"source_changed"}
+
+
+def test_a_manifest_of_other_units_is_named(out: Path) -> None:
+    layout = Layout(out)
+    units = list(Manifest(layout))
+    write_manifest(layout, [units[1], units[0], *units[2:]])
+
+    assert broken(verify(out)) >= {"manifest", "unit_known"}
+
+
+def test_units_that_leave_a_part_of_their_file_out_are_named(tmp_path: Path) -> None:
+    # Given a plan that lost its second unit, with a manifest and a run.json that agree on it
+    out = build(tmp_path / "out", [texts(tmp_path)], only=0)
+    layout = Layout(out)
+    units = list(Manifest(layout))
+    summary = write_manifest(layout, [units[0], *units[2:]])
+    description = json.loads((out / "run.json").read_text())
+    description |= {"units": summary.units, "manifest_digest": summary.digest}
+    (out / "run.json").write_text(json.dumps(description))
+
+    assert broken(verify(out)) == {"coverage"}
+
+
+def test_images_that_were_added_to_a_folder_are_only_a_note(tmp_path: Path) -> None:
+    out = build(tmp_path / "out", [write_folder(tmp_path / "in", FILES)])
+    (tmp_path / "in" / "new.jpg").write_bytes(b"new")
+
+    report = verify(out)
+
+    assert report.ok
+    assert any("6 images now, 5 are planned" in note for note in report.notes)
+
+
+def test_a_second_reading_that_fails_is_not_taken_for_agreement(tmp_path: Path) -> None:
+    # Given rows of a shard, and a shard that now cannot be read although its version is the planned one
+    path = write_tar(tmp_path / "s.tar", MEMBERS)
+    out = build(tmp_path / "out", [path])
+    status = path.stat()
+    path.write_bytes(b"x" * status.st_size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert broken(verify(out)) == {"keys"}
+
+
+# --- the verb ---
+
+
+def test_the_verb_prints_an_account_that_ends_with_ok(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(out)]) == Exit.DONE
+
+    text = capsys.readouterr().out
+    assert "4 of 4 committed" in text
+    assert "12 in = 9 rows + 3 failures" in text
+    assert text.endswith("ok\n")
+
+
+def test_the_verb_says_that_a_run_is_incomplete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = build(tmp_path / "out", [texts(tmp_path)], only=2)
+
+    assert run(["verify", str(out)]) == Exit.DONE
+    assert capsys.readouterr().out.endswith("ok so far: incomplete, 2 of 4 units\n")
+
+
+def test_the_verb_gives_json_and_status_65_for_violations(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file_path(out).unlink()
+
+    assert run(["verify", str(out), "--json"]) == Exit.BAD_INPUT
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == 1
+    assert report["ok"] is False
+    assert (report["rows"], report["failures"], report["units"]) == (9, 3, 4)
+    assert [set(violation) for violation in report["violations"]] == [{"invariant", "where", "message"}]
+
+
+def test_the_verb_prints_twenty_violations_and_counts_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", [{"id": n, "text": "x"} for n in range(25)])
+    out = build(tmp_path / "out", [path], unit_samples=1, units_per_commit=25)
+    path.unlink()
+
+    assert run(["verify", str(out)]) == Exit.BAD_INPUT
+
+    text = capsys.readouterr().out
+    assert text.count("source_changed") == 20
+    assert "... and 5 more violations" in text
+    assert "not ok: 25 violations" in text
+
+
+def test_a_folder_that_is_no_output_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not an embq output"):
+        verify(tmp_path)
+
+
+def test_findings_keep_a_bounded_number_and_count_all() -> None:
+    findings = Findings()
+    for _ in range(KEPT + 5):
+        findings.add("keys", "here", "x")
+
+    assert (len(findings.violations), findings.count) == (KEPT, KEPT + 5)
+
+
+def test_text_from_data_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2J\n\udcff\u00e4") == "a\\x1b[2J\\n\\udcff\u00e4"
+
+
+# --- reading an output ---
+
+
+def test_the_reader_gives_committed_rows_in_the_order_of_their_ids(out: Path) -> None:
+    (out / "parts" / "part-00000099.parquet").write_bytes(b"named by no record")
+
+    table = pa.concat_tables(row_tables(out))
+
+    assert table["id"].to_pylist() == list(range(9))
+    assert committed(out)[1].rows == 9
+    assert sum(t.num_rows for t in failure_tables(out)) == 3
+    by_key = dict(zip(table["key"].to_pylist(), vectors(table), strict=True))
+    assert np.array_equal(by_key["b"], stub_vector("second \u00e4\U0001f600".encode(), 8).astype(np.float16))
+
+
+def test_the_reader_reads_only_the_columns_that_are_asked_for(out: Path) -> None:
+    assert {tuple(table.column_names) for table in row_tables(out, ["id", "key"])} == {("id", "key")}
+
+
+def test_the_reader_names_a_part_that_is_gone(out: Path) -> None:
+    file_path(out).unlink()
+
+    with pytest.raises(OutputError, match="named by a commit record"):
+        list(row_tables(out))
+
+
+def test_units_of_a_kind_that_cannot_be_read_again_are_not_taken_for_empty() -> None:
+    with pytest.raises(Exception, match="cannot be read a second time"):
+        list(reread(Unit(kind="hdf5", source="x"), images=False))
