@@ -104,7 +104,10 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
         parts: dict[str, dict[str, tarfile.TarInfo]] = {}
         order: list[tuple[str, str]] = []
         for member in tar:
-            match = None if member.isdir() else _MEMBER.fullmatch(member.name)
+            # tarfile takes a slash off the end of names from PAX headers, of plain files too.
+            headers = member.pax_headers
+            name = headers.get("GNU.sparse.name") or headers.get("path") or member.name
+            match = None if member.isdir() else _MEMBER.fullmatch(name)
             if match is None:
                 continue
             key, extension = match[1], match[2].lower()

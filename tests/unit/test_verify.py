@@ -69,6 +69,7 @@ MEMBERS = [
     ("z.jpg", b"jpg comes before webp"),
     ("\u00fc.png", b"umlaut"),
     ("folder/.jpg", b"named like its folder"),
+    ("\u00fc/.jpg/", b"a plain file whose name ends in a slash"),
 ]
 FILES = {
     "b/2.png": b"two",
