@@ -74,7 +74,11 @@ class EmbedStage:
 
     def _embed(self, count: int) -> None:
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._charge({id(work): work for work, _, _ in batch}.values())
+        works = {id(work): work for work, _, _ in batch}.values()
+        self._charge(works)
+        for work in works:
+            if work.lost:  # its end may have been read already, so nothing else would let go of it
+                self._drop(work)
         batch = [entry for entry in batch if not entry[0].lost]
         if not batch:
             return

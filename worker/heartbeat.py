@@ -78,9 +78,9 @@ class Heartbeat(threading.Thread):
             pipe.execute()
 
     def run(self) -> None:
-        """Report every second, beat every `beat_s` seconds."""
+        """Report every second, or as often as it beats where that is more often; beat every `beat_s` seconds."""
         last_ticks, moved_at, beat_at = -1, time.monotonic(), 0.0
-        while not self._stop_requested.wait(REPORT_S):
+        while not self._stop_requested.wait(min(REPORT_S, self.beat_s)):
             now = time.monotonic()
             held = self.leases.snapshot()
             if self.stats.ticks != last_ticks or not held or self._waiting_on_purpose:

@@ -10,7 +10,6 @@ An error in any stage stops the whole pipeline; `error` holds it and the process
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -18,14 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from core.log import Events
+from worker.bounded import BoundedQueue
 from worker.embed import EmbedStage
 from worker.publish import PublishStage
 from worker.read import Chunk, EndOfUnit, ReadStage
 from worker.work import Leases, UnitWork
 
-CHUNKS_AHEAD = 16
-"""Chunks between reader and device: at most 16 x 32 samples in memory, and enough to ride out one slow file."""
-RESULTS_AHEAD = 32
+BATCHES_AHEAD, BYTES_AHEAD = 4, 256 * 1024 * 1024
+"""Between reader and device: enough batches to ride out a slow file, and no more, because a slow card should hold
+seconds of work; at most 256 MB of them."""
+UNITS_AHEAD, ROWS_AHEAD = 1_000, 50_000
+"""Between device and broker: a batch may complete many small units or one large one; 50,000 rows are about 80 MB."""
 LINGER_S = 0.005
 """How long a partial batch waits for more samples before the idle device takes it as it is."""
 POLL_S = 0.2
@@ -38,6 +40,7 @@ class Pipeline:
 
     Args:
         prefetch: units that wait, claimed, for the reader.
+        batch_size: samples that the device takes at once.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Pipeline:
         leases: Leases,
         *,
         prefetch: int,
+        batch_size: int,
         pool: ThreadPoolExecutor,
         make_read: Callable[[Callable[[Chunk | EndOfUnit], None]], ReadStage],
         make_embed: Callable[[Callable[[UnitWork], None]], EmbedStage],
@@ -56,11 +60,13 @@ class Pipeline:
         self._pool = pool
         self._draining = False
         self._closed = False
-        self._units: queue.Queue[UnitWork] = queue.Queue(prefetch)
-        self._chunks: queue.Queue[Chunk | EndOfUnit] = queue.Queue(CHUNKS_AHEAD)
-        self._results: queue.Queue[UnitWork] = queue.Queue(RESULTS_AHEAD)
-        self._read = make_read(lambda item: self._put(self._chunks, item))
-        self._embed = make_embed(lambda work: self._put(self._results, work))
+        self._prefetch = prefetch
+        self._samples_ahead = BATCHES_AHEAD * batch_size
+        self._units: BoundedQueue[UnitWork] = BoundedQueue()
+        self._chunks: BoundedQueue[Chunk | EndOfUnit] = BoundedQueue()
+        self._results: BoundedQueue[UnitWork] = BoundedQueue()
+        self._read = make_read(self._put_chunk)
+        self._embed = make_embed(self._put_result)
         self._publish = publish
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
@@ -78,7 +84,7 @@ class Pipeline:
 
     def submit(self, work: UnitWork) -> None:
         """Queue a claimed unit; waits while `prefetch` units are queued."""
-        self._put(self._units, work)
+        self._put(self._units, work, 1 / self._prefetch)
 
     def drain(self, timeout_s: float) -> bool:
         """Give queued units back, let begun ones finish; False where they did not within `timeout_s`."""
@@ -114,23 +120,22 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - thread boundary: whatever it is, the process must end with it
             self.error = error
 
-    def _put(self, target: queue.Queue[Item], item: Item) -> None:
-        while self.running:
-            try:
-                target.put(item, timeout=POLL_S)
-                return
-            except queue.Full:
-                continue
+    def _put_chunk(self, item: Chunk | EndOfUnit) -> None:
+        share = 0.0
+        if isinstance(item, Chunk):
+            share = max(len(item.samples) / self._samples_ahead, item.size / BYTES_AHEAD)
+        self._put(self._chunks, item, share)
 
-    def _get(self, source: queue.Queue[Item], timeout_s: float) -> Item | None:
-        try:
-            return source.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
+    def _put_result(self, work: UnitWork) -> None:
+        self._put(self._results, work, max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD))
+
+    def _put(self, target: BoundedQueue[Item], item: Item, share: float) -> None:
+        while self.running and not target.put(item, share, POLL_S):
+            continue
 
     def _read_loop(self) -> None:
         while self.running:
-            work = self._get(self._units, POLL_S)
+            work = self._units.get(POLL_S)
             if work is None:
                 continue
             if self._draining:
@@ -141,7 +146,7 @@ class Pipeline:
 
     def _embed_loop(self) -> None:
         while self.running:
-            item = self._get(self._chunks, LINGER_S if self._embed.has_waiting else POLL_S)
+            item = self._chunks.get(LINGER_S if self._embed.has_waiting else POLL_S)
             if item is None:
                 self._embed.flush()
                 continue
@@ -160,6 +165,6 @@ class Pipeline:
 
     def _publish_loop(self) -> None:
         while self.running:
-            work = self._get(self._results, POLL_S)
+            work = self._results.get(POLL_S)
             if work is not None:
                 self._publish.run(work)

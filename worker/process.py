@@ -143,6 +143,7 @@ def _serve_model(
     pipeline = Pipeline(
         leases,
         prefetch=options.prefetch,
+        batch_size=embedder.batch_size,
         pool=pool,
         make_read=lambda put: ReadStage(embedder, pool, stats, roots=settings.roots, hand_on=put),
         make_embed=lambda put: EmbedStage(embedder, leases, stats, hand_on=put),

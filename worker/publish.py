@@ -84,7 +84,8 @@ class PublishStage:
             while True:
                 if work.lost:
                     return 0
-                if work.ledger.room():
+                # A large result is not sent only to find that there is no room for it.
+                if size <= INLINE_BYTES or work.ledger.room():
                     answer = work.ledger.publish(work.u, work.token, fields, size=size)
                     self.stats.tick()
                     if answer >= 0:

@@ -17,6 +17,9 @@ from worker.work import UnitWork
 CHUNK_SAMPLES = 32
 """Samples prepared by one thread at a time: large enough to hide the hand-over, small enough to spread one unit."""
 
+DECODED_BYTES = 224 * 224 * 3 * 4
+"""What a decoded image takes: float32 at the usual input size."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -25,6 +28,13 @@ class Chunk:
     work: UnitWork
     samples: Sequence[Sample]
     prepared: Future[list[Prepared | SampleError]]
+
+    @property
+    def size(self) -> int:
+        """Bytes that the chunk takes: images with their decoded form, and texts."""
+        return sum(
+            (len(s.image) + DECODED_BYTES if s.image is not None else 0) + len(s.text or "") for s in self.samples
+        )
 
 
 @dataclass(frozen=True, slots=True)
