@@ -240,8 +240,13 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT
 end
 local cursor, total = tonumber(get('cursor')), tonumber(get('total'))
 while #units < room and cursor < total do
-  if redis.call('GETBIT', done, cursor) == 0 then units[#units + 1] = tostring(cursor) end
-  cursor = cursor + 1
+  if redis.call('GETBIT', done, cursor) == 1 then
+    -- Millions of done units are passed in one step; the first byte may have a zero before the cursor.
+    cursor = math.max(cursor + 1, redis.call('BITPOS', done, 0, math.floor(cursor / 8)))
+  else
+    units[#units + 1] = tostring(cursor)
+    cursor = cursor + 1
+  end
 end
 redis.call('HSET', meta, 'cursor', cursor)
 local answer = {urgent}
