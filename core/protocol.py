@@ -239,12 +239,19 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT
   units[#units + 1] = u
 end
 local cursor, total = tonumber(get('cursor')), tonumber(get('total'))
+-- Fewer units than the cursor has passed are done, hinted or due: a key was lost. Pass all of them again.
+if tonumber(get('done')) + redis.call('ZCARD', hinted) + redis.call('ZCARD', due) < cursor then cursor = 0 end
 while #units < room and cursor < total do
   if redis.call('GETBIT', done, cursor) == 1 then
     -- Millions of done units are passed in one step; the first byte may have a zero before the cursor.
     cursor = math.max(cursor + 1, redis.call('BITPOS', done, 0, math.floor(cursor / 8)))
   else
-    units[#units + 1] = tostring(cursor)
+    local u = tostring(cursor)
+    if redis.call('HEXISTS', owner, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
+      redis.call('ZADD', due, 'NX', now + RECHECK, u)
+    elseif not redis.call('ZSCORE', hinted, u) and not redis.call('ZSCORE', due, u) then
+      units[#units + 1] = u
+    end
     cursor = cursor + 1
   end
 end
