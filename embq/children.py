@@ -67,7 +67,9 @@ class Child:
             return  # its run is over
         quick = time.monotonic() - self._started_at < QUICK_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
-        if status in FATAL or self.verb == "worker" or self._quick_deaths >= QUICK_DEATHS:
+        # A supervisor that ends by itself has given its workers up; one that was killed has not.
+        gave_up = self.verb == "worker" and status > 0
+        if status in FATAL or gave_up or self._quick_deaths >= QUICK_DEATHS:
             raise self._last_error(status)
         self.start()
 
