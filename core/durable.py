@@ -14,6 +14,10 @@ from pathlib import Path
 
 from core.errors import OutputError
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Refusals of the operating system that a user can mend, whatever was being written."""
+
 
 def fsync_folder(folder: Path) -> None:
     """Make the names in `folder` durable."""
@@ -65,13 +69,13 @@ def file_sha256(path: Path) -> str:
 
 def output_error(error: OSError, path: Path) -> OutputError:
     """The error that a failed write to the output means for the user."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         return OutputError(
             f"no space left for {path}",
             next_step="make room, then run `embq resume` on the output folder; committed rows are safe",
             code="no_space",
         )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno in NOT_WRITABLE:
         return OutputError(
             f"{path} cannot be written: {error.strerror}",
             next_step="give write permission, or choose another --output",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import redis
 
+from core.commits import CommitLog
+from core.durable import output_error
 from core.errors import InputError, OutputError
 from core.layout import Layout, RunInfo, load_run, run_id
 from core.ledger import RunRecord, register
@@ -57,7 +59,7 @@ def prepare(request: Request) -> Planned:
     units = list(planned.units)
     if layout.run_json.exists():
         return Planned(
-            info=_same_run(load_run(layout.root), request, config, units), new=False, warnings=planned.warnings
+            info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings
         )
     _refuse_foreign_files(layout)
     layout.make()
@@ -83,7 +85,7 @@ def prepare(request: Request) -> Planned:
             raise
         # Another enqueue of the same folder was first. If it is the same run, all is well.
         return Planned(
-            info=_same_run(load_run(layout.root), request, config, units), new=False, warnings=planned.warnings
+            info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings
         )
     return Planned(info=info, new=True, warnings=planned.warnings)
 
@@ -106,7 +108,8 @@ def _options(options: ReadOptions) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _same_run(there: RunInfo, request: Request, config: ModelConfig, units: Sequence[Unit]) -> RunInfo:
+def _same_run(layout: Layout, request: Request, config: ModelConfig, units: Sequence[Unit]) -> RunInfo:
+    there = load_run(layout.root)
     digest = hashlib.sha256()
     for unit in units:
         digest.update(unit.unit_id.encode())
@@ -114,9 +117,13 @@ def _same_run(there: RunInfo, request: Request, config: ModelConfig, units: Sequ
     old, new = there.identity(), asked.identity()
     differences = [f"{name}: {old[name]} there, {new[name]} asked for" for name in old if old[name] != new[name]]
     if differences:
+        if CommitLog(layout).replay(there.units).count:
+            instead = f"go on with the run that is there: embq resume {request.output}"
+        else:
+            instead = "remove this folder: nothing of it is committed"
         raise InputError(
             f"{request.output} holds another run: " + "; ".join(differences),
-            next_step=f"choose another --output, or go on with the run that is there: embq resume {request.output}",
+            next_step=f"choose another --output, or {instead}",
             code="other_run",
         )
     return there
@@ -129,7 +136,7 @@ def _refuse_foreign_files(layout: Layout) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InputError(f"--output {layout.root} cannot be used: {error.strerror}") from error
+        raise output_error(error, layout.root) from error
     if foreign := [name for name in names if name not in ours]:
         raise InputError(
             f"--output {layout.root} is not empty and holds no embq run (it has {', '.join(foreign[:3])})",

@@ -133,7 +133,11 @@ class _Survey:
                 next_step="check the names, and that the disk is mounted on this machine",
             )
         if not self.pieces:
-            raise InputError(f"{_some(self._empty)} empty: nothing is left to embed", code="empty_input")
+            raise InputError(
+                f"{_some(self._empty)} empty: nothing is left to embed",
+                code="empty_input",
+                next_step="check how the files were made",
+            )
 
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about inputs that are left out."""
