@@ -71,6 +71,8 @@ class RunWriter:
         self._renewed = self._reconciled = clock()
         self._read_count = 16
         self._pending_after: str | None = "0"
+        if rebuild:
+            self._sweep_staging(unfinished=True)
         self._leave_nonce()
         if rebuild or not self._adopt():
             self._rebuild()
@@ -222,6 +224,16 @@ class RunWriter:
     def _nothing_else_outstanding(self) -> bool:
         return bool(self.buffer.results) and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
 
+    def _sweep_staging(self, *, unfinished: bool) -> None:
+        """Remove results that nobody will take any more, such as those of workers that died before they published.
+
+        A worker that has been overtaken may still be writing its file, and removes it itself; it is in the way only
+        where no worker is alive.
+        """
+        for path in self.layout.staging.iterdir():
+            if unfinished or not path.name.startswith("."):
+                path.unlink(missing_ok=True)
+
     def flush(self) -> None:
         """Commit what is buffered, then close the log where nothing is left."""
         results = self.buffer.take()
@@ -237,6 +249,7 @@ class RunWriter:
         if state.count == len(self.manifest) and not self.finished:
             self.committer.close(self._timing())
             self.finished = True
+            self._sweep_staging(unfinished=False)
             self.log.info("run_closed", run=self.record.run, **state.totals())
 
     def _timing(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -54,8 +54,23 @@ class _HashingFile:
         return False
 
 
+def encoding(schema: pa.Schema) -> dict[str, Any]:
+    """Options of `pyarrow.parquet.write_table`: embeddings plain, because they do not compress; the rest with zstd."""
+    embeddings = {field.name for field in schema if pa.types.is_fixed_size_list(field.type)}
+    others = [field.name for field in schema if field.name not in embeddings]
+    return {
+        "row_group_size": ROW_GROUP_ROWS,
+        "compression": {
+            **dict.fromkeys(others, "zstd"),
+            **{f"{name}.list.element": "none" for name in embeddings},
+        },
+        "use_dictionary": [name for name in others if name in ("unit_id", "code")],
+        "write_statistics": others,
+    }
+
+
 class ParquetStore:
-    """Writes tables as parquet: embeddings plain (they do not compress), text columns with zstd."""
+    """Writes tables as parquet, hashing what it writes."""
 
     suffix = ".parquet"
 
@@ -69,22 +84,10 @@ class ParquetStore:
             metadata: footer entries, such as the run id and the fingerprint.
         """
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
-        embeddings = {f.name for f in table.schema if pa.types.is_fixed_size_list(f.type)}
-        texts = [f.name for f in table.schema if f.name not in embeddings]
         try:
             with open(temporary, "wb") as raw:
                 file = _HashingFile(raw)
-                pq.write_table(
-                    table,
-                    pa.PythonFile(file, mode="w"),
-                    row_group_size=ROW_GROUP_ROWS,
-                    compression={
-                        **dict.fromkeys(texts, "zstd"),
-                        **{f"{name}.list.element": "none" for name in embeddings},
-                    },
-                    use_dictionary=[name for name in texts if name in ("unit_id", "code")],
-                    write_statistics=texts,
-                )
+                pq.write_table(table, pa.PythonFile(file, mode="w"), **encoding(table.schema))
             publish(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
