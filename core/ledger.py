@@ -162,9 +162,10 @@ class Ledger:
     def room(self) -> bool:
         """Whether the result stream is below its bounds, without sending a result to find out."""
         waiting, limit = cast("list[bytes | None]", self.client.hmget(self.keys[0], ["bytes", "limit_bytes"]))
-        if limit is None:
+        entries = self.client.xlen(self.keys[RUN_PARTS.index("res")])
+        if limit is None or not entries:
             return True
-        return int(waiting or 0) < int(limit) and self.client.xlen(self.keys[RUN_PARTS.index("res")]) < LIMIT_ENTRIES
+        return int(waiting or 0) < int(limit) and entries < LIMIT_ENTRIES
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
@@ -268,6 +269,7 @@ class Ledger:
         except ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
+            self.make_group()  # the stream was lost; what is published from now on must be seen
             return []
         if not answer:
             return []

@@ -177,6 +177,8 @@ if there then
 end
 if redis.call('GETBIT', done, u) == 1 then return 2 end
 if redis.call('HGET', owner, u) ~= token then return 0 end
+-- An empty stream holds no bytes, also where it was lost with what it held.
+if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0) end
 local waiting = tonumber(get('bytes') or '0')
 if waiting > 0 and waiting + bytes > tonumber(get('limit_bytes')) then return -1 end
 if redis.call('XLEN', res) >= tonumber(get('limit_entries')) then return -1 end
