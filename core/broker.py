@@ -20,7 +20,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from core.errors import BrokerError, ConfigError
+from core.errors import BrokerError, ConfigError, EmbqError, OutputError
 
 MIN_REDIS = (6, 2)
 """First Redis with BLMOVE, XAUTOCLAIM and ACL channel rules; without BLMOVE, RQ silently loses jobs."""
@@ -136,6 +136,27 @@ def check(client: redis.Redis, url: str) -> ServerInfo:
         what, mend = found[0]
         raise ConfigError(f"the broker at {mask(url)} cannot be used: {what}", next_step=mend, code="broker")
     return server
+
+
+def refusal(error: RedisError) -> EmbqError:
+    """What it means for the user that the broker refused a command, or was away for longer than a client waits."""
+    if str(error).startswith("MISCONF") or " MISCONF " in str(error):
+        return OutputError(
+            f"the broker's disk is full or broken, so it takes nothing more ({_brief(error)})",
+            next_step="make room (`embq run` keeps its broker in the output folder), then run `embq resume` on the "
+            "output folder; committed rows are safe",
+            code="no_space",
+        )
+    if isinstance(error, (ConnectionError, TimeoutError, BusyLoadingError)):
+        return BrokerError(
+            f"the broker does not answer any more ({_brief(error)})",
+            next_step="start it again, then repeat the command; `embq doctor` checks it",
+        )
+    return ConfigError(
+        f"the broker refused a command ({_brief(error)})",
+        next_step="`embq doctor` checks its version, its settings and our rights",
+        code="broker",
+    )
 
 
 def _brief(error: Exception) -> str:

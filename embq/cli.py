@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -92,7 +93,10 @@ def run(arguments: list[str]) -> int:
     except EmbqError as error:
         show_error(error)
         return error.exit_code
-    except Exception:  # noqa: BLE001 - the boundary to the user
+    except Exception as error:  # noqa: BLE001 - the boundary to the user
+        if (told := _nobodys_bug(error)) is not None:
+            show_error(told)
+            return told.exit_code
         with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
             traceback.print_exc(file=report)
         click.echo(
@@ -101,6 +105,21 @@ def run(arguments: list[str]) -> int:
             err=True,
         )
         return Exit.BUG
+
+
+def _nobodys_bug(error: Exception) -> EmbqError | None:
+    """The error for a user where the disk or the broker refused something wherever it was; None for any other."""
+    if isinstance(error, OSError):
+        from core.durable import NO_SPACE, NOT_WRITABLE, output_error
+
+        return output_error(error, Path(error.filename or "a file")) if error.errno in NO_SPACE + NOT_WRITABLE else None
+    if type(error).__module__.startswith("redis."):
+        from redis.exceptions import RedisError
+
+        from core.broker import refusal
+
+        return refusal(error) if isinstance(error, RedisError) else None
+    return None
 
 
 def show_error(error: EmbqError) -> None:

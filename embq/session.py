@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,11 +121,9 @@ class Session:
                 self.server.start()
             for child in children:
                 child.look_after()
-            try:
-                progress = watch.look()
-            except redis.exceptions.RedisError:
-                continue  # the server is being started again
-            self.display.show(progress)
+            # Without an answer the server is being started again, or a child is about to say what is wrong with it.
+            with suppress(redis.exceptions.RedisError):
+                self.display.show(watch.look())
             if watch.log_state().closed:
                 return False
             time.sleep(LOOK_S)

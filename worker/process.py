@@ -19,8 +19,8 @@ from typing import Any
 import redis
 
 from core import hints
-from core.broker import connect
-from core.errors import EmbqError, Exit
+from core.broker import connect, refusal
+from core.errors import EmbqError, Exit, OutputError
 from core.ledger import Ledger, load_scripts, registered
 from core.log import Events, configure
 from core.models import ModelConfig
@@ -187,7 +187,8 @@ def _serve_model(
         worker.work(logging_level="WARNING")
         if pipeline.error is None and stopped.count < 2:
             pipeline.drain(options.drain_s)
-        if pipeline.error is None:
+        if pipeline.error is None or isinstance(pipeline.error, OutputError):
+            # Where results cannot be stored, no unit is to blame.
             pipeline.release_all()
     finally:
         pipeline.close()
@@ -259,8 +260,9 @@ def main() -> None:
         log.error("stopped", code=error.code, why=error.message, next=error.next_step)
         sys.exit(error.exit_code)
     except redis.exceptions.RedisError as error:
-        log.error("broker_refused", why=error)
-        sys.exit(Exit.CONFIG)
+        told = refusal(error)
+        log.error("stopped", code=told.code, why=told.message, next=told.next_step)
+        sys.exit(told.exit_code)
     except Exception:  # noqa: BLE001 - process boundary
         log.bug("bug")
         sys.exit(Exit.BUG)

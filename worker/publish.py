@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from core.durable import output_error
 from core.layout import Layout
 from core.log import Events
 from core.results import embedding_columns, encode_result, row_schema
@@ -132,6 +133,10 @@ class PublishStage:
         name = f"{work.unit_id}.{work.token.replace(':', '_')}.arrow"
         folder = Layout(Path(work.record.output)).staging
         temporary = folder / f".{name}"
-        temporary.write_bytes(data)
-        os.rename(temporary, folder / name)
+        try:
+            temporary.write_bytes(data)
+            os.rename(temporary, folder / name)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise output_error(error, temporary) from error
         return folder / name
