@@ -58,9 +58,7 @@ def prepare(request: Request) -> Planned:
     layout = Layout(Path(os.path.abspath(request.output)))
     units = list(planned.units)
     if layout.run_json.exists():
-        return Planned(
-            info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings
-        )
+        return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
     _refuse_foreign_files(layout)
     layout.make()
     summary = write_manifest(layout, units)
@@ -84,9 +82,7 @@ def prepare(request: Request) -> Planned:
         if not layout.run_json.exists():
             raise
         # Another enqueue of the same folder was first. If it is the same run, all is well.
-        return Planned(
-            info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings
-        )
+        return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
     return Planned(info=info, new=True, warnings=planned.warnings)
 
 
@@ -117,13 +113,11 @@ def _same_run(layout: Layout, request: Request, config: ModelConfig, units: Sequ
     old, new = there.identity(), asked.identity()
     differences = [f"{name}: {old[name]} there, {new[name]} asked for" for name in old if old[name] != new[name]]
     if differences:
-        if CommitLog(layout).replay(there.units).count:
-            instead = f"go on with the run that is there: embq resume {request.output}"
-        else:
-            instead = "remove this folder: nothing of it is committed"
+        begun = CommitLog(layout).replay(there.units).count > 0
         raise InputError(
             f"{request.output} holds another run: " + "; ".join(differences),
-            next_step=f"choose another --output, or {instead}",
+            next_step=f"choose another --output, or go on with the run that is there: embq resume {request.output}"
+            + ("" if begun else " (or remove the folder: nothing of it is committed)"),
             code="other_run",
         )
     return there
