@@ -4,8 +4,8 @@
 
 Two runs for each size, with `embq run` as a user starts it: `stub:384` without device time gives the cost of the
 machinery (units/s, and CPU time of all embq processes and of the server per unit); `stub:384?ms_per_sample=10` gives
-the share of the time in which the simulated device is busy. Busy share = samples x 10 ms / (last commit - first batch); the
-time of the last commit includes the writer's final flush, so the share is a lower bound.
+the share of the time in which the simulated device is busy. Busy share = samples x 10 ms / (last commit - first batch);
+the time of the last commit includes the writer's final flush, so the share is a lower bound.
 """
 
 from __future__ import annotations

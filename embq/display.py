@@ -108,7 +108,7 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             str(worker["name"]),
             str(worker["device"]),
             f"{worker['rows_per_s']:,.1f}",
-            f"{(worker.get('share') or {}).get('embed', 0.0):.0%}",
+            f"{min(1.0, (worker.get('share') or {}).get('embed', 0.0)):.0%}",
             f"{worker['unit'][:8]} {worker['age_s']:.0f} s" if worker.get("unit") else "-",
             str(worker["stage"]),
         )
