@@ -68,6 +68,12 @@ class Acceptor:
 
     def accept(self, entry: Entry) -> Accepted:
         """The result in a stream entry; Rejected where it cannot be trusted."""
+        try:
+            return self._accept(entry)
+        except (KeyError, ValueError) as error:
+            raise Rejected("bad_result", f"its fields cannot be read: {error}") from error
+
+    def _accept(self, entry: Entry) -> Accepted:
         fields = {name: value for name, value in entry.fields.items() if name != "data"}
         text = {name: value.decode("utf-8", "replace") for name, value in fields.items()}
         u, token = int(text["u"]), text["token"]
