@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,9 @@ from core.ledger import Entry
 from core.manifest import Manifest
 from core.results import Result, decode_result, failure_batch
 from core.units import Failure
+
+_STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
+"""Names that workers give: printable ASCII without a slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,11 @@ class Rejected(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def staged_path(layout: Layout, ref: str) -> Path | None:
+    """The staging file that a result names; None where the name could lead out of the staging folder."""
+    return layout.staging / ref if _STAGED.fullmatch(ref) else None
 
 
 class Acceptor:
@@ -118,7 +128,9 @@ class Acceptor:
 
     def _decode(self, fields: Mapping[str, bytes], text: Mapping[str, str]) -> Result:
         if ref := text.get("ref"):
-            path = self.layout.staging / ref
+            path = staged_path(self.layout, ref)
+            if path is None:
+                raise Rejected("bad_result", f"{ref!r} is no staging file")
             try:
                 data = path.read_bytes()
             except OSError as error:

@@ -15,7 +15,7 @@ from core.layout import Layout, load_run
 from core.ledger import Entry, Ledger, RunRecord, live_workers, load_scripts, register, registered
 from core.log import Events
 from core.manifest import Manifest
-from writer.accept import Acceptor, Rejected
+from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer
 from writer.commit import Committer
 
@@ -218,8 +218,9 @@ class RunWriter:
         self.buffer.add(result)
 
     def _drop_staged(self, entry: Entry) -> None:
-        if ref := entry.fields.get("ref"):
-            (self.layout.staging / ref.decode()).unlink(missing_ok=True)
+        ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
+        if path := staged_path(self.layout, ref):
+            path.unlink(missing_ok=True)
 
     def _nothing_else_outstanding(self) -> bool:
         return bool(self.buffer.results) and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
