@@ -223,7 +223,7 @@ class RunWriter:
             path.unlink(missing_ok=True)
 
     def _nothing_else_outstanding(self) -> bool:
-        return bool(self.buffer.results) and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
+        return not self.finished and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
 
     def _sweep_staging(self, *, unfinished: bool) -> None:
         """Remove results that nobody will take any more, such as those of workers that died before they published.
