@@ -88,17 +88,16 @@ class Feeder:
         workers = self.client.zcard(WORKERS)
         high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * workers))
         room = max(0, high_water - waiting)
-        share = -(-room // len(runs))
-        pushed = 0
+        fed: list[tuple[RunRecord, Manifest, Ledger, str]] = []
         for record in runs:
-            manifest = self._manifest(record)
-            if manifest is None:
-                continue
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
-            gen = ledger.gen()
-            if not gen:
-                continue  # the writer has not set the run up yet, or is about to rebuild it
-            urgent, normal = ledger.next_units(gen, share, queue_empty=waiting == 0, reap=reap)
+            meta = ledger.meta()
+            # Without a generation the writer has not set the run up yet, or is about to rebuild it.
+            if meta.get("gen") and meta.get("state") == "running" and (manifest := self._manifest(record)) is not None:
+                fed.append((record, manifest, ledger, meta["gen"]))
+        pushed = 0
+        for record, manifest, ledger, gen in fed:
+            urgent, normal = ledger.next_units(gen, -(-room // len(fed)), queue_empty=waiting == 0, reap=reap)
             for units, at_front in ((urgent, True), (normal, False)):
                 batch = [Hint(run=record.run, gen=gen, u=u, unit=manifest.unit(u)) for u in units]
                 hints.push(queue, batch, at_front=at_front)
