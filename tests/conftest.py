@@ -1,0 +1,367 @@
+"""What every test may use: a private broker, a run to work on, and a loud end for threads that fail."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+import core.embedded
+from core.broker import connect
+from core.commits import CommitLog
+from core.embedded import EmbeddedServer
+from core.hints import Hint, HintJob, drop, hint_queue
+from core.layout import Layout, RunInfo, run_id
+from core.ledger import Ledger, RunRecord, load_scripts, new_token, register
+from core.manifest import write_manifest
+from core.models import ModelConfig
+from core.protocol import RUNS
+from core.results import encode_result, row_schema
+from core.units import Failure, Sample, Unit
+from producer.feeder import Feeder
+from writer.service import RunWriter
+
+DIM = 4
+FINGERPRINT = "f" * 32
+LEASE_S = 20.0
+
+# --- brokers ---
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder whose path is short enough for a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "valkey",
+        pytest.param(
+            "redis",
+            marks=pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH"),
+        ),
+    ],
+)
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """A server of the session. It is shared: leave its settings alone, and never flush it."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, pytest.MonkeyPatch.context() as patch:
+        if request.param == "redis":
+            patch.setattr(core.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or ""))
+        with EmbeddedServer(Path(folder) / "b") as server:
+            yield server
+
+
+@pytest.fixture
+def own_server(short_tmp: Path) -> Iterator[EmbeddedServer]:
+    """A server of this test alone, to flush, configure or kill."""
+    with EmbeddedServer(short_tmp / "b") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A client of the session's server."""
+    with connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def own_client(own_server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A client of this test's own server."""
+    with connect(own_server.url) as client:
+        yield client
+
+
+# --- threads ---
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_dies_unseen() -> Iterator[None]:
+    """Fail the test in which a thread ended by an exception."""
+    died: list[threading.ExceptHookArgs] = []
+    before, threading.excepthook = threading.excepthook, died.append
+    yield
+    threading.excepthook = before
+    for args in died:
+        name = args.thread.name if args.thread else "a thread"
+        raise AssertionError(f"{name} ended by {args.exc_type.__name__}: {args.exc_value}") from args.exc_value
+
+
+# --- time ---
+
+
+class FakeClock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still."""
+    return FakeClock()
+
+
+# --- a run and those who work on it ---
+
+
+def unit_of(number: int, samples: int = 3) -> Unit:
+    return Unit(kind="lines", source=f"/nowhere/{number}.txt", stop=9, samples=samples)
+
+
+def sample(number: int, ordinal: int) -> Sample:
+    return Sample(ordinal=ordinal, key=f"{number}:{ordinal}", text=f"text {ordinal} of {number}")
+
+
+def vector(number: int, ordinal: int) -> list[float]:
+    """The embedding that every simulated worker computes for a sample; exact in float16."""
+    return [number, ordinal, number - ordinal, 0.5]
+
+
+@dataclass(slots=True)
+class RunCase:
+    """One run in an output folder, with simulated workers around the real ledger, feeder and writer."""
+
+    client: redis.Redis
+    info: RunInfo
+    layout: Layout
+    record: RunRecord
+    units: list[Unit]
+    ledger: Ledger
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    @property
+    def gen(self) -> str:
+        return self.ledger.gen()
+
+    @property
+    def queue(self) -> Queue:
+        return hint_queue(self.client, self.record.model.queue_key)
+
+    def key(self, part: str) -> str:
+        return next(key for key in self.ledger.keys if key.endswith(f":{part}"))
+
+    def build(self, gen: str = "1-0", done: bytes = b"") -> None:
+        """Make the queue without a writer."""
+        register(self.client, self.record)
+        self.ledger.rebuild(gen=gen, total=len(self.units), done=done, counters={"fingerprint": ""})
+
+    def writer(self, **options: object) -> RunWriter:
+        """A writer; any that was there before counts as killed, its lock lapsed."""
+        self.client.delete(f"embq:{{{self.info.run}}}:writer")
+        return RunWriter(
+            self.client,
+            self.record,
+            version="test",
+            clock=self.clock,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def feeder(self, **options: object) -> Feeder:
+        return Feeder(self.client, lease_s=0.0, only=self.info.run, **options)  # type: ignore[arg-type]
+
+    def pop(self) -> Hint | None:
+        """Take a hint from RQ's queue and forget it there, as a worker does."""
+        found = Queue.dequeue_any([self.queue], None, self.client, job_class=HintJob, serializer=JSONSerializer)
+        if found is None:
+            return None
+        with self.client.pipeline() as pipe:
+            drop(pipe, self.queue, found[0].id)
+            pipe.execute()
+        return Hint.from_job(found[0])
+
+    def claim(self, u: int, worker: str = "alive", *, started: bool = True) -> str:
+        """Get the lease on a unit, for certain."""
+        token = new_token(self.gen, worker)
+        assert self.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT).granted
+        if started:
+            assert self.ledger.start([(u, token)]) == set()
+        return token
+
+    def data(self, u: int, failed: Sequence[int] = (), samples: int | None = None) -> bytes:
+        """The result of a unit in which the samples with the ordinals `failed` have no embedding."""
+        count = self.units[u].samples if samples is None else samples
+        assert count is not None
+        good = [sample(u, i) for i in range(count) if i not in failed]
+        vectors = np.array([vector(u, s.ordinal) for s in good], dtype=self.record.dtype).reshape(len(good), DIM)
+        failures = [Failure(ordinal=i, key=f"{u}:{i}", code="decode", message="no image") for i in failed]
+        schema = row_schema(("text",), {"text": DIM}, self.record.dtype)
+        return encode_result(good, {"embedding": vectors}, failures, schema)
+
+    def fields(self, u: int, failed: Sequence[int] = (), **changes: str | bytes | int) -> dict[str, str | bytes | int]:
+        """What a worker publishes for a unit."""
+        fields: dict[str, str | bytes | int] = {
+            "unit_id": self.units[u].unit_id,
+            "rows": (self.units[u].samples or 0) - len(failed),
+            "failures": len(failed),
+            "fingerprint": FINGERPRINT,
+            "data": self.data(u, failed),
+        }
+        return {**fields, **changes}
+
+    def publish(self, u: int, token: str, failed: Sequence[int] = (), **changes: str | bytes | int) -> int:
+        return self.ledger.publish(u, token, self.fields(u, failed, **changes), size=100)
+
+    def work_one(self, u: int, failed: Sequence[int] = (), worker: str = "alive", **changes: str | bytes | int) -> None:
+        """One unit from claim to publish."""
+        assert self.publish(u, self.claim(u, worker), failed, **changes) == 1
+
+    def age(self) -> None:
+        """Much time passes for leases, delays, hints and published results."""
+        for part in ("hinted", "due"):
+            for u, score in self.client.zrange(self.key(part), 0, -1, withscores=True):
+                if score > 1:
+                    self.client.zadd(self.key(part), {u: 1}, xx=True)
+
+    def work_off_hints(self, worker: str = "alive") -> None:
+        """Do every unit that RQ hints at and that can be had."""
+        while (hint := self.pop()) is not None:
+            token = new_token(hint.gen, worker)
+            if not self.ledger.claim(hint.u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT).granted:
+                continue
+            if not self.ledger.start([(hint.u, token)]) and self.publish(hint.u, token) < 0:
+                self.ledger.release(hint.u, token)
+
+    def finish(self, writer: RunWriter, rounds: int = 40) -> None:
+        """Feed, work and write until the run is closed."""
+        feeder = self.feeder()
+        for _ in range(rounds):
+            if writer.finished:
+                return
+            feeder.tick()
+            self.work_off_hints()
+            self.clock.advance(31)
+            writer.step()
+            self.age()
+        raise AssertionError(f"not finished after {rounds} rounds: {self.ledger.meta()}")
+
+    def rows(self) -> list[tuple[int, str, list[float]]]:
+        """(id, key, embedding) of every committed row, in order of the files."""
+        found = []
+        for commit in CommitLog(self.layout).read():
+            for file in commit.files:
+                if file.kind == "rows":
+                    table = pq.read_table(self.layout.root / file.path)
+                    found += zip(*(table[name].to_pylist() for name in ("id", "key", "embedding")), strict=True)
+        return found
+
+    def failures(self) -> list[tuple[str, str]]:
+        """(key, code) of every committed failure."""
+        tables = [
+            pq.read_table(self.layout.root / file.path)
+            for commit in CommitLog(self.layout).read()
+            for file in commit.files
+            if file.kind == "failures"
+        ]
+        merged = pa.concat_tables(tables).to_pylist() if tables else []
+        return [(row["key"], row["code"]) for row in merged]
+
+    def committed_units(self) -> list[int]:
+        """The units of the log's records, in order; the log itself refuses one that comes twice."""
+        CommitLog(self.layout).replay(len(self.units))
+        return [unit.u for commit in CommitLog(self.layout).read() for unit in commit.units]
+
+    def assert_exact(self, units: Sequence[int] | None = None) -> None:
+        """Every sample of the units (all, unless named) is a row exactly once, with its own vector and dense ids."""
+        numbers = range(len(self.units)) if units is None else units
+        rows = self.rows()
+        wanted = {f"{u}:{i}": vector(u, i) for u in numbers for i in range(self.units[u].samples or 0)}
+        assert len(rows) == len(wanted)
+        assert {key: values for _, key, values in rows} == wanted
+        assert [id_ for id_, _, _ in rows] == list(range(len(rows)))
+        assert sorted(self.committed_units()) == sorted(numbers)
+        named = {file.path for commit in CommitLog(self.layout).read() for file in commit.files}
+        there = {f"{f.name}/{p.name}" for f in (self.layout.parts, self.layout.failures) for p in f.iterdir()}
+        assert there == named
+        assert list(self.layout.temporary.iterdir()) == []
+
+
+MakeRun = Callable[..., RunCase]
+"""Makes a run: number of units, then `samples`, `dtype`, `part_rows`."""
+
+
+def write_run(root: Path, units: Sequence[Unit], *, dtype: str = "float16", part_rows: int = 10_000) -> RunInfo:
+    """Write a run without planning it."""
+    layout = Layout(root)
+    layout.make()
+    summary = write_manifest(layout, units)
+    info = RunInfo(
+        run="",
+        inputs=("nowhere",),
+        options=(),
+        model=ModelConfig(spec=f"stub:{DIM}?seed={secrets.token_hex(4)}", modalities=("text",), precision="fp32"),
+        dtype=dtype,
+        part_rows=part_rows,
+        units=summary.units,
+        samples=summary.samples,
+        manifest_digest=summary.digest,
+        version="test",
+        created="2026-01-01T00:00:00+00:00",
+    )
+    info = replace(info, run=run_id(info.identity(), root))
+    info.publish(layout)
+    return info
+
+
+def make_case(client: redis.Redis, root: Path, units: int = 8, *, samples: int = 3, **options: object) -> RunCase:
+    """A run of a number of equal units with a model, and so a queue, of its own."""
+    listed = [unit_of(number, samples) for number in range(units)]
+    info = write_run(root, listed, **options)  # type: ignore[arg-type]
+    record = RunRecord(run=info.run, output=str(root), model=info.model, dtype=info.dtype, units=units)
+    ledger = Ledger(client, info.run, scripts=load_scripts(client))
+    return RunCase(client=client, info=info, layout=Layout(root), record=record, units=listed, ledger=ledger)
+
+
+@pytest.fixture
+def make_run(client: redis.Redis, tmp_path: Path) -> Iterator[MakeRun]:
+    """Makes runs on the session's server, and removes what they left there."""
+    made: list[RunCase] = []
+
+    def make(units: int = 8, **options: object) -> RunCase:
+        case = make_case(client, tmp_path / f"out{len(made)}", units, **options)  # type: ignore[arg-type]
+        made.append(case)
+        return case
+
+    yield make
+    for case in made:
+        case.queue.delete(delete_jobs=True)
+        client.delete(*case.ledger.keys, f"embq:{{{case.info.run}}}:writer", case.queue.intermediate_queue.key)
+        client.hdel(RUNS, case.info.run)
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> RunCase:
+    """A run of 8 units of 3 samples."""
+    return make_run()
+
+
+@pytest.fixture
+def plain_run(tmp_path: Path) -> RunInfo:
+    """A run of 8 units in the folder `out`, known to no broker."""
+    return write_run(tmp_path / "out", [unit_of(number) for number in range(8)])

@@ -1,0 +1,234 @@
+"""The feeder: enough hints for every worker, fairly, and none too many."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from conftest import FakeClock, MakeRun, RunCase
+
+from core import hints
+from core.ledger import RunRecord, register
+from core.protocol import run_key
+from producer import feeder as module
+from producer.feeder import MAX_HINTS, Feeder, serve
+
+
+@pytest.fixture(autouse=True)
+def _small_high_water(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_HINTS", 6)
+    monkeypatch.setattr(module, "HINTS_PER_WORKER", 0)
+
+
+def units_in_queue(run: RunCase) -> list[int]:
+    found = []
+    while hint := run.pop():
+        assert hint.gen == run.gen
+        assert hint.unit == run.units[hint.u]
+        found.append(hint.u)
+    return found
+
+
+def same_queue(make_run: MakeRun, *units: int) -> list[RunCase]:
+    """Runs that share a model, and so a queue."""
+    runs = [make_run(count) for count in units]
+    for run in runs:
+        record = run.record
+        run.record = RunRecord(
+            run=record.run,
+            output=record.output,
+            model=runs[0].record.model,
+            dtype=record.dtype,
+            units=record.units,
+        )
+        run.build()
+    return runs
+
+
+def feeder_of(runs: list[RunCase], monkeypatch: pytest.MonkeyPatch) -> Feeder:
+    """A feeder of exactly these runs, though the server is shared."""
+    mine = {run.info.run: run.record for run in runs}
+    monkeypatch.setattr(module, "registered", lambda client: mine)
+    return Feeder(runs[0].client, lease_s=0.0)
+
+
+def test_the_queue_is_filled_to_the_mark_and_no_further(make_run: MakeRun) -> None:
+    run = make_run(20)
+    run.build()
+    feeder = run.feeder()
+    assert [feeder.tick() for _ in range(3)] == [6, 0, 0]
+    assert run.pop() is not None
+    assert feeder.tick() == 1
+    assert units_in_queue(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(20)
+    run.build()
+    monkeypatch.setattr(module, "HINTS_PER_WORKER", 3)
+    monkeypatch.setattr(module, "WORKERS", f"workers:{run.info.run}")
+    run.client.zadd(f"workers:{run.info.run}", {f"w{n}": 1 for n in range(4)})
+    assert run.feeder().tick() == 12
+    monkeypatch.setattr(module, "MAX_HINTS", 13)
+    run.client.zadd(f"workers:{run.info.run}", {f"w{n}": 1 for n in range(100)})
+    assert run.feeder().tick() == 1
+    run.client.delete(f"workers:{run.info.run}")
+    assert MAX_HINTS == 5_000
+
+
+def test_urgent_units_go_to_the_front(make_run: MakeRun) -> None:
+    run = make_run(20)
+    run.build()
+    feeder = run.feeder()
+    feeder.tick()
+    for _ in range(2):
+        assert run.pop() is not None
+    run.claim(0, "w")
+    run.claim(1, "w")
+    run.ledger.abandon("w", "gone")
+    assert feeder.tick() == 2
+    assert sorted(units_in_queue(run)[:2]) == [0, 1]
+
+
+def test_a_run_is_fed_only_when_its_writer_has_set_it_up(run: RunCase) -> None:
+    register(run.client, run.record)
+    feeder = run.feeder()
+    assert feeder.tick() == 0
+    run.build()
+    assert feeder.tick() == 6
+
+
+def test_a_rebuilt_queue_is_fed_under_its_new_generation(run: RunCase) -> None:
+    run.build()
+    feeder = run.feeder()
+    feeder.tick()
+    units_in_queue(run)
+    run.build(gen="2-0")
+    assert feeder.tick() == 6
+    assert units_in_queue(run) == [0, 1, 2, 3, 4, 5]
+
+
+def test_only_the_run_that_was_asked_for_is_fed(make_run: MakeRun) -> None:
+    one, other = make_run(3), make_run(3)
+    for run in (one, other):
+        run.build()
+    assert one.feeder().tick() == 3
+    assert units_in_queue(other) == []
+
+
+def test_runs_of_one_model_share_the_queue_evenly(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = same_queue(make_run, 20, 20)
+    assert feeder_of(runs, monkeypatch).tick() == 6
+    hinted = [run.client.zcard(run.key("hinted")) for run in runs]
+    assert hinted == [3, 3]
+
+
+def test_a_large_run_does_not_starve_a_later_one(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small = same_queue(make_run, 40, 4)
+    feeder = feeder_of([large], monkeypatch)
+    feeder.tick()
+    feeder = feeder_of([large, small], monkeypatch)
+    popped: list[str] = []
+    while sum(run == small.info.run for run in popped) < 4:
+        hint = large.pop()
+        assert hint is not None
+        popped.append(hint.run)
+        feeder.tick()
+    assert len(popped) < 20
+
+
+def test_finished_runs_take_no_share(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = same_queue(make_run, 20, 3, 3)
+    for done in runs[1:]:
+        done.build(done=b"\xe0")
+    assert feeder_of(runs, monkeypatch).tick() == 6
+
+
+def test_a_run_whose_manifest_cannot_be_read_holds_up_no_other(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost, cut, whole = same_queue(make_run, 3, 3, 20)
+    shutil.rmtree(lost.layout.root)
+    (cut.layout.manifest / "00000.parquet").write_bytes(b"PAR1")
+    feeder = feeder_of([lost, cut, whole], monkeypatch)
+    with caplog.at_level("ERROR"):
+        for _ in range(2):
+            feeder.tick()
+    assert len([r for r in caplog.records if "run_not_fed" in r.getMessage()]) == 2, "each is complained of once"
+    assert units_in_queue(whole) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_manifest_that_comes_later_is_read_then(run: RunCase) -> None:
+    run.build()
+    segment = run.layout.manifest / "00000.parquet"
+    data = segment.read_bytes()
+    segment.unlink()
+    feeder = run.feeder()
+    assert feeder.tick() == 0
+    segment.write_bytes(data)
+    assert feeder.tick() == 6
+
+
+@pytest.mark.parametrize(("silent_s", "reaps"), [(0.2, True), (2.5, False)])
+def test_after_an_outage_leases_are_left_alone_for_one_lease(
+    run: RunCase, clock: FakeClock, silent_s: float, reaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.build()
+    feeder = Feeder(run.client, lease_s=20.0, only=run.info.run, clock=clock)
+    real = module.reach
+    server = real(run.client, "")
+    monkeypatch.setattr(module, "reach", lambda *a: type(server)(server.name, server.version, 10_000))
+    for _ in range(110):
+        clock.advance(0.2)
+        feeder.tick()
+    assert run.pop() is not None
+    token = run.claim(0)
+    run.age()
+    clock.advance(silent_s)
+    feeder.tick()
+    assert (run.publish(0, token) == 0) == reaps
+    for _ in range(110):
+        clock.advance(0.2)
+        run.age()
+        feeder.tick()
+    assert run.publish(0, token) in (0, 1)
+
+
+def test_a_server_that_has_just_started_reaps_nothing(run: RunCase, clock: FakeClock) -> None:
+    run.build()
+    feeder = Feeder(run.client, lease_s=1e6, only=run.info.run, clock=clock)
+    clock.advance(2e6)
+    token = run.claim(0)
+    run.age()
+    feeder.tick()
+    assert run.publish(0, token) == 1
+
+
+def test_popped_hints_of_dead_workers_are_swept(
+    run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.build()
+    feeder = run.feeder(clock=clock)
+    feeder.tick()
+    run.client.lmove(run.queue.key, run.queue.intermediate_queue.key)
+    now = hints.time.time()
+    monkeypatch.setattr(hints.time, "time", lambda: now + 1000)
+    clock.advance(61)
+    feeder.tick()
+    assert run.client.llen(run.queue.intermediate_queue.key) == 0
+
+
+def test_two_feeders_waste_hints_and_harm_nothing(run: RunCase) -> None:
+    writer = run.writer()
+    for feeder in (run.feeder(), run.feeder()):
+        feeder.tick()
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_serving_ends_when_it_is_told_to(run: RunCase) -> None:
+    run.build()
+    answers = iter([False, False, True])
+    serve(run.client, lease_s=20.0, only=run.info.run, stopped=lambda: next(answers))
+    assert len(units_in_queue(run)) == 6
+    assert run.client.exists(run_key(run.info.run, "meta"))

@@ -1,0 +1,876 @@
+"""The ledger: every script with each of its answers, on a real server, and a machine that mixes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from core.commits import Commit, CommittedUnit, LogState
+from core.ledger import LIMIT_BYTES, Entry, Ledger, RunRecord, live_workers, load_scripts, new_token
+from core.protocol import FREEING, GROUP, MAX_ATTEMPTS, RUN_PARTS, SCRIPTS, WORKERS, worker_key
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> RunCase:
+    """A run of 8 units with an empty queue of generation 1-0."""
+    run = make_run(8)
+    run.build()
+    return run
+
+
+def scores(run: RunCase, part: str) -> dict[int, float]:
+    return {int(u): score for u, score in run.client.zrange(run.key(part), 0, -1, withscores=True)}
+
+
+def table(run: RunCase, part: str) -> dict[int, str]:
+    return {int(u): value.decode() for u, value in run.client.hgetall(run.key(part)).items()}
+
+
+def state(run: RunCase) -> dict[str, object]:
+    """Everything that the server keeps for the run, times rounded away."""
+    meta = {name: value for name, value in run.ledger.meta().items() if not name.endswith("_ms")}
+    return {
+        "meta": meta,
+        **{part: sorted(scores(run, part)) for part in ("hinted", "due")},
+        **{part: table(run, part) for part in ("owner", "busy", "att", "pub")},
+        "res": run.client.xrange(run.key("res")),
+        "done": run.client.get(run.key("done")),
+    }
+
+
+def entries(run: RunCase) -> list[Entry]:
+    return run.ledger.read_results(">", count=100, block_ms=None)
+
+
+def commit(run: RunCase, *pairs: tuple[str, int | None]) -> int:
+    return run.ledger.commit(pairs, rows=1, failures=2, quarantined=3, number=4)
+
+
+def feed(
+    run: RunCase, room: int = 100, *, queue_empty: bool = False, reap: bool = False
+) -> tuple[list[int], list[int]]:
+    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap=reap)
+
+
+def overdue(run: RunCase, u: int) -> None:
+    """The time at which unit `u` must be looked at has come."""
+    assert run.client.zadd(run.key("due"), {str(u): 1}, xx=True, ch=True) == 1
+
+
+def claim(run: RunCase, u: int, token: str, fingerprint: str = FINGERPRINT) -> str:
+    return run.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=fingerprint).word
+
+
+def crash(run: RunCase, u: int) -> None:
+    """An attempt that begins and ends badly."""
+    run.claim(u, "dies")
+    assert run.ledger.abandon("dies", "killed by signal 9") == 1
+
+
+# --- claim ---
+
+
+def test_a_claim_gives_the_lease_once_and_repeats_its_answer(run: RunCase) -> None:
+    feed(run)
+    token = new_token(run.gen, "a")
+    assert claim(run, 0, token) == "ok"
+    before = state(run)
+    assert claim(run, 0, token) == "ok"
+    assert state(run) == before
+    assert claim(run, 0, new_token(run.gen, "a")) == "leased"
+    assert table(run, "owner") == {0: token}
+    assert 0 in scores(run, "due")
+    assert 0 not in scores(run, "hinted")
+
+
+def test_a_claim_tells_how_many_attempts_ended_badly(run: RunCase) -> None:
+    crash(run, 0)
+    answer = run.ledger.claim(0, new_token(run.gen, "a"), lease_s=LEASE_S, fingerprint=FINGERPRINT)
+    assert (answer.granted, answer.attempts) == (True, 1)
+
+
+def test_a_claim_of_another_generation_is_worthless(run: RunCase) -> None:
+    assert claim(run, 0, new_token("0-9", "a")) == "gen"
+    assert table(run, "owner") == {}
+
+
+@pytest.mark.parametrize("word", ["paused", "done", "archived"])
+def test_a_claim_is_refused_unless_the_run_is_running(run: RunCase, word: str) -> None:
+    run.client.hset(run.key("meta"), "state", word)
+    answer = run.ledger.claim(0, new_token(run.gen, "a"), lease_s=LEASE_S, fingerprint=FINGERPRINT)
+    assert (answer.word, answer.detail) == ("state", word)
+
+
+def test_the_first_claim_fixes_the_fingerprint_and_another_is_told_it(run: RunCase) -> None:
+    run.claim(0)
+    feed(run)
+    answer = run.ledger.claim(1, new_token(run.gen, "b"), lease_s=LEASE_S, fingerprint="other")
+    assert (answer.word, answer.detail) == ("fingerprint", FINGERPRINT)
+    assert scores(run, "hinted")[1] == 0, "the hint was used up, so the unit is hinted again at once"
+    assert run.ledger.meta()["fingerprint"] == FINGERPRINT
+
+
+@pytest.mark.parametrize("published", [True, False], ids=["published", "committed"])
+def test_a_claim_of_a_unit_that_has_its_result_is_a_duplicate(run: RunCase, published: bool) -> None:
+    run.work_one(0)
+    if not published:
+        commit(run, (entries(run)[0].id, 0))
+    assert claim(run, 0, new_token(run.gen, "b")) == "dup"
+
+
+def test_a_claim_of_a_delayed_unit_comes_too_early(run: RunCase) -> None:
+    crash(run, 0)
+    crash(run, 0)
+    assert claim(run, 0, new_token(run.gen, "b")) == "later"
+    overdue(run, 0)
+    assert claim(run, 0, new_token(run.gen, "b")) == "ok"
+
+
+# --- start ---
+
+
+def test_a_start_charges_one_attempt_however_often_it_is_sent(run: RunCase) -> None:
+    token = run.claim(0, started=False)
+    for _ in range(2):
+        assert run.ledger.start([(0, token), (1, "1-0:a:lost")]) == {"1-0:a:lost"}
+        assert table(run, "att") == {0: "1"}
+    assert table(run, "busy") == {0: token}
+
+
+def test_starting_nothing_is_nothing(run: RunCase) -> None:
+    assert run.ledger.start([]) == set()
+
+
+# --- beat ---
+
+
+def test_a_beat_extends_only_leases_that_are_held(run: RunCase) -> None:
+    token = run.claim(0)
+    overdue(run, 0)
+    for _ in range(2):
+        assert run.ledger.beat(run.gen, [(0, token), (1, "1-0:a:x")], lease_s=LEASE_S) == ("running", {"1-0:a:x"})
+    assert scores(run, "due")[0] > 1
+    assert 1 not in scores(run, "due")
+
+
+def test_a_beat_of_another_generation_loses_everything(run: RunCase) -> None:
+    token = run.claim(0)
+    assert run.ledger.beat("0-9", [(0, token), (1, "x")], lease_s=LEASE_S) == ("gen", {token, "x"})
+
+
+def test_a_beat_tells_the_state_of_the_run(run: RunCase) -> None:
+    run.client.hset(run.key("meta"), "state", "paused")
+    assert run.ledger.beat(run.gen, [], lease_s=LEASE_S) == ("paused", set())
+
+
+# --- publish ---
+
+
+def test_a_result_is_taken_once_and_the_answer_is_repeated(run: RunCase) -> None:
+    token = run.claim(0)
+    assert run.publish(0, token) == 1
+    before = state(run)
+    assert run.publish(0, token) == 1
+    assert state(run) == before
+    (entry,) = entries(run)
+    assert (entry.fields["u"], entry.fields["token"], entry.fields["bytes"]) == (b"0", token.encode(), b"100")
+    assert entry.fields["unit_id"] == run.units[0].unit_id.encode()
+    assert entry.fields["data"] == run.data(0)
+    assert run.ledger.meta()["bytes"] == "100"
+
+
+def test_a_zombie_cannot_publish_after_another_took_its_unit(run: RunCase) -> None:
+    zombie = run.claim(0, "zombie")
+    overdue(run, 0)
+    feed(run, reap=True)
+    second = run.claim(0, "second")
+    assert run.publish(0, zombie) == 0
+    assert run.ledger.start([(0, zombie)]) == {zombie}
+    assert not run.ledger.release(0, zombie)
+    assert run.publish(0, second) == 1
+    assert run.publish(0, zombie) == 2
+    (entry,) = entries(run)
+    assert commit(run, (entry.id, 0)) == 1
+    assert run.publish(0, zombie) == 2
+    assert run.publish(0, second) == 2
+
+
+def test_a_token_that_begins_like_the_publishers_is_another(run: RunCase) -> None:
+    token = run.claim(0)
+    run.publish(0, token)
+    assert run.publish(0, token[:-1]) == 2
+    assert run.publish(0, token + "x") == 2
+
+
+def test_a_result_waits_where_the_bytes_have_no_room(run: RunCase) -> None:
+    run.client.hset(run.key("meta"), "limit_bytes", 150)
+    tokens = [run.claim(u) for u in range(2)]
+    assert run.publish(0, tokens[0]) == 1
+    before = state(run)
+    assert run.publish(1, tokens[1]) == -1
+    assert state(run) == before
+    commit(run, (entries(run)[0].id, 0))
+    assert run.publish(1, tokens[1]) == 1
+
+
+def test_a_result_larger_than_the_bound_goes_alone(run: RunCase) -> None:
+    run.client.hset(run.key("meta"), "limit_bytes", 50)
+    assert run.ledger.room()
+    run.work_one(0)
+    assert not run.ledger.room()
+
+
+def test_a_result_waits_where_the_stream_is_full(run: RunCase) -> None:
+    run.client.hset(run.key("meta"), "limit_entries", 1)
+    run.work_one(0)
+    assert run.publish(1, run.claim(1)) == -1
+
+
+def test_there_is_room_where_the_broker_knows_no_run(run: RunCase) -> None:
+    run.client.delete(*run.ledger.keys)
+    assert run.ledger.room()
+
+
+# --- release, abandon ---
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_undone_lease_costs_no_attempt(run: RunCase, started: bool) -> None:
+    token = run.claim(0, started=started)
+    assert run.ledger.release(0, token)
+    assert table(run, "att") in ({}, {0: "0"})
+    assert scores(run, "hinted") == {0: 0}, "to be hinted at once"
+    before = state(run)
+    assert not run.ledger.release(0, token)
+    assert state(run) == before
+    assert (table(run, "owner"), table(run, "busy"), scores(run, "due")) == ({}, {}, {})
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_failed_lease_costs_one_attempt(run: RunCase, started: bool) -> None:
+    token = run.claim(0, started=started)
+    assert run.ledger.release(0, token, failed=("storage", "disk away"))
+    assert not run.ledger.release(0, token, failed=("storage", "disk away"))
+    assert table(run, "att") == {0: "1"}
+
+
+def test_a_first_crash_is_tried_at_once_and_a_second_one_later(run: RunCase) -> None:
+    crash(run, 0)
+    assert (scores(run, "hinted"), scores(run, "due")) == ({0: 0}, {})
+    crash(run, 0)
+    (due,) = scores(run, "due").values()
+    seconds, micros = run.client.time()
+    assert 5_000 < due - (seconds * 1000 + micros / 1000) <= 10_000
+    assert scores(run, "hinted") == {}
+    assert feed(run, reap=True)[0] == []
+    overdue(run, 0)
+    assert feed(run)[0] == [0]
+
+
+def test_the_third_crash_quarantines_the_unit_by_name(run: RunCase) -> None:
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt == 2:
+            overdue(run, 0)
+        crash(run, 0)
+    (entry,) = entries(run)
+    assert entry.fields == {
+        "u": b"0",
+        "token": b"quarantine",
+        "bytes": b"0",
+        "code": b"crash",
+        "message": b"killed by signal 9",
+    }
+    assert claim(run, 0, new_token(run.gen, "b")) == "dup"
+    commit(run, (entry.id, 0))
+    assert (table(run, "att"), table(run, "pub"), scores(run, "due")) == ({}, {}, {})
+
+
+def test_three_failures_of_a_source_keep_their_own_code(run: RunCase) -> None:
+    for attempt in range(MAX_ATTEMPTS):
+        if attempt == 2:
+            overdue(run, 0)
+        assert run.ledger.release(0, run.claim(0), failed=("storage", "m" * 3000))
+    (entry,) = entries(run)
+    assert (entry.fields["code"], len(entry.fields["message"])) == (b"storage", 1000)
+
+
+def test_abandoning_frees_one_workers_leases_and_charges_what_was_busy(run: RunCase) -> None:
+    busy, idle = run.claim(0, "w1"), run.claim(1, "w1", started=False)
+    others = {2: run.claim(2, "w10"), 3: run.claim(3, "1")}
+    assert run.ledger.abandon("w1", "gone") == 2
+    assert run.ledger.abandon("w1", "gone") == 0
+    assert table(run, "owner") == others
+    assert table(run, "att") == {0: "1", 2: "1", 3: "1"}
+    assert scores(run, "hinted") == {0: 0, 1: 0}
+    assert (run.publish(0, busy), run.publish(1, idle)) == (0, 0)
+
+
+# --- next ---
+
+
+def test_feeding_goes_through_the_units_in_order_up_to_the_room(run: RunCase) -> None:
+    assert feed(run, 3) == ([], [0, 1, 2])
+    assert feed(run, 0) == ([], [])
+    assert feed(run, 100) == ([], [3, 4, 5, 6, 7])
+    assert feed(run, 100) == ([], [])
+
+
+def test_feeding_skips_what_is_done(make_run: MakeRun) -> None:
+    run = make_run(20)
+    run.build(done=b"\xff\xf7\x00")
+    assert feed(run)[1] == [12, 16, 17, 18, 19]
+
+
+def test_feeding_passes_a_long_run_of_done_units_in_one_step(make_run: MakeRun) -> None:
+    run = make_run(2)
+    run.build(done=b"\xff" * 2_500_000 + b"\xfe")
+    run.client.hset(run.key("meta"), "total", 20_000_008)
+    assert feed(run)[1] == [20_000_007]
+    calls = run.client.info("commandstats")["cmdstat_getbit"]["calls"]
+    assert calls < 100_000, "a server is deaf while it runs a script"
+
+
+def test_urgent_units_come_first_and_within_the_room(run: RunCase) -> None:
+    run.claim(5, "w")
+    run.claim(6, "w")
+    run.ledger.abandon("w", "gone")
+    assert feed(run, 1) == ([5], [])
+    assert feed(run, 3) == ([6], [0, 1])
+
+
+def test_hints_that_nobody_answered_are_given_again(run: RunCase) -> None:
+    feed(run)
+    seconds, _ = run.client.time()
+    run.client.zadd(run.key("hinted"), {"3": seconds * 1000 - 6_000, "4": seconds * 1000 - 601_000})
+    assert feed(run) == ([], [4])
+    assert feed(run, queue_empty=True) == ([], [3])
+    assert feed(run, queue_empty=True) == ([], [])
+
+
+def test_leases_lapse_only_when_the_feeder_may_reap(run: RunCase) -> None:
+    busy, idle = run.claim(0), run.claim(1, started=False)
+    overdue(run, 0)
+    overdue(run, 1)
+    assert feed(run, 0, reap=False) == ([], [])
+    assert table(run, "owner") == {0: busy, 1: idle}
+    assert sorted(feed(run, 2, reap=True)[0]) == [0, 1]
+    assert table(run, "owner") == {}
+    assert table(run, "att") == {0: "1"}
+
+
+def test_a_lease_that_lapses_a_third_time_is_quarantined_as_a_crash(run: RunCase) -> None:
+    for _ in range(MAX_ATTEMPTS):
+        run.claim(0)
+        overdue(run, 0)
+        feed(run, reap=True)
+        run.age()
+    (entry,) = entries(run)
+    assert entry.fields["code"] == b"crash"
+    assert b"not heard of" in entry.fields["message"]
+
+
+def test_a_published_result_is_looked_for_and_left_alone_where_it_is(run: RunCase) -> None:
+    run.work_one(0)
+    overdue(run, 0)
+    assert feed(run, 0, reap=True) == ([], [])
+    assert 0 in table(run, "pub")
+    assert scores(run, "due")[0] > 1
+
+
+def test_a_published_result_that_vanished_is_made_again(run: RunCase) -> None:
+    run.work_one(0)
+    run.client.xtrim(run.key("res"), 0)
+    overdue(run, 0)
+    assert feed(run)[0] == [0]
+    run.work_one(0)
+    assert len(entries(run)) == 1
+
+
+def test_a_feeder_of_another_generation_or_state_gets_nothing(run: RunCase) -> None:
+    assert run.ledger.next_units("0-9", 10, queue_empty=True, reap=True) == ([], [])
+    run.client.hset(run.key("meta"), "state", "paused")
+    assert feed(run) == ([], [])
+
+
+# --- commit, reject ---
+
+
+def test_a_commit_acknowledges_counts_and_clears_once(run: RunCase) -> None:
+    for u in range(2):
+        run.work_one(u)
+    first, second = entries(run)
+    for _ in range(2):
+        assert commit(run, (first.id, 0)) == 1
+        assert run.ledger.meta()["bytes"] == "100", "the bytes are given back exactly once"
+    assert run.client.xlen(run.key("res")) == 1
+    assert run.client.xpending(run.key("res"), GROUP)["pending"] == 1
+    meta = run.ledger.meta()
+    assert [meta[name] for name in ("done", "rows", "failures", "quarantined", "n")] == ["1", "1", "2", "3", "4"]
+    assert commit(run, (second.id, None)) == 1, "an entry may be acknowledged without its unit"
+    assert commit(run, ("", 5)) == 2, "and a unit marked without an entry"
+    assert run.ledger.meta()["bytes"] == "0"
+    assert run.ledger.done_bits() == b"\x84"
+
+
+def test_the_last_commit_completes_the_run(run: RunCase) -> None:
+    assert commit(run, *(("", u) for u in range(7))) == 7
+    assert run.ledger.meta()["state"] == "running"
+    for _ in range(2):
+        assert commit(run, ("", 7)) == 8
+        assert run.ledger.meta()["state"] == "done"
+    assert claim(run, 0, new_token(run.gen, "a")) == "state"
+
+
+def test_a_commit_of_many_units_is_sent_in_pieces(make_run: MakeRun) -> None:
+    run = make_run(1)
+    run.build()
+    run.client.hset(run.key("meta"), "total", 1200)
+    assert commit(run, *(("", u) for u in range(1200))) == 1200
+    assert run.ledger.meta()["state"] == "done"
+    assert commit(run) == 1200
+
+
+def test_a_rejected_result_is_made_again(run: RunCase) -> None:
+    token = run.claim(0)
+    run.publish(0, token)
+    (entry,) = entries(run)
+    run.ledger.reject(entry.id, 0, token, "lost_result", "gone")
+    before = state(run)
+    run.ledger.reject(entry.id, 0, token, "lost_result", "gone")
+    assert state(run) == before
+    assert run.ledger.meta()["bytes"] == "0"
+    assert run.client.xpending(run.key("res"), GROUP)["pending"] == 0
+    assert feed(run, 1)[0] == [0]
+    assert table(run, "att") == {0: "1"}
+
+
+def test_a_rejection_does_not_touch_the_result_of_another_attempt(run: RunCase) -> None:
+    token = run.claim(0)
+    run.publish(0, token)
+    (entry,) = entries(run)
+    run.client.hdel(run.key("pub"), "0")
+    overdue(run, 0)
+    feed(run)
+    other = run.claim(0)
+    assert run.publish(0, other) == 1
+    run.ledger.reject(entry.id, 0, token, "lost_result", "gone")
+    assert table(run, "pub")[0].startswith(other)
+    assert run.ledger.meta()["bytes"] == "100"
+
+
+def test_three_rejections_quarantine_with_the_writers_reason(run: RunCase) -> None:
+    for _ in range(MAX_ATTEMPTS):
+        token = run.claim(0)
+        run.publish(0, token)
+        (entry,) = entries(run)
+        run.ledger.reject(entry.id, 0, token, "wrong_count", "3 rows")
+        run.age()
+        feed(run)
+    (entry,) = entries(run)
+    assert (entry.fields["token"], entry.fields["code"]) == (b"quarantine", b"wrong_count")
+
+
+# --- rebuild, the lock, the rest ---
+
+
+def test_after_a_rebuild_everything_old_is_worthless(run: RunCase) -> None:
+    feed(run)
+    held, published = run.claim(0), run.claim(1)
+    run.publish(1, published)
+    old = run.gen
+    run.ledger.rebuild(gen="1-1", total=8, done=b"\x01", counters={"rows": 3, "fingerprint": FINGERPRINT})
+    assert run.publish(0, held) == 0
+    assert run.publish(1, published) == 0
+    assert claim(run, 2, new_token(old, "a")) == "gen"
+    assert run.ledger.beat(old, [(0, held)], lease_s=LEASE_S) == ("gen", {held})
+    assert run.ledger.next_units(old, 10, queue_empty=True, reap=True) == ([], [])
+    assert entries(run) == []
+    assert feed(run)[1] == [0, 1, 2, 3, 4, 5, 6]
+    meta = run.ledger.meta()
+    assert [meta[name] for name in ("gen", "done", "rows", "bytes", "state")] == ["1-1", "1", "3", "0", "running"]
+
+
+def test_a_rebuild_of_a_finished_run_is_done(run: RunCase) -> None:
+    run.build(done=b"\xff")
+    assert run.ledger.meta()["state"] == "done"
+    assert feed(run) == ([], [])
+
+
+def test_results_delivered_before_a_restart_are_read_again(run: RunCase) -> None:
+    for u in range(3):
+        run.work_one(u)
+    before = entries(run)
+    assert entries(run) == []
+    assert run.ledger.read_results("0", count=100, block_ms=None) == before
+    assert run.ledger.read_results(before[0].id, count=1, block_ms=None) == before[1:2]
+    commit(run, (before[1].id, 1))
+    assert [e.id for e in run.ledger.read_results("0", count=100, block_ms=None)] == [before[0].id, before[2].id]
+
+
+def test_an_entry_that_was_deleted_while_pending_is_shown_empty(run: RunCase) -> None:
+    run.work_one(0)
+    (entry,) = entries(run)
+    run.client.xdel(run.key("res"), entry.id)
+    assert run.ledger.read_results("0", count=100, block_ms=None) == [Entry(entry.id, {})]
+
+
+def test_a_stream_that_was_lost_gets_its_group_again(run: RunCase) -> None:
+    run.work_one(0)
+    run.client.delete(run.key("res"))
+    assert entries(run) == []
+    run.work_one(1)
+    assert [entry.fields["u"] for entry in entries(run)] == [b"1"]
+
+
+def test_the_writers_lock_is_held_renewed_taken_over_and_given_up(run: RunCase) -> None:
+    assert run.ledger.lock_writer("a", ttl_s=10) == ""
+    assert run.ledger.lock_writer("a", ttl_s=10) == ""
+    assert run.ledger.lock_writer("b", ttl_s=10) == "a"
+    run.ledger.unlock_writer("b")
+    assert run.ledger.lock_writer("b", ttl_s=10) == "a"
+    assert run.ledger.lock_writer("b", ttl_s=10, takeover=True) == ""
+    assert run.ledger.lock_writer("a", ttl_s=10) == "b"
+    assert 0 < run.client.pttl(f"embq:{{{run.info.run}}}:writer") <= 10_000
+    run.ledger.unlock_writer("b")
+    assert run.ledger.lock_writer("a", ttl_s=10) == ""
+
+
+def test_workers_that_are_no_longer_heard_of_are_forgotten(own_client: redis.Redis) -> None:
+    own_client.zadd(WORKERS, {"a": 1, "b": 2})
+    own_client.set(worker_key("b"), json.dumps({"name": "b"}))
+    assert live_workers(own_client) == [{"name": "b"}]
+    assert own_client.zrange(WORKERS, 0, -1) == [b"b"]
+
+
+def test_a_record_survives_its_json(run: RunCase) -> None:
+    assert RunRecord.from_json(run.record.to_json()) == run.record
+
+
+def test_scripts_survive_the_loss_of_the_script_cache(own_client: redis.Redis, tmp_path: Path) -> None:
+    run = make_case(own_client, tmp_path / "out")
+    run.build()
+    run.work_one(0)
+    own_client.script_flush()
+    run.work_one(1)
+    assert len(entries(run)) == 2
+
+
+def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redis.Redis, tmp_path: Path) -> None:
+    run = make_case(own_client, tmp_path / "out")
+    run.build()
+    run.work_one(0)
+    run.work_one(1)
+    begun, idle = run.claim(2), run.claim(3, started=False)
+    first, second = entries(run)
+    own_client.config_set("maxmemory", "1")
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        run.publish(2, begun)
+    assert run.ledger.beat(run.gen, [(2, begun)], lease_s=LEASE_S) == ("running", set())
+    assert commit(run, (first.id, 0)) == 1
+    run.ledger.reject(second.id, 1, second.fields["token"].decode(), "x", "x")
+    assert run.ledger.release(3, idle)
+    assert run.ledger.abandon("alive", "gone") == 1
+    own_client.config_set("maxmemory", "0")
+    assert feed(run)[0] == [1, 2, 3]
+    assert set(SCRIPTS) > FREEING
+
+
+# --- the loss of one key ---
+
+
+@pytest.mark.parametrize("part", [part for part in RUN_PARTS if part != "meta"])
+@pytest.mark.parametrize("after_commits", [False, True], ids=["at first", "later"])
+def test_a_run_outlives_the_loss_of_any_one_key(make_run: MakeRun, part: str, after_commits: bool) -> None:
+    run = make_run(12)
+    writer = run.writer()
+    run.feeder().tick()
+    for u in (0, 1):
+        assert run.pop() is not None
+        run.work_one(u)
+    if after_commits:
+        writer.step()
+        writer.flush()
+    while run.pop():  # every other hint was popped by workers that died before they claimed
+        pass
+    run.work_one(2)
+    assert len(writer._read()) >= 1  # delivered to the writer, which has done nothing with it yet
+    writer._pending_after = "0"
+    run.work_one(3)
+    run.claim(4, "dead")
+    run.claim(5, "dead", started=False)
+    slow = run.claim(6)
+    crash(run, 7)
+    crash(run, 8)
+    crash(run, 8)
+    run.client.hset(run.key("meta"), "limit_bytes", 450)
+    run.client.delete(run.key(part))
+    run.finish(writer)
+    assert run.publish(6, slow) in (0, 2)
+    run.assert_exact()
+    assert run.ledger.meta()["state"] == "done"
+    assert run.ledger.meta()["bytes"] == "0"
+
+
+def test_a_run_outlives_the_loss_of_every_hint(run: RunCase) -> None:
+    writer = run.writer()
+    run.feeder().tick()
+    run.queue.delete(delete_jobs=True)
+    run.finish(writer)
+    run.assert_exact()
+
+
+# --- everything at once ---
+
+UNITS = 8
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Two workers, a supervisor, a feeder and a writer do whatever they may do, in any order, and lose what they may
+    lose. The log is a real `LogState`, which refuses a unit that is committed twice."""
+
+    make: Callable[[], RunCase]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = self.make()
+        self.ledger: Ledger = self.run.ledger
+        self.generation = 0
+        self.hints: list[tuple[str, int]] = []
+        self.held: dict[str, list[tuple[int, str]]] = {"w1": [], "w2": []}
+        self.zombies: list[tuple[int, str]] = []
+        self.buffer: dict[int, tuple[str, str]] = {}
+        self.read_from = ">"
+        self.log = LogState(units=UNITS)
+        self.key_lost = False
+        self.rebuild()
+
+    # the broker
+
+    @precondition(lambda self: self.generation < 2)
+    @rule()
+    def rebuild(self) -> None:
+        self.generation += 1
+        self.ledger.rebuild(
+            gen=f"1-{self.generation}", total=UNITS, done=bytes(self.log.done), counters={"fingerprint": ""}
+        )
+        self.buffer.clear()
+        self.read_from = ">"
+        self.key_lost = False
+
+    @rule()
+    def time_passes(self) -> None:
+        self.run.age()
+
+    @rule(part=st.sampled_from([part for part in RUN_PARTS if part != "meta"]))
+    def a_key_is_lost(self, part: str) -> None:
+        self.run.client.delete(self.run.key(part))
+        self.key_lost = True
+
+    # the feeder
+
+    @rule(room=st.integers(0, 5), queue_empty=st.booleans(), reap=st.booleans())
+    def feed(self, room: int, queue_empty: bool, reap: bool) -> None:
+        gen = self.ledger.gen()
+        urgent, normal = self.ledger.next_units(gen, room, queue_empty=queue_empty, reap=reap)
+        assert len(urgent) + len(normal) <= room
+        self.hints = [(gen, u) for u in urgent] + self.hints + [(gen, u) for u in normal]
+
+    @precondition(lambda self: self.hints)
+    @rule(at=st.integers(0, 7))
+    def a_hint_is_lost(self, at: int) -> None:
+        self.hints.pop(at % len(self.hints))
+
+    @precondition(lambda self: self.hints)
+    @rule(at=st.integers(0, 7))
+    def a_hint_is_doubled(self, at: int) -> None:
+        self.hints.append(self.hints[at % len(self.hints)])
+
+    # the workers
+
+    @precondition(lambda self: self.hints)
+    @rule(worker=st.sampled_from(["w1", "w2"]), again=st.booleans())
+    def take(self, worker: str, again: bool) -> None:
+        gen, u = self.hints.pop(0)
+        token = new_token(gen, worker)
+        for _ in range(1 + again):
+            answer = self.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT)
+        assert not (answer.granted and gen != self.ledger.gen())
+        if answer.granted:
+            self.held[worker].append((u, token))
+
+    @rule(worker=st.sampled_from(["w1", "w2"]), again=st.booleans())
+    def start(self, worker: str, again: bool) -> None:
+        for _ in range(1 + again):
+            lost = self.ledger.start(self.held[worker])
+        self.held[worker] = [pair for pair in self.held[worker] if pair[1] not in lost]
+
+    @rule(worker=st.sampled_from(["w1", "w2"]))
+    def beat(self, worker: str) -> None:
+        _, lost = self.ledger.beat(self.ledger.gen(), self.held[worker], lease_s=LEASE_S)
+        self.held[worker] = [pair for pair in self.held[worker] if pair[1] not in lost]
+
+    @precondition(lambda self: self.held["w1"] or self.held["w2"])
+    @rule(worker=st.sampled_from(["w1", "w2"]), again=st.booleans())
+    def publish(self, worker: str, again: bool) -> None:
+        if self.held[worker]:
+            u, token = self.held[worker].pop(0)
+            answers = {self.ledger.publish(u, token, {"n": u}, size=10) for _ in range(1 + again)}
+            assert len(answers) == 1
+
+    @precondition(lambda self: self.held["w1"] or self.held["w2"])
+    @rule(worker=st.sampled_from(["w1", "w2"]), failed=st.booleans(), again=st.booleans())
+    def give_back(self, worker: str, failed: bool, again: bool) -> None:
+        if self.held[worker]:
+            u, token = self.held[worker].pop()
+            for _ in range(1 + again):
+                self.ledger.release(u, token, failed=("storage", "away") if failed else None)
+
+    @rule(worker=st.sampled_from(["w1", "w2"]), seen=st.booleans())
+    def crash(self, worker: str, seen: bool) -> None:
+        """The worker dies, or is only believed to be dead: what it held may be published long after."""
+        self.zombies += self.held[worker]
+        self.held[worker] = []
+        if seen:
+            self.ledger.abandon(worker, "gone")
+
+    @precondition(lambda self: self.zombies)
+    @rule(at=st.integers(0, 20))
+    def a_zombie_publishes(self, at: int) -> None:
+        u, token = self.zombies[at % len(self.zombies)]
+        self.ledger.publish(u, token, {"n": u}, size=10)
+
+    # the writer
+
+    @rule(count=st.integers(1, 4))
+    def read(self, count: int) -> None:
+        found = self.ledger.read_results(self.read_from, count=count, block_ms=None)
+        self.read_from = found[-1].id if found and self.read_from != ">" else ">"
+        for entry in found:
+            if not entry.fields:
+                commit(self.run, (entry.id, None))
+                continue
+            u, token = int(entry.fields["u"]), entry.fields["token"].decode()
+            if self.log.is_done(u):
+                commit(self.run, (entry.id, u))
+            elif u in self.buffer:
+                if self.buffer[u][0] != entry.id:
+                    commit(self.run, (entry.id, None))
+            else:
+                self.buffer[u] = (entry.id, token)
+
+    @precondition(lambda self: self.buffer)
+    @rule()
+    def reject(self) -> None:
+        u, (id_, token) = self.buffer.popitem()
+        if token == "quarantine":
+            self.buffer[u] = (id_, token)
+        else:
+            self.ledger.reject(id_, u, token, "lost_result", "gone")
+
+    @precondition(lambda self: self.buffer)
+    @rule(killed=st.booleans(), again=st.booleans())
+    def commit_buffer(self, killed: bool, again: bool) -> None:
+        made = [
+            CommittedUnit(u=u, unit_id="", token=token, first_row=0, rows=1, failures=0)
+            for u, (_, token) in self.buffer.items()
+        ]
+        n = self.log.n + 1
+        self.log.apply(
+            Commit(n=n, run="r", kind="data", prev=self.log.prev, epoch=1, writer="w", version="", units=tuple(made))
+        )
+        if killed:
+            self.writer_restarts()
+            return
+        for _ in range(1 + again):
+            commit(self.run, *((id_, u) for u, (id_, _) in self.buffer.items()))
+        self.buffer.clear()
+
+    @rule()
+    def writer_restarts(self) -> None:
+        """As `RunWriter` does: forget what was read, mark what the log has, read again what was delivered."""
+        self.buffer.clear()
+        there = self.ledger.done_bits().ljust(1, b"\0")
+        commit(self.run, *(("", u) for u in range(UNITS) if self.log.is_done(u) and not there[0] & (0x80 >> u)))
+        self.ledger.make_group()
+        self.read_from = "0"
+
+    # what always holds
+
+    @invariant()
+    def nothing_is_forgotten_and_the_bytes_add_up(self) -> None:
+        if self.key_lost:
+            return
+        meta = self.ledger.meta()
+        hinted, due, done = scores(self.run, "hinted"), scores(self.run, "due"), self.ledger.done_bits()
+        for u in range(int(meta["cursor"])):
+            is_done = bool(done) and bool(done[0] & (0x80 >> u))
+            assert is_done or u in hinted or u in due, f"unit {u} waits nowhere"
+        waiting = self.run.client.xrange(self.run.key("res"))
+        tokens = {fields[b"token"].decode() for _, fields in waiting} - {"quarantine"}
+        assert all(token.startswith(f"{meta['gen']}:") for token in tokens), "a result from before the rebuild"
+        assert int(meta["bytes"]) == sum(int(fields[b"bytes"]) for _, fields in waiting)
+        assert set(table(self.run, "owner")) <= set(due)
+
+    def teardown(self) -> None:
+        """Whatever happened, the run now goes to its end, and every unit is done once."""
+        self.held = {"w1": [], "w2": []}
+        self.hints.clear()
+        for _ in range(60):
+            if self.log.count == UNITS and self.ledger.meta()["state"] == "done":
+                break
+            self.run.age()
+            self.feed(5, True, True)
+            while self.hints:
+                self.take("w1", False)
+            self.start("w1", False)
+            while self.held["w1"]:
+                self.publish("w1", False)
+            self.read(100)
+            self.read(100)
+            if self.buffer:
+                self.commit_buffer(False, False)
+            elif self.key_lost:
+                self.writer_restarts()
+        assert self.log.count == UNITS
+        assert self.ledger.meta()["state"] == "done"
+        assert self.ledger.meta()["bytes"] == "0"
+
+
+def test_whatever_happens_no_unit_is_committed_twice_and_all_are_in_the_end(
+    client: redis.Redis, tmp_path: Path
+) -> None:
+    made: list[RunCase] = []
+
+    def make() -> RunCase:
+        made.append(make_case(client, tmp_path / f"m{len(made)}", UNITS))
+        return made[-1]
+
+    class Machine(LedgerMachine):
+        pass
+
+    Machine.make = staticmethod(make)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=30,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    for run in made:
+        client.delete(*run.ledger.keys)
+
+
+def test_the_bound_of_waiting_results_is_the_documented_one(run: RunCase) -> None:
+    assert int(run.ledger.meta()["limit_bytes"]) == LIMIT_BYTES
+    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock"}

@@ -1,0 +1,632 @@
+"""The writer: published results become rows exactly once, whatever is published and whoever is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import redis
+from conftest import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
+
+from core.commits import CommitLog
+from core.errors import InputError, OutputError, TryLaterError
+from core.ledger import register, registered
+from core.protocol import MAX_ATTEMPTS
+from core.results import encode_result, row_schema
+from core.units import Failure
+from writer.service import RunWriter, Writer
+
+
+def kinds(run: RunCase) -> list[str]:
+    return [commit.kind for commit in CommitLog(run.layout).read()]
+
+
+def parts(run: RunCase) -> list[int]:
+    """Rows of each part, in order."""
+    return [f.rows for commit in CommitLog(run.layout).read() for f in commit.files if f.kind == "rows"]
+
+
+def staged(run: RunCase) -> set[str]:
+    return {path.name for path in run.layout.staging.iterdir()} - {".shared"}
+
+
+def publish_staged(run: RunCase, u: int, name: str, data: bytes, **changes: str | bytes | int) -> None:
+    """Publish a unit's result as a staging file."""
+    (run.layout.staging / name).write_bytes(data)
+    fields = run.fields(u, ref=name, sha256=hashlib.sha256(data).hexdigest())
+    del fields["data"]
+    assert run.ledger.publish(u, run.claim(u), {**fields, **changes}, size=len(data)) == 1
+
+
+def all_work(run: RunCase) -> None:
+    for u in range(len(run.units)):
+        run.work_one(u)
+
+
+# --- the plain way ---
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_results_become_rows_with_dense_ids_and_a_closed_log(make_run: MakeRun, dtype: str) -> None:
+    run = make_run(4, dtype=dtype)
+    writer = run.writer()
+    all_work(run)
+    writer.step()
+    assert writer.finished, "the last unit is committed without waiting for company"
+    run.assert_exact()
+    assert kinds(run) == ["fence", "data", "close"]
+    (path,) = run.layout.parts.iterdir()
+    table = pq.read_table(path)
+    value = pa.float16() if dtype == "float16" else pa.float32()
+    assert table.column_names == ["id", "ordinal", "key", "embedding", "caption", "metadata", "unit_id"]
+    assert table.schema.field("embedding").type == pa.list_(value, DIM)
+    assert table.schema.field("id").type == pa.int64()
+    assert table["unit_id"].to_pylist() == [unit.unit_id for unit in run.units for _ in range(3)]
+    assert table["caption"][4].as_py() == "text 1 of 1"
+    assert table.schema.metadata[b"embq.fingerprint"] == FINGERPRINT.encode()
+    file = next(CommitLog(run.layout).read(after=1)).files[0]
+    assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_failures_stand_beside_the_rows(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0, failed=[1])
+    run.work_one(1, failed=[0, 1, 2])
+    writer.drain()
+    assert [key for _, key, _ in run.rows()] == ["0:0", "0:2"]
+    assert run.failures() == [("0:1", "decode"), ("1:0", "decode"), ("1:1", "decode"), ("1:2", "decode")]
+    (path,) = run.layout.failures.iterdir()
+    table = pq.read_table(path)
+    assert table.column_names == ["ordinal", "key", "code", "message", "unit_id", "u"]
+    assert table["u"].to_pylist() == [0, 1, 1, 1]
+    assert writer.committer.state.totals() == {"units": 2, "rows": 2, "failures": 4, "quarantined": 0}
+
+
+def test_a_run_of_failures_only_has_no_part(make_run: MakeRun) -> None:
+    run = make_run(2)
+    writer = run.writer()
+    for u in range(2):
+        run.work_one(u, failed=[0, 1, 2])
+    writer.step()
+    assert writer.finished
+    assert (run.rows(), len(run.failures()), list(run.layout.parts.iterdir())) == ([], 6, [])
+
+
+def test_a_unit_that_failed_whole_is_one_failure(make_run: MakeRun) -> None:
+    run = make_run(1)
+    writer = run.writer()
+    schema = row_schema(("text",), {"text": DIM}, "float16")
+    whole = Failure(ordinal=None, key="", code="tar_damaged", message="cut")
+    data = encode_result([], {"embedding": np.empty((0, DIM), "float16")}, [whole], schema)
+    run.work_one(0, rows=0, failures=1, data=data)
+    writer.step()
+    assert writer.finished
+    assert run.failures() == [("", "tar_damaged")]
+    assert writer.committer.state.quarantined == 1
+
+
+def test_a_quarantined_unit_is_one_failure_that_closes_the_run(make_run: MakeRun) -> None:
+    run = make_run(2)
+    writer = run.writer()
+    run.work_one(0)
+    for _ in range(MAX_ATTEMPTS):
+        run.claim(1, "dies")
+        run.ledger.abandon("dies", "killed by signal 9")
+        run.age()
+        run.ledger.next_units(run.gen, 0, queue_empty=True, reap=False)
+    writer.step()
+    assert writer.finished
+    assert run.failures() == [("", "crash")]
+    assert int(run.ledger.meta()["quarantined"]) == 1
+
+
+# --- when a part is cut ---
+
+
+def test_a_part_holds_no_more_rows_than_asked_for(make_run: MakeRun) -> None:
+    run = make_run(5, part_rows=7)
+    writer = run.writer()
+    all_work(run)
+    writer.step()
+    assert parts(run) == [6, 6, 3]
+    run.assert_exact()
+
+
+def test_a_unit_larger_than_a_part_is_not_split(make_run: MakeRun) -> None:
+    run = make_run(2, part_rows=2)
+    writer = run.writer()
+    all_work(run)
+    writer.step()
+    assert parts(run) == [3, 3]
+    run.assert_exact()
+
+
+def test_results_are_committed_when_the_oldest_is_old_enough(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0)
+    writer.step()
+    run.clock.advance(1.9)
+    writer.step()
+    assert parts(run) == []
+    run.clock.advance(0.2)
+    writer.step()
+    assert parts(run) == [3]
+
+
+def test_later_parts_wait_longer_but_not_for_ever(run: RunCase) -> None:
+    writer = run.writer()
+    run.clock.advance(10_000)
+    run.work_one(0)
+    writer.step()
+    run.clock.advance(29)
+    writer.step()
+    assert parts(run) == []
+    run.clock.advance(1)
+    writer.step()
+    assert parts(run) == [3]
+
+
+def test_a_part_is_cut_by_bytes_too(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("writer.buffer.MAX_BYTES", 200)
+    writer = run.writer()
+    for u in range(3):
+        run.work_one(u)
+    writer.step()
+    assert parts(run) == [6]
+    run.work_one(3)
+    writer.step()
+    assert parts(run) == [6, 6]
+
+
+# --- results that are none ---
+
+
+def test_a_unit_that_is_published_twice_is_taken_once(run: RunCase) -> None:
+    writer = run.writer()
+    for moment in ("in the buffer", "committed"):
+        u = 0 if moment == "in the buffer" else 1
+        run.work_one(u)
+        if moment == "committed":
+            writer.drain()
+            run.client.setbit(run.key("done"), u, 0)  # what a lost key does
+        else:
+            run.client.hdel(run.key("pub"), str(u))
+            run.client.zrem(run.key("due"), str(u))
+        publish_staged(run, u, f"twice-{u}.arrow", run.data(u))
+        writer.drain()
+        assert staged(run) == set()
+    run.assert_exact([0, 1])
+    assert run.client.xlen(run.key("res")) == 0
+    assert run.ledger.done_bits() == b"\xc0"
+    assert run.ledger.meta()["bytes"] == "0"
+
+
+BAD: dict[str, tuple[str, dict[str, str | bytes | int]]] = {
+    "of another unit": ("wrong_unit", {"unit_id": "0" * 32}),
+    "of another model": ("wrong_model", {"fingerprint": "0" * 32}),
+    "with fewer rows than it says": ("wrong_count", {"rows": 4}),
+    "with failures that it does not have": ("wrong_count", {"failures": 1}),
+    "that is cut": ("bad_result", {"data": b"\xff\xff\xff\xff\x10"}),
+    "that is empty": ("bad_result", {"data": b""}),
+    "in a lost file": ("lost_result", {"ref": "nothing.arrow", "sha256": "0" * 64}),
+    "outside the folder": ("bad_result", {"ref": "../run.json", "sha256": "0" * 64}),
+    "at the sign of shared storage": ("bad_result", {"ref": ".shared", "sha256": "0" * 64}),
+    "at the folder itself": ("bad_result", {"ref": "..", "sha256": "0" * 64}),
+    "with a number that is none": ("bad_result", {"rows": "x"}),
+}
+
+
+@pytest.mark.parametrize(("code", "changes"), BAD.values(), ids=BAD.keys())
+def test_a_result_that_cannot_be_trusted_is_rejected_and_made_again(
+    run: RunCase, caplog: pytest.LogCaptureFixture, code: str, changes: dict[str, str | bytes | int]
+) -> None:
+    writer = run.writer()
+    run.work_one(7)  # fixes the run's fingerprint and columns
+    run.work_one(0, **changes)
+    with caplog.at_level("WARNING"):
+        writer.step()
+    assert f"code={code}" in caplog.text
+    assert run.layout.run_json.exists(), "a result names files of the staging folder only"
+    assert run.client.hexists(run.key("pub"), "0") == 0
+    assert run.client.zscore(run.key("hinted"), "0") == 0
+    run.finish(writer)
+    run.assert_exact()
+
+
+@pytest.mark.parametrize("missing", ["unit_id", "fingerprint", "rows", "failures", "data"])
+def test_a_result_without_one_of_its_fields_is_rejected(run: RunCase, missing: str) -> None:
+    writer = run.writer()
+    fields = run.fields(0)
+    del fields[missing]
+    assert run.ledger.publish(0, run.claim(0), fields, size=10) == 1
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_a_result_with_other_columns_is_rejected(make_run: MakeRun) -> None:
+    run = make_run(2)
+    writer = run.writer()
+    run.work_one(0)
+    run.record = type(run.record)(
+        run=run.record.run, output=run.record.output, model=run.record.model, dtype="float32", units=2
+    )
+    data = run.data(1)
+    run.record = writer.record
+    run.work_one(1, data=data)
+    writer.step()
+    assert not writer.finished
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_a_sample_that_is_a_row_and_a_failure_is_rejected(run: RunCase) -> None:
+    writer = run.writer()
+    schema = row_schema(("text",), {"text": DIM}, "float16")
+    vectors = {"embedding": np.zeros((1, DIM), "float16")}
+    twice = encode_result([sample(0, 0)], vectors, [Failure(ordinal=0, key="0:0", code="x", message="")], schema)
+    run.work_one(0, rows=1, failures=1, data=twice)
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_the_first_result_fixes_the_fingerprint_and_the_log_keeps_it(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0)
+    writer.drain()
+    assert CommitLog(run.layout).replay(8).fingerprint == FINGERPRINT
+    second = run.writer()
+    run.work_one(1, fingerprint="0" * 32)
+    second.drain()
+    assert run.committed_units() == [0]
+
+
+# --- staging files ---
+
+
+def test_a_result_in_a_staging_file_is_taken_and_the_file_removed(run: RunCase) -> None:
+    writer = run.writer()
+    publish_staged(run, 0, "r0.arrow", run.data(0))
+    writer.step()
+    assert staged(run) == {"r0.arrow"}, "until the commit it is all there is"
+    writer.flush()
+    assert staged(run) == set()
+    run.assert_exact([0])
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_damaged_staging_file_is_removed_and_its_unit_made_again(run: RunCase, damage: str) -> None:
+    writer = run.writer()
+    publish_staged(run, 0, "r0.arrow", run.data(0))
+    path = run.layout.staging / "r0.arrow"
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-9] if damage == "cut" else b"\0" + path.read_bytes()[1:])
+    writer.step()
+    assert staged(run) == set()
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_workers_can_see_that_they_share_storage(run: RunCase) -> None:
+    first = run.writer()
+    assert (run.layout.staging / ".shared").read_text() == run.ledger.meta()["nonce"] == first.id
+    second = run.writer()
+    assert (run.layout.staging / ".shared").read_text() == run.ledger.meta()["nonce"] == second.id
+
+
+# --- restarts ---
+
+
+def test_what_was_delivered_before_a_restart_is_taken_after_it(run: RunCase) -> None:
+    first = run.writer()
+    for u in range(3):
+        run.work_one(u)
+    first.step()
+    run.work_one(3)
+    gen = run.gen
+    second = run.writer()
+    second.drain()
+    run.assert_exact([0, 1, 2, 3])
+    assert run.gen == gen, "the queue goes on: leases of before stay good"
+    run.finish(second)
+    run.assert_exact()
+    assert run.client.xpending(run.key("res"), "w")["pending"] == 0
+
+
+def test_a_commit_that_the_broker_did_not_hear_of_is_told_to_it(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run.writer()
+    run.work_one(0)
+    publish_staged(run, 1, "r1.arrow", run.data(1))
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self: RunWriter, pairs: object) -> int:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "_mark", kill)
+        with pytest.raises(Killed):
+            first.drain()
+    assert run.ledger.meta()["done"] == "0"
+    second = run.writer()
+    second.drain()
+    assert run.ledger.meta()["done"] == "2"
+    assert (staged(run), run.ledger.meta()["bytes"]) == (set(), "0")
+    run.finish(second)
+    run.assert_exact()
+
+
+def test_a_writer_killed_before_the_close_is_followed_by_one_that_closes(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(2)
+    first = run.writer()
+    all_work(run)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.committer, "close", kill)
+        with pytest.raises(Killed):
+            first.step()
+    assert kinds(run) == ["fence", "data"]
+    second = run.writer()
+    second.step()
+    assert second.finished
+    assert kinds(run) == ["fence", "data", "fence", "close"]
+    run.assert_exact()
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "link"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_writer_killed_at_any_call_is_followed_by_one_that_ends_exactly(
+    run: RunCase, monkeypatch: pytest.MonkeyPatch, call: str, at: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    first = run.writer()
+    for u in range(4):
+        run.work_one(u, failed=[2] if u == 3 else [])
+    real = getattr(os, call)
+    left = [at]
+
+    def kill(*args: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, kill)
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        try:
+            first.drain()
+        except Killed:
+            pass
+        else:
+            assert left[0] >= 0
+    second = run.writer()
+    run.finish(second)
+    rows = {key: values for _, key, values in run.rows()}
+    assert len(run.rows()) == len(rows) == 8 * 3 - 1
+    assert run.failures() == [("3:2", "decode")]
+    assert sorted(run.committed_units()) == list(range(8))
+
+
+def test_a_full_disk_stops_the_writer_and_loses_nothing(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = run.writer()
+    run.work_one(0)
+    writer.step()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", full)
+        with pytest.raises(OutputError) as caught:
+            writer.flush()
+    assert caught.value.code == "no_space"
+    second = run.writer()
+    run.finish(second)
+    run.assert_exact()
+
+
+# --- the broker is lost ---
+
+
+def test_a_broker_that_was_flushed_is_rebuilt_and_the_run_ends(own_client: redis.Redis, tmp_path: Path) -> None:
+    run = make_case(own_client, tmp_path / "out")
+    writer = run.writer()
+    run.work_one(0)
+    writer.drain()
+    run.work_one(1)
+    writer.step()
+    held = run.claim(2)
+    before = run.gen
+    own_client.flushall()
+    run.clock.advance(2.5)
+    writer.step()
+    assert run.gen not in ("", before)
+    assert run.ledger.done_bits() == b"\x80"
+    assert run.info.run in registered(own_client)
+    assert run.publish(2, held) == 0, "a lease of before the loss is worthless"
+    run.finish(writer)
+    run.assert_exact()
+    assert [commit.generation for commit in CommitLog(run.layout).read()][-1] == run.gen
+
+
+def test_a_commit_just_after_the_broker_was_flushed_is_kept(own_client: redis.Redis, tmp_path: Path) -> None:
+    run = make_case(own_client, tmp_path / "out")
+    writer = run.writer()
+    run.work_one(0)
+    writer.step()
+    own_client.flushall()
+    writer.flush()
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_a_broker_that_forgot_its_last_second_is_told_what_is_committed(run: RunCase) -> None:
+    writer = run.writer()
+    keys = {key: run.client.dump(key) for key in run.ledger.keys if run.client.exists(key)}
+    for u in (0, 5):
+        run.work_one(u)
+    writer.drain()
+    run.client.delete(*run.ledger.keys)
+    for key, value in keys.items():
+        run.client.restore(key, 0, value)
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_a_broker_that_knows_more_than_the_log_is_rebuilt(run: RunCase) -> None:
+    run.writer()
+    run.client.setbit(run.key("done"), 3, 1)  # the output was restored from a backup
+    before = run.gen
+    writer = run.writer()
+    assert run.gen != before
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_a_rebuild_that_was_asked_for_frees_what_dead_workers_held(run: RunCase) -> None:
+    run.writer()
+    run.claim(0, "dead")
+    before = run.gen
+    writer = run.writer(rebuild=True)
+    assert run.gen != before
+    assert run.client.exists(run.key("owner")) == 0
+    run.finish(writer)
+    run.assert_exact()
+
+
+# --- a finished run ---
+
+
+@pytest.mark.parametrize("broker", ["knows it", "lost it"])
+def test_a_finished_run_can_be_opened_again_and_stays_as_it_is(run: RunCase, broker: str) -> None:
+    run.finish(run.writer())
+    files = {path: path.read_bytes() for path in run.layout.root.rglob("*.[jp]*") if path.is_file()}
+    if broker == "lost it":
+        run.client.delete(*run.ledger.keys)
+    again = run.writer()
+    assert again.finished
+    again.drain()
+    assert run.ledger.meta()["state"] == "done"
+    assert run.feeder().tick() == 0
+    assert {path: path.read_bytes() for path in run.layout.root.rglob("*.[jp]*") if path.is_file()} == files
+
+
+# --- two writers ---
+
+
+class SteppingClock:
+    """A clock by which every look takes some seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 4.0
+        return self.now
+
+
+def test_a_second_writer_is_told_to_try_later(run: RunCase) -> None:
+    first = run.writer()
+    with pytest.raises(TryLaterError, match=first.id) as caught:
+        RunWriter(run.client, run.record, version="test", clock=SteppingClock())
+    assert "--takeover" in caught.value.next_step
+    run.finish(first)
+    assert kinds(run)[0] == "fence"
+    assert kinds(run).count("fence") == 1, "the second one has not touched the folder"
+
+
+def test_a_writer_that_let_go_is_followed_at_once(run: RunCase) -> None:
+    run.writer().release()
+    RunWriter(run.client, run.record, version="test", clock=run.clock)
+
+
+def test_a_takeover_ends_the_first_writer_at_its_next_commit(run: RunCase) -> None:
+    first = run.writer()
+    run.work_one(0)
+    first.step()
+    second = RunWriter(run.client, run.record, version="test", clock=run.clock, takeover=True)
+    with pytest.raises(TryLaterError, match="taken over"):
+        first.flush()
+    run.finish(second)
+    run.assert_exact()
+
+
+def test_a_takeover_ends_the_first_writer_when_it_renews_its_lock(run: RunCase) -> None:
+    first = run.writer()
+    second = RunWriter(run.client, run.record, version="test", clock=run.clock, takeover=True)
+    run.clock.advance(4)
+    with pytest.raises(TryLaterError, match=second.id):
+        first.step()
+    second.step()
+
+
+# --- the service ---
+
+
+def test_the_service_writes_new_runs_and_drains_when_it_is_stopped(make_run: MakeRun) -> None:
+    run, other = make_run(3), make_run(1)
+    for one in (run, other):
+        register(one.client, one.record)
+    service = Writer(run.client, version="test", only=run.info.run)
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            run.work_one(0)
+            run.work_one(1)
+        return asked > 4
+
+    service.serve(stopped)
+    run.assert_exact([0, 1])
+    assert list(other.layout.commits.iterdir()) == []
+    RunWriter(run.client, run.record, version="test", clock=run.clock)
+
+
+def test_a_run_whose_folder_is_gone_holds_up_no_other(
+    own_client: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, gone = make_case(own_client, tmp_path / "good", 2), make_case(own_client, tmp_path / "gone", 2)
+    for case in (gone, good):
+        register(own_client, case.record)
+    gone.layout.run_json.unlink()
+    service = Writer(own_client, version="test")
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            all_work(good)
+        return good.info.run in service.runs and service.runs[good.info.run].finished
+
+    with caplog.at_level("ERROR"):
+        service.serve(stopped)
+    assert "run_refused" in caplog.text
+    good.assert_exact()
+
+
+def test_the_only_run_of_a_service_ends_it_where_it_cannot_be_written(run: RunCase) -> None:
+    register(run.client, run.record)
+    run.layout.run_json.unlink()
+    with pytest.raises(InputError):
+        Writer(run.client, version="test", only=run.info.run).serve(lambda: False)

@@ -1,0 +1,170 @@
+"""The broker: reaching it, and refusing one that would lose work."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+
+import pytest
+import redis
+from waiting import wait_until
+
+from core.broker import ServerInfo, check, connect, mask, problems, reach
+from core.embedded import EmbeddedServer
+from core.errors import BrokerError, ConfigError, EmbqError, Exit
+from core.log import Events, configure
+
+
+def refusal(client: redis.Redis, url: str) -> EmbqError:
+    with pytest.raises(EmbqError) as caught:
+        check(client, url)
+    assert "\n" not in caught.value.message
+    assert "\n" not in caught.value.next_step
+    assert caught.value.next_step
+    return caught.value
+
+
+def follow(client: redis.Redis, next_step: str) -> None:
+    """Do what the next step says."""
+    found = re.search(r"run (CONFIG SET [\w-]+ \w+)", next_step)
+    assert found is not None, next_step
+    client.execute_command(*shlex.split(found[1]))
+    # A server that writes its first append-only file cannot stop.
+    wait_until(lambda: not any(client.info("persistence")[f"aof_rewrite_{k}"] for k in ("scheduled", "in_progress")))
+
+
+def test_a_server_that_keeps_its_work_is_taken(client: redis.Redis, server: EmbeddedServer) -> None:
+    info = check(client, server.url)
+    assert info.name in ("Valkey", "Redis")
+    assert str(info).startswith(f"{info.name} {info.version[0]}.")
+    assert info.uptime_s >= 0
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_evicts_is_refused_until_it_is_mended(
+    own_client: redis.Redis, own_server: EmbeddedServer, policy: str
+) -> None:
+    own_client.config_set("maxmemory-policy", policy)
+    error = refusal(own_client, own_server.url)
+    assert isinstance(error, ConfigError)
+    assert f"maxmemory-policy is {policy}" in error.message
+    follow(own_client, error.next_step)
+    check(own_client, own_server.url)
+
+
+def test_a_server_that_forgets_is_refused_until_it_is_mended(
+    own_client: redis.Redis, own_server: EmbeddedServer
+) -> None:
+    own_client.config_set("appendonly", "no")
+    error = refusal(own_client, own_server.url)
+    assert isinstance(error, ConfigError)
+    assert "append-only" in error.message
+    follow(own_client, error.next_step)
+    check(own_client, own_server.url)
+
+
+def test_every_problem_is_found_and_mended_one_after_the_other(
+    own_client: redis.Redis, own_server: EmbeddedServer
+) -> None:
+    own_client.config_set("appendonly", "no")
+    own_client.config_set("maxmemory-policy", "allkeys-random")
+    assert len(problems(own_client, reach(own_client, own_server.url))) == 2
+    for _ in range(2):
+        follow(own_client, refusal(own_client, own_server.url).next_step)
+    check(own_client, own_server.url)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "old"),
+    [
+        ("Redis", (6, 0, 9), True),
+        ("Redis", (6, 2, 0), False),
+        ("Redis", (7, 4), False),
+        ("Valkey", (7, 2, 5), False),
+        ("Valkey", (7, 1), True),
+    ],
+)
+def test_an_old_server_is_refused(client: redis.Redis, name: str, version: tuple[int, ...], old: bool) -> None:
+    found = problems(client, ServerInfo(name, version, 1))
+    assert [what for what, _ in found] == ([f"{name} {'.'.join(map(str, version))} is too old"] if old else [])
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "unix:///nowhere/server.sock", "redis://no-such-host.invalid"])
+def test_a_server_that_is_not_there_is_a_broker_error_soon(url: str) -> None:
+    with connect(url) as client:
+        error = refusal(client, url)
+    assert isinstance(error, BrokerError)
+    assert error.exit_code == Exit.UNAVAILABLE
+    assert url in error.message
+    assert "--broker" in error.next_step
+
+
+@pytest.mark.parametrize("password", ["wrong", ""])
+def test_a_wrong_password_says_where_the_password_goes(server: EmbeddedServer, password: str) -> None:
+    url = f"unix://{server.socket}"
+    with connect(url, password=password) as client:
+        error = refusal(client, url)
+    assert isinstance(error, ConfigError)
+    assert error.exit_code == Exit.CONFIG
+    assert "EMBQ_BROKER_PASSWORD_FILE" in error.next_step
+
+
+def test_a_password_given_apart_is_used_where_the_url_has_none(server: EmbeddedServer) -> None:
+    password = (server.folder / "password").read_text()
+    with connect(f"unix://{server.socket}", password=password) as client:
+        assert client.ping()
+    with connect(server.url, password="wrong") as client:
+        assert client.ping()
+
+
+@pytest.mark.parametrize("url", ["http://h", "localhost:6379", "", "redis", "redis://h:port", "redis://h:99999"])
+def test_a_url_that_cannot_be_used_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(url)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:PASS@host:6379/0",
+        "redis://:PASS@host",
+        "unix://:PASS@/run/server.sock?db=1",
+        "rediss://user:PASS:PASS@host",
+        "rediss://user:PASS@PASS@host",
+        "redis://user:PASS/PASS@host",
+        "redis://host?password=PASS",
+        "unix:///run/server.sock?db=0&password=PASS",
+        "http://user:PASS@host",
+    ],
+)
+def test_no_message_shows_a_password(url: str) -> None:
+    assert "PASS" not in mask(url)
+    assert url.split("://")[0] in mask(url)
+    assert "host" in mask(url) or "server.sock" in mask(url)
+
+
+def test_the_log_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        configure()
+        Events("t").error("failed", url="rediss://user:PASS@PASS@host", why="redis://:PASS@h1 and redis://h2 differ")
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    shown = capsys.readouterr().err
+    assert "PASS" not in shown
+    assert "redis://h2 differ" in shown
+
+
+def test_a_refused_url_is_masked_in_the_message() -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect("http://user:PASS@host")
+    assert "PASS" not in caught.value.message
+
+
+@pytest.mark.parametrize("url", ["redis://host:6379/0", "redis://user@host", "unix:///a/b.sock"])
+def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
+    assert mask(url) == url

@@ -1,0 +1,88 @@
+"""Files that are complete or not there."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from core import durable
+from core.durable import file_sha256, output_error, publish, write_new
+
+
+def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:
+    write_new(tmp_path / "a", b"data", temporary=tmp_path / "t")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"data")]
+
+
+def test_an_existing_name_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"first")
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "a", b"second", temporary=tmp_path / "t")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"first")]
+
+
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_failure_before_the_name_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="broken"):
+        write_new(tmp_path / "a", b"data", temporary=tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_content_is_synced_before_the_name_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def record(name: str, real: object) -> object:
+        def called(*args: object) -> object:
+            calls.append(name)
+            return real(*args)  # type: ignore[operator]
+
+        return called
+
+    for name in ("fsync", "link", "rename"):
+        monkeypatch.setattr(os, name, record(name, getattr(os, name)))
+    write_new(tmp_path / "a", b"x", temporary=tmp_path / "t")
+    assert calls == ["fsync", "link", "fsync"]
+    calls.clear()
+    (tmp_path / "t").write_bytes(b"y")
+    publish(tmp_path / "t", tmp_path / "b")
+    assert calls == ["fsync", "rename", "fsync"]
+    assert (tmp_path / "b").read_bytes() == b"y"
+
+
+def test_a_files_hash_is_that_of_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_sha256(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "no_space"),
+        (errno.EDQUOT, "no_space"),
+        (errno.EACCES, "not_writable"),
+        (errno.EROFS, "not_writable"),
+        (errno.EIO, "output"),
+    ],
+)
+def test_a_failed_write_says_what_the_user_can_do(number: int, code: str) -> None:
+    error = output_error(OSError(number, os.strerror(number)), Path("/out/x"))
+    assert error.code == code
+    assert "/out/x" in error.message
+    assert bool(error.next_step) == (code != "output")
+
+
+def test_a_folder_can_be_synced_and_a_file_is_none(tmp_path: Path) -> None:
+    durable.fsync_folder(tmp_path)
+    (tmp_path / "a").touch()
+    with pytest.raises(NotADirectoryError):
+        durable.fsync_folder(tmp_path / "a")

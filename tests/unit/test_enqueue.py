@@ -1,0 +1,289 @@
+"""Making a run, finding it again, and refusing to mix two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import MakeRun
+
+from core.errors import EmbqError, InputError, ModelError
+from core.layout import Layout, load_run
+from core.ledger import registered
+from core.manifest import Manifest, ManifestSummary
+from core.protocol import RUNS
+from core.units import Unit
+from producer import enqueue
+from producer.enqueue import Planned, Request, announce, prepare, record_of
+from sources.base import ReadOptions
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "in" / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(25)))
+    return Request(
+        inputs=(str(tmp_path / "in" / "*.txt"),),
+        output=tmp_path / "out",
+        model="stub:4",
+        modalities=(),
+        precision="fp32",
+        dtype="float16",
+        part_rows=1000,
+        options=ReadOptions(unit_samples=10),
+        version="test",
+    )
+
+
+def other_units(request: Request) -> Request:
+    return replace(request, inputs=(request.inputs[0].replace("*", "a"),))
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_run_stands_in_its_folder_whole(request_: Request) -> None:
+    planned = prepare(request_)
+    assert planned.new
+    assert load_run(request_.output) == planned.info
+    manifest = Manifest(Layout(request_.output))
+    assert (planned.info.units, planned.info.samples, len(manifest)) == (6, 50, 6)
+    assert [unit.samples for unit in manifest] == [10, 10, 5, 10, 10, 5]
+    assert planned.info.model.modalities == ("text",)
+    assert list(Layout(request_.output).temporary.iterdir()) == []
+
+
+def test_the_same_request_again_finds_the_run_and_changes_nothing(request_: Request) -> None:
+    first = prepare(request_)
+    before = snapshot(request_.output)
+    again = prepare(request_)
+    assert (again.new, again.info) == (False, first.info)
+    assert snapshot(request_.output) == before
+
+
+def test_what_does_not_decide_the_vectors_may_differ(request_: Request) -> None:
+    first = prepare(request_)
+    assert prepare(replace(request_, part_rows=7, version="later")).info == first.info
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "stub:5"}, "model: stub:4 there, stub:5 asked for"),
+        ({"dtype": "float32"}, "dtype: float16 there, float32 asked for"),
+        ({"precision": "bf16"}, "precision: fp32 there, bf16 asked for"),
+        ({"options": ReadOptions(unit_samples=7)}, "inputs (units)"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_another_run_is_refused_with_the_difference(request_: Request, changes: dict[str, object], named: str) -> None:
+    prepare(request_)
+    before = snapshot(request_.output)
+    with pytest.raises(InputError) as caught:
+        prepare(replace(request_, **changes))  # type: ignore[arg-type]
+    assert named in caught.value.message
+    assert caught.value.code == "other_run"
+    assert "embq resume" in caught.value.next_step
+    assert snapshot(request_.output) == before
+
+
+def test_every_difference_is_named_at_once(request_: Request) -> None:
+    prepare(request_)
+    with pytest.raises(InputError) as caught:
+        prepare(replace(other_units(request_), model="stub:5", dtype="float32"))
+    assert caught.value.message.count(" asked for") == 3
+
+
+def test_an_input_that_changed_is_another_run(request_: Request, tmp_path: Path) -> None:
+    prepare(request_)
+    with open(tmp_path / "in" / "a.txt", "a") as file:
+        file.write("one more\n")
+    with pytest.raises(InputError, match="holds another run"):
+        prepare(request_)
+
+
+def test_foreign_files_are_refused_and_left_alone(request_: Request) -> None:
+    request_.output.mkdir()
+    (request_.output / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"thesis\.tex") as caught:
+        prepare(request_)
+    assert caught.value.code == "foreign_output"
+    assert snapshot(request_.output) == {"thesis.tex": b"years of work"}
+
+
+def test_an_empty_folder_is_taken(request_: Request) -> None:
+    request_.output.mkdir()
+    assert prepare(request_).new
+
+
+def test_what_a_killed_plan_left_behind_is_planned_over(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*args: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("core.layout.write_new", kill)
+        with pytest.raises(Killed):
+            prepare(other_units(request_))
+    assert not Layout(request_.output).run_json.exists()
+    planned = prepare(request_)
+    assert planned.new
+    assert len(Manifest(Layout(request_.output))) == planned.info.units == 6
+
+
+def test_units_are_the_same_on_every_plan(request_: Request, tmp_path: Path) -> None:
+    first = prepare(request_)
+    second = prepare(replace(request_, output=tmp_path / "out2"))
+    one, two = (list(Manifest(Layout(root))) for root in (tmp_path / "out", tmp_path / "out2"))
+    assert one == two
+    assert first.info.manifest_digest == second.info.manifest_digest
+    assert first.info.run != second.info.run, "what goes elsewhere is another run"
+
+
+def test_a_wrong_model_is_refused_before_anything_is_made(request_: Request) -> None:
+    with pytest.raises(ModelError):
+        prepare(replace(request_, model="resnet"))
+    assert not request_.output.exists()
+
+
+def test_an_output_that_is_a_file_is_refused(request_: Request) -> None:
+    request_.output.write_text("x")
+    with pytest.raises(EmbqError):
+        prepare(request_)
+    assert request_.output.read_text() == "x"
+
+
+# --- at the same time ---
+
+UNLOCKED = "prepare looks for a run and makes one without a lock: the later of two manifests replaces the earlier"
+
+
+def interleave(monkeypatch: pytest.MonkeyPatch, other: Request) -> list[Planned]:
+    """Let a whole second `prepare` of `other` happen when the first one has written its manifest."""
+    outcome: list[Planned] = []
+    real = enqueue.write_manifest
+
+    def write(layout: Layout, units: Iterator[Unit]) -> ManifestSummary:
+        summary = real(layout, units)
+        monkeypatch.setattr(enqueue, "write_manifest", real)
+        outcome.append(prepare(other))
+        return summary
+
+    monkeypatch.setattr(enqueue, "write_manifest", write)
+    return outcome
+
+
+def test_the_same_run_made_twice_at_the_same_time_is_one(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = interleave(monkeypatch, request_)
+    outer = prepare(request_)
+    assert (outer.new, inner[0].new) == (False, True)
+    assert outer.info == inner[0].info == load_run(request_.output)
+    assert [unit.samples for unit in Manifest(Layout(request_.output))] == [10, 10, 5, 10, 10, 5]
+
+
+def test_of_two_different_runs_at_the_same_time_one_is_refused(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = interleave(monkeypatch, other_units(request_))
+    with pytest.raises(InputError, match="holds another run"):
+        prepare(request_)
+    assert load_run(request_.output) == inner[0].info
+    assert len(Manifest(Layout(request_.output))) == inner[0].info.units
+
+
+@pytest.mark.xfail(reason=UNLOCKED, strict=True)
+def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The second request looked for a run before the first one had made it, and writes its manifest after that.
+    real = enqueue._refuse_foreign_files
+
+    def late(layout: Layout) -> None:
+        real(layout)
+        monkeypatch.setattr(enqueue, "_refuse_foreign_files", real)
+        prepare(request_)
+
+    monkeypatch.setattr(enqueue, "_refuse_foreign_files", late)
+    with pytest.raises(InputError, match="holds another run"):
+        prepare(other_units(request_))
+    assert len(Manifest(Layout(request_.output))) == load_run(request_.output).units == 6
+
+
+@pytest.mark.xfail(reason=UNLOCKED, strict=False)
+def test_many_processes_make_one_run(request_: Request) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
+        "from sources.base import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), model='stub:4', modalities=(),"
+        " precision='fp32', dtype='float16', part_rows=1000, options=ReadOptions(unit_samples=10),"
+        " version='test')).new)\n"
+    )
+    command = [sys.executable, "-c", code, request_.inputs[0], str(request_.output)]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert sorted(answers) == ["False", "False", "True"]
+    assert len(Manifest(Layout(request_.output))) == load_run(request_.output).units == 6
+
+
+@pytest.mark.xfail(reason=UNLOCKED, strict=False)
+def test_many_threads_make_one_run(request_: Request) -> None:
+    planned: list[Planned] = []
+    refused: list[EmbqError] = []
+    barrier = threading.Barrier(4)
+
+    def make() -> None:
+        barrier.wait()
+        try:
+            planned.append(prepare(request_))
+        except EmbqError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == []
+    assert sorted(one.new for one in planned) == [False, False, False, True]
+    assert len({one.info for one in planned}) == 1
+    assert len(Manifest(Layout(request_.output))) == 6
+
+
+# --- the broker ---
+
+
+def test_announcing_a_run_twice_changes_nothing(request_: Request, client: redis.Redis, make_run: MakeRun) -> None:
+    info = prepare(request_).info
+    try:
+        announce(client, info, request_.output)
+        announce(client, info, request_.output)
+        assert registered(client)[info.run] == record_of(info, request_.output)
+        assert registered(client)[info.run].units == 6
+    finally:
+        client.hdel(RUNS, info.run)
+
+
+def test_a_run_that_another_version_announced_is_left_to_that_version(client: redis.Redis) -> None:
+    try:
+        client.hset(RUNS, "future", '{"v": 99, "run": "future"}')
+        assert "future" not in registered(client)
+    finally:
+        client.hdel(RUNS, "future")

@@ -1,0 +1,115 @@
+"""The manifest: a list of units in segments."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from core import manifest as module
+from core.errors import OutputError
+from core.layout import Layout
+from core.manifest import Manifest, ManifestSummary, write_manifest
+from core.units import Unit
+
+RAW = b"/data/\xff\x80 raw".decode("utf-8", "surrogateescape")
+
+
+def unit(number: int) -> Unit:
+    return Unit(
+        kind="files",
+        source=f"{RAW}{number}",
+        samples=2,
+        items=((f"\udcfe{number}.jpg", 3), ("ä.jpg", 4)),
+        options=(("a", "b"),),
+    )
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path / "out")
+    layout.make()
+    return layout
+
+
+def test_units_survive_the_manifest_with_names_that_are_not_utf8(layout: Layout) -> None:
+    units = [unit(number) for number in range(5)]
+    summary = write_manifest(layout, iter(units))
+    there = Manifest(layout)
+    assert list(there) == units
+    assert [there.unit_id(u) for u in range(5)] == [one.unit_id for one in units]
+    assert (summary.units, summary.samples, len(there)) == (5, 10, 5)
+    assert list(layout.temporary.iterdir()) == []
+
+
+def test_a_manifest_of_several_segments_is_read_at_random(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_UNITS", 4)
+    units = [unit(number) for number in range(11)]
+    write_manifest(layout, units)
+    assert [path.name for path in sorted(layout.manifest.iterdir())] == [f"0000{n}.parquet" for n in range(3)]
+    there = Manifest(layout)
+    for u in random.Random(0).choices(range(11), k=40):
+        assert there.unit(u) == units[u]
+        assert there.unit_id(u) == units[u].unit_id
+
+
+def test_a_segment_ends_at_its_size_too(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 1)
+    write_manifest(layout, [unit(number) for number in range(3)])
+    assert len(list(layout.manifest.iterdir())) == 3
+    assert len(Manifest(layout)) == 3
+
+
+def test_the_digest_tells_lists_apart_and_not_how_they_were_cut(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = [unit(number) for number in range(3)]
+    whole = write_manifest(layout, units)
+    monkeypatch.setattr(module, "SEGMENT_UNITS", 1)
+    assert write_manifest(layout, units) == whole
+    assert write_manifest(layout, units[::-1]).digest != whole.digest
+    assert write_manifest(layout, units[:2]).digest != whole.digest
+
+
+def test_leftovers_of_a_plan_that_was_killed_do_not_join_the_list(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "SEGMENT_UNITS", 1)
+        write_manifest(layout, [unit(number) for number in range(4)])
+    write_manifest(layout, [unit(9)])
+    assert list(Manifest(layout)) == [unit(9)]
+
+
+def test_the_number_of_samples_is_unknown_where_one_unit_does_not_say(layout: Layout) -> None:
+    summary = write_manifest(layout, [unit(0), Unit(kind="tar", source="/a.tar")])
+    assert (summary.units, summary.samples) == (2, None)
+    assert isinstance(summary, ManifestSummary)
+
+
+def test_people_can_read_the_columns(layout: Layout) -> None:
+    write_manifest(layout, [unit(7)])
+    (row,) = pq.read_table(layout.manifest / "00000.parquet").drop_columns(["description"]).to_pylist()
+    assert row["source"] == "/data/\\udcff\\udc80 raw7"
+    assert (row["unit_id"], row["kind"], row["samples"]) == (unit(7).unit_id, "files", 2)
+
+
+@pytest.mark.parametrize("u", [-1, 3])
+def test_a_unit_beyond_the_list_is_an_index_error(layout: Layout, u: int) -> None:
+    write_manifest(layout, [unit(number) for number in range(3)])
+    with pytest.raises(IndexError):
+        Manifest(layout).unit(u)
+
+
+def test_a_damaged_segment_is_named(layout: Layout) -> None:
+    write_manifest(layout, [unit(0)])
+    (layout.manifest / "00000.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(OutputError, match=r"00000\.parquet cannot be read"):
+        Manifest(layout)
+
+
+def test_an_empty_list_is_an_empty_manifest(layout: Layout) -> None:
+    assert write_manifest(layout, []).units == 0
+    assert list(Manifest(layout)) == []

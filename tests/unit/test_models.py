@@ -1,0 +1,63 @@
+"""Model specs and configs."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import Exit, ModelError
+from core.models import FAMILIES, ModelConfig, ModelSpec
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "name", "params"),
+    [
+        ("minilm", "minilm", "", ()),
+        ("st:/models/a b", "st", "/models/a b", ()),
+        ("hf:org/model?pooling=mean", "hf", "org/model", (("pooling", "mean"),)),
+        ("open_clip:ViT-B-32/laion2b", "open_clip", "ViT-B-32/laion2b", ()),
+        ("open_clip:local-dir:/m", "open_clip", "local-dir:/m", ()),
+        (" open_clip:A?seed=0&init=random ", "open_clip", "A", (("init", "random"), ("seed", "0"))),
+        ("stub:384?ms_per_sample=", "stub", "384", (("ms_per_sample", ""),)),
+    ],
+)
+def test_a_spec_is_split_into_family_name_and_params(
+    text: str, family: str, name: str, params: tuple[tuple[str, str], ...]
+) -> None:
+    spec = ModelSpec.parse(text)
+    assert (spec.family, spec.name, spec.params) == (family, name, params)
+    assert ModelSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "text", ["", "resnet", "bert:base", "minilm:x", "st:", "st", "stub:", "stub:0", "stub:-3", "stub:x", "hf:a?pooling"]
+)
+def test_a_spec_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        ModelSpec.parse(text)
+    assert caught.value.exit_code == Exit.BAD_INPUT
+    assert caught.value.next_step
+
+
+def test_an_unknown_family_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ModelError) as caught:
+        ModelSpec.parse("bert:base")
+    assert all(family in caught.value.next_step for family in FAMILIES)
+
+
+def test_a_parameter_that_the_family_does_not_know_is_refused() -> None:
+    spec = ModelSpec.parse("hf:a?pooling=cls&pool=max")
+    spec.check_params("pooling", "pool")
+    with pytest.raises(ModelError, match="unknown parameter 'pool'"):
+        spec.check_params("pooling")
+    assert (spec.param("pooling", "mean"), spec.param("x", "default")) == ("cls", "default")
+
+
+def test_runs_share_a_queue_exactly_where_they_can_share_a_loaded_model() -> None:
+    config = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
+    assert config.queue_key == ModelConfig(spec="stub:4", modalities=("text",), precision="fp32").queue_key
+    others = [
+        ModelConfig(spec="stub:5", modalities=("text",), precision="fp32"),
+        ModelConfig(spec="stub:4", modalities=("image", "text"), precision="fp32"),
+        ModelConfig(spec="stub:4", modalities=("text",), precision="bf16"),
+    ]
+    assert len({config.queue_key, *(other.queue_key for other in others)}) == 4

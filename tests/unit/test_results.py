@@ -1,0 +1,92 @@
+"""Results as bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import OutputError
+from core.results import clean_text, decode_result, embedding_columns, encode_result, failure_batch, row_schema
+from core.units import Failure, Sample
+
+SAMPLES = [
+    Sample(ordinal=0, key="a", text="ä\udcff", metadata='{"n":1}'),
+    Sample(ordinal=2, key="b\udc80", text=None),
+]
+FAILURES = [Failure(ordinal=1, key="c\udcff", code="decode", message=" two\nlines\t")]
+
+
+def encode(dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> bytes:
+    dims = {"text": 3, "image": 2}
+    vectors = {
+        column: np.arange(2 * dims[modality], dtype=dtype).reshape(2, dims[modality])
+        for column, modality in zip(embedding_columns(modalities), modalities, strict=True)
+    }
+    return encode_result(SAMPLES, vectors, FAILURES, row_schema(modalities, dims, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_result_survives_its_bytes(dtype: str) -> None:
+    result = decode_result(encode(dtype))
+    assert result.rows.schema.equals(row_schema(("text",), {"text": 3}, dtype))
+    assert result.rows.to_pylist() == [
+        {"ordinal": 0, "key": "a", "embedding": [0, 1, 2], "caption": "ä\\udcff", "metadata": '{"n":1}'},
+        {"ordinal": 2, "key": "b\\udc80", "embedding": [3, 4, 5], "caption": None, "metadata": None},
+    ]
+    assert result.failures.to_pylist() == [{"ordinal": 1, "key": "c\\udcff", "code": "decode", "message": "two lines"}]
+
+
+def test_a_result_of_two_modalities_has_a_column_for_each() -> None:
+    rows = decode_result(encode(modalities=("image", "text"))).rows
+    assert rows["image_embedding"].to_pylist() == [[0, 1], [2, 3]]
+    assert rows["text_embedding"].to_pylist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_result_without_rows_keeps_its_schema() -> None:
+    schema = row_schema(("text",), {"text": 3}, "float16")
+    whole = Failure(ordinal=None, key="", code="tar", message="x")
+    data = encode_result([], {"embedding": np.empty((0, 3), "float16")}, [whole], schema)
+    result = decode_result(data)
+    assert (result.rows.num_rows, result.rows.schema) == (0, schema)
+    assert result.failures["ordinal"].null_count == 1
+
+
+def test_a_result_may_be_read_from_any_buffer_without_a_copy() -> None:
+    data = encode()
+    assert decode_result(memoryview(data)).rows.equals(decode_result(data).rows)
+    address = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+    column = decode_result(data).rows["embedding"].chunk(0).values.buffers()[1]
+    assert address <= column.address < address + len(data)
+
+
+def test_a_result_that_was_cut_anywhere_is_refused() -> None:
+    data = encode()
+    # The last eight bytes are Arrow's end mark, which its readers do not need.
+    for length in range(0, len(data) - 8, 7):
+        with pytest.raises(OutputError) as caught:
+            decode_result(data[:length])
+        assert caught.value.code == "bad_result"
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 64, b"PAR1", b"\xff" * 100])
+def test_bytes_that_are_no_result_are_refused(data: bytes) -> None:
+    with pytest.raises(OutputError):
+        decode_result(data)
+
+
+def test_messages_are_one_line_of_at_most_a_thousand_characters() -> None:
+    batch = failure_batch([Failure(ordinal=0, key="k", code="c", message="ab \n" * 1000)])
+    (message,) = batch["message"].to_pylist()
+    assert message == ("ab " * 1000)[:1000]
+
+
+@given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "surrogateescape")))
+def test_cleaned_text_is_utf8_and_unchanged_where_it_was(text: str) -> None:
+    cleaned = clean_text(text)
+    pa.array([cleaned], pa.string()).validate(full=True)
+    assert clean_text(cleaned) == cleaned
+    if not any("\ud800" <= c <= "\udfff" for c in text):
+        assert cleaned == text

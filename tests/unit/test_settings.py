@@ -1,0 +1,76 @@
+"""Settings: the environment, once."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+import core
+from core.errors import ConfigError
+from core.settings import Settings, child_environment
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("EMBQ_"):
+            monkeypatch.delenv(name)
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    settings = Settings.from_environment()
+    assert settings == Settings()
+    assert settings.lease_s > 3 * settings.beat_s, "one lost beat must not free a unit"
+
+
+def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("se cret\n")
+    monkeypatch.setenv("EMBQ_BROKER_URL", "redis://h:1")
+    monkeypatch.setenv("EMBQ_BROKER_PASSWORD_FILE", str(tmp_path / "password"))
+    monkeypatch.setenv("EMBQ_LEASE_S", "2.5")
+    monkeypatch.setenv("EMBQ_BEAT_S", "0.5")
+    monkeypatch.setenv("EMBQ_STALL_S", "7")
+    monkeypatch.setenv("EMBQ_ROOTS", f"/a{os.pathsep}/b{os.pathsep}")
+    assert Settings.from_environment() == Settings(
+        broker_url="redis://h:1", broker_password="se cret", lease_s=2.5, beat_s=0.5, stall_s=7.0, roots=("/a", "/b")
+    )
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("name", ["EMBQ_LEASE_S", "EMBQ_BEAT_S", "EMBQ_STALL_S"])
+def test_a_number_of_seconds_that_is_none_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=name):
+        Settings.from_environment()
+
+
+def test_a_password_file_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBQ_BROKER_PASSWORD_FILE", "/nowhere/password")
+    with pytest.raises(ConfigError, match="/nowhere/password"):
+        Settings.from_environment()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().lease_s = 1.0  # type: ignore[misc]
+
+
+def test_a_childs_environment_is_ours_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBQ_ROOTS", "/a")
+    child = child_environment(EMBQ_ROOTS="/b", EMBQ_BROKER_URL="redis://x")
+    assert (child["EMBQ_ROOTS"], child["EMBQ_BROKER_URL"]) == ("/b", "redis://x")
+    assert os.environ["EMBQ_ROOTS"] == "/a"
+
+
+def test_no_other_file_of_these_packages_reads_the_environment() -> None:
+    root = Path(core.__file__).parent.parent
+    packages = ("core", "sources", "producer", "writer")
+    files = [file for package in packages for file in (root / package).rglob("*.py")]
+    readers = [str(file.relative_to(root)) for file in files if re.search(r"os\.(environ|getenv)", file.read_text())]
+    assert [name for name in readers if name != "core/settings.py"] == []

@@ -1,0 +1,89 @@
+"""Units: identity by content."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.units import Unit, canonical_json, content_hash
+
+UNIT = Unit(
+    kind="files",
+    source="/data/photos",
+    stop=12,
+    samples=2,
+    etag="17-12",
+    items=(("a.jpg", 5), ("b/\udcff.jpg", 7)),
+    options=(("id_column", "id"),),
+)
+
+texts = st.text(max_size=20) | st.binary(max_size=8).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+units = st.builds(
+    Unit,
+    kind=st.sampled_from(["tar", "files", "jsonl", "lines"]),
+    source=texts,
+    start=st.integers(0, 2**60),
+    stop=st.integers(0, 2**60),
+    first=st.integers(0, 2**60),
+    samples=st.none() | st.integers(0, 2**40),
+    etag=texts,
+    items=st.lists(st.tuples(texts, st.integers(0, 2**50)), max_size=4).map(tuple),
+    options=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+)
+
+
+def test_the_id_of_a_unit_never_changes_between_versions() -> None:
+    assert Unit(kind="tar", source="/data/00000.tar", stop=10240, etag="1-10240").unit_id == (
+        "192191343f574d0845b9b2f91958a171"
+    )
+
+
+@given(units)
+def test_a_unit_survives_its_description_as_json(unit: Unit) -> None:
+    # Lone surrogates travel as \udcXX escapes in a hint, and as bytes in the manifest.
+    assert Unit.from_description(json.loads(json.dumps(unit.describe()))) == unit
+    assert Unit.from_description(json.loads(json.dumps(unit.describe()))).unit_id == unit.unit_id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "tar"},
+        {"source": "/data/photos2"},
+        {"start": 1},
+        {"stop": 13},
+        {"first": 1},
+        {"samples": None},
+        {"etag": "18-12"},
+        {"items": (("a.jpg", 5), ("b/\udcfe.jpg", 7))},
+        {"options": ()},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_field_is_part_of_a_units_identity(change: dict[str, object]) -> None:
+    assert replace(UNIT, **change).unit_id != UNIT.unit_id  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {},
+        {**UNIT.describe(), "func": "os.system"},
+        {name: value for name, value in UNIT.describe().items() if name != "etag"},
+        {**UNIT.describe(), "start": None},
+        {**UNIT.describe(), "items": 3},
+    ],
+)
+def test_a_description_of_another_shape_is_refused(described: dict[str, object]) -> None:
+    with pytest.raises((KeyError, TypeError)):
+        Unit.from_description(described)
+
+
+def test_equal_values_have_equal_canonical_json() -> None:
+    assert canonical_json({"b": 1, "a": "ä"}) == '{"a":"ä","b":1}'
+    assert content_hash({"a": 1, "b": 2}) == content_hash({"b": 2, "a": 1})
+    assert len(content_hash("\udcff")) == 32

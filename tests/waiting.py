@@ -1,0 +1,15 @@
+"""Waiting for a condition, the only way in which a test waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(predicate: Callable[[], object], deadline_s: float = 10.0) -> None:
+    """Return as soon as `predicate()` is true; fail the test when it is not within `deadline_s`."""
+    end = time.monotonic() + deadline_s
+    while not predicate():
+        if time.monotonic() > end:
+            raise AssertionError(f"{getattr(predicate, '__name__', predicate)} did not become true in {deadline_s} s")
+        time.sleep(0.01)
