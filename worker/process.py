@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ import redis
 
 from core import hints
 from core.broker import connect, refusal
-from core.errors import EmbqError, Exit, OutputError
+from core.errors import EmbqError, Exit, ModelError, OutputError
 from core.ledger import Ledger, load_scripts, registered
 from core.log import Events, configure
 from core.models import ModelConfig
@@ -75,12 +75,21 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     """Serve until stopped or until the one run asked for is over."""
     client = connect(settings.broker_url, password=settings.broker_password, patient=True)
     log = Events("worker")
+    refused: set[ModelConfig] = set()
     while not stopped():
-        model = _wait_for_model(client, options.run, stopped)
+        model = _wait_for_model(client, options.run, stopped, refused)
         if model is None:
             return
         began = time.monotonic()
-        embedder = load(model, options.device)
+        try:
+            embedder = load(model, options.device)
+        except ModelError as error:
+            if options.run:
+                raise
+            # What one user misspelt must not end the workers of all the others.
+            refused.add(model)
+            log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
+            continue
         if options.batch_size:
             embedder.batch_size = options.batch_size
         load_s = time.monotonic() - began
@@ -90,12 +99,18 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
         del embedder
 
 
-def _wait_for_model(client: redis.Redis, run: str, stopped: Callable[[], bool]) -> ModelConfig | None:
-    """The model of a run that has work; None when stopped, or when the only run asked for is over."""
+def _wait_for_model(
+    client: redis.Redis, run: str, stopped: Callable[[], bool], refused: Collection[ModelConfig]
+) -> ModelConfig | None:
+    """The model of a run that has work; None when stopped, or when the only run asked for is over.
+
+    Args:
+        refused: models that cannot be loaded here.
+    """
     scripts = load_scripts(client)
     while not stopped():
         for record in registered(client).values():
-            if run in ("", record.run):
+            if run in ("", record.run) and record.model not in refused:
                 state = Ledger(client, record.run, scripts=scripts).meta().get("state")
                 if state == "running":
                     return record.model
