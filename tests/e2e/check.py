@@ -1,0 +1,180 @@
+"""A second opinion on an output folder: reads the files as they are, and shares no code with embq.
+
+The vectors of the stub model are computed here anew from its description (two little-endian bytes per dimension of
+SHAKE-256 of the sample's bytes; the lowest 11 bits b of each become (2 b - 2047) / 2048), so that one comparison
+proves which bytes a row was computed from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+def stub(data: bytes, dim: int) -> list[float]:
+    """The vector that the stub gives to `data`; exact in float16 and float32."""
+    digest = hashlib.shake_256(data).digest(2 * dim)
+    words = [int.from_bytes(digest[2 * i : 2 * i + 2], "little") & 2047 for i in range(dim)]
+    return [(2 * word - 2047) / 2048 for word in words]
+
+
+@dataclass(slots=True)
+class Output:
+    """What an output folder holds, as read by this checker.
+
+    Attributes:
+        records: commit records in order.
+        rows: all rows in order of their ids.
+        failures: (unit_id, ordinal, key, code) of every failure.
+        manifest: unit ids of the manifest, in order.
+    """
+
+    root: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    rows: pa.Table | None = None
+    failures: list[tuple[str, int | None, str, str]] = field(default_factory=list)
+    manifest: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """Unit id -> token of the attempt that was committed."""
+        return {unit["unit_id"]: unit["token"] for record in self.records for unit in record["units"]}
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of every row."""
+        return [] if self.rows is None else self.rows["key"].to_pylist()
+
+    def row_set(self) -> dict[str, tuple[tuple[float, ...], ...]]:
+        """Key -> embeddings of its row, for comparing two outputs."""
+        assert self.rows is not None
+        names = [name for name in self.rows.column_names if name.endswith("embedding")]
+        columns = [[tuple(vector) for vector in self.rows[name].to_pylist()] for name in names]
+        return dict(zip(self.keys, zip(*columns, strict=True), strict=True))
+
+
+def read_output(root: Path) -> Output:
+    """Read an output folder; asserts what holds at every moment: the chain of records, and the files they name."""
+    output = Output(root)
+    output.records = _read_records(root)
+    for segment in sorted((root / "manifest").glob("*.parquet")):
+        output.manifest += pq.read_table(segment)["unit_id"].to_pylist()
+    tables = []
+    for record in output.records:
+        _check_record(root, record)
+        for file in record["files"]:
+            table = pq.read_table(root / file["path"])
+            assert table.num_rows == file["rows"], file
+            if file["kind"] == "rows":
+                assert file["first_id"] == sum(earlier.num_rows for earlier in tables), file
+                _check_ranges(record, table)
+                tables.append(table)
+            else:
+                columns = [table[name].to_pylist() for name in ("unit_id", "ordinal", "key", "code")]
+                output.failures += zip(*columns, strict=True)
+    if tables:
+        output.rows = pa.concat_tables(tables)
+        assert output.rows["id"].to_pylist() == list(range(output.rows.num_rows)), "ids are not 0, 1, 2, ..."
+    units = [unit["unit_id"] for record in output.records for unit in record["units"]]
+    twice = [unit_id for unit_id, count in Counter(units).items() if count > 1]
+    assert not twice, f"units committed twice: {twice}"
+    assert set(units) <= set(output.manifest), "units that are not in the manifest"
+    return output
+
+
+def _read_records(root: Path) -> list[dict[str, Any]]:
+    names = sorted(path.name for path in (root / "commits").iterdir())
+    assert names == [f"{n:08d}.json" for n in range(1, len(names) + 1)], names
+    records = [json.loads((root / "commits" / name).read_bytes()) for name in names]
+    previous, epoch = "", 0
+    writers: dict[int, str] = {}
+    for n, record in enumerate(records, start=1):
+        assert record["n"] == n
+        assert record["prev"] == previous, f"record {n} does not follow record {n - 1}"
+        assert record["epoch"] >= epoch, f"the epoch of record {n} goes back"
+        assert writers.setdefault(record["epoch"], record["writer"]) == record["writer"], "two writers in one epoch"
+        previous, epoch = record["sha256"], record["epoch"]
+    assert len({record["fingerprint"] for record in records} - {""}) <= 1, "rows of two models"
+    return records
+
+
+def _check_record(root: Path, record: dict[str, Any]) -> None:
+    body = {name: value for name, value in record.items() if name != "sha256"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert hashlib.sha256(text.encode()).hexdigest() == record["sha256"], f"record {record['n']} is damaged"
+    for file in record["files"]:
+        data = (root / file["path"]).read_bytes()
+        assert len(data) == file["bytes"], file
+        assert hashlib.sha256(data).hexdigest() == file["sha256"], file
+
+
+def _check_ranges(record: dict[str, Any], table: pa.Table) -> None:
+    """The rows of each unit follow each other where the record says, each ordinal once."""
+    unit_ids, ordinals = table["unit_id"].to_pylist(), table["ordinal"].to_pylist()
+    end = 0
+    for unit in record["units"]:
+        start, stop = unit["first_row"], unit["first_row"] + unit["rows"]
+        assert start == end, f"rows of {unit['unit_id']} do not follow those of the unit before"
+        assert set(unit_ids[start:stop]) <= {unit["unit_id"]}
+        here = ordinals[start:stop]
+        assert here == sorted(set(here)), f"ordinals of {unit['unit_id']} are not in order or not unique"
+        end = stop
+    assert end == table.num_rows
+
+
+def check_complete(
+    root: Path,
+    expected: Mapping[str, bytes] | Mapping[str, tuple[bytes, ...]],
+    *,
+    units: int,
+    dim: int,
+    failures: Mapping[str, str] | None = None,
+    columns: tuple[str, ...] = ("embedding",),
+) -> Output:
+    """Assert that a finished run holds exactly what its input says, and nothing else.
+
+    Args:
+        expected: key -> the bytes that its row was computed from; a tuple where a row has several embeddings.
+        units: how many units the input makes.
+        dim: of the stub model.
+        failures: key -> code of every sample without a row; "" is the key of a unit that failed as a whole.
+        columns: the embeddings of a row.
+    """
+    output = read_output(root)
+    assert len(output.manifest) == units
+    assert sorted(output.tokens) == sorted(output.manifest), "a unit is missing"
+    assert [record["kind"] for record in output.records].count("close") == 1
+    assert output.records[-1]["kind"] == "close"
+
+    there, wanted = Counter(output.keys), Counter(list(expected))
+    assert wanted - there == Counter(), f"lost {sum((wanted - there).values())}: {list(wanted - there)[:5]}"
+    assert there - wanted == Counter(), f"duplicated {sum((there - wanted).values())}: {list(there - wanted)[:5]}"
+    if output.rows is not None:
+        for position, column in enumerate(columns):
+            vectors = np.array(output.rows[column].to_pylist(), dtype=np.float64)
+            data = [expected[key] for key in output.keys]
+            sources = [item[position] if isinstance(item, tuple) else item for item in data]
+            right = np.array([stub(source, dim) for source in sources])
+            misaligned = [key for key, ok in zip(output.keys, (vectors == right).all(axis=1), strict=True) if not ok]
+            assert not misaligned, f"misaligned {len(misaligned)} in {column}: {misaligned[:5]}"
+    assert Counter((key, code) for _, _, key, code in output.failures) == Counter((failures or {}).items())
+
+    totals = output.records[-1]["totals"]
+    assert (totals["units"], totals["rows"]) == (units, len(output.keys))
+    assert totals["failures"] == len(output.failures)
+    assert totals["quarantined"] == sum(ordinal is None for _, ordinal, _, _ in output.failures)
+    named = {file["path"] for record in output.records for file in record["files"]}
+    on_disk = {f"{folder}/{path.name}" for folder in ("parts", "failures") for path in (root / folder).iterdir()}
+    assert on_disk == named, "files that no record names"
+    assert not list((root / "_tmp").iterdir()), "unfinished files are left"
+    assert {path.name for path in (root / "_staging").iterdir()} <= {".shared"}, "staged results are left"
+    return output

@@ -1,0 +1,319 @@
+"""Commands of embq as child processes, with all the processes that they start, and inputs whose content is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+
+from core.broker import connect
+from core.embedded import EmbeddedServer, die_with_parent
+
+LOOK_S = 0.02
+
+
+class Command:
+    """One `embq` command and its descendants. Only these are ever signalled, each by its own id.
+
+    Args:
+        arguments: of `embq`.
+        environment: changes to the environment; None for a value removes the variable.
+        prefix: a program that ends by running the command in its place.
+    """
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        environment: Mapping[str, str | None] | None = None,
+        prefix: Sequence[str] = (),
+        **popen: Any,
+    ) -> None:
+        self.arguments = [str(argument) for argument in arguments]
+        self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - `close` does it
+        changed = {"EMBQ_BROKER_URL": None, "COLUMNS": "200", **(environment or {})}
+        env = {name: value for name, value in {**os.environ, **changed}.items() if value is not None}
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "embq", *self.arguments],
+            stdin=subprocess.DEVNULL,
+            env=env,
+            process_group=0,
+            preexec_fn=die_with_parent,
+            **{"stdout": self._stdout, "stderr": self._stderr, **popen},
+        )
+        self._own = psutil.Process(self.process.pid)
+        self._seen: set[psutil.Process] = set()
+
+    def __repr__(self) -> str:
+        return f"embq {' '.join(self.arguments)}"
+
+    # --- what it says ---
+
+    @property
+    def stdout(self) -> str:
+        """Everything on stdout so far."""
+        return _content(self._stdout)
+
+    @property
+    def stderr(self) -> str:
+        """Everything on stderr so far."""
+        return _content(self._stderr)
+
+    @property
+    def said(self) -> str:
+        """Both, for the text of a failed assertion."""
+        text = f"{self!r} -> {self.process.poll()}\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        for option, folder in pairwise(self.arguments):
+            if option == "-o":
+                text += f"\n--- logs\n{logs(Path(folder))[-6000:]}"
+        return text
+
+    # --- its processes ---
+
+    def descendants(self) -> list[psutil.Process]:
+        """The processes below it, now."""
+        try:
+            found = self._own.children(recursive=True)
+        except psutil.NoSuchProcess:
+            found = []
+        self._seen.update(found)
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """Worker processes, the children of the supervisor."""
+        return [process for process in self.descendants() if "worker.process" in _command_line(process)]
+
+    def service(self, verb: str) -> psutil.Process | None:
+        """The writer, the producer or the supervisor of `embq run`, or None where it is not alive."""
+        for process in self.descendants():
+            if _command_line(process)[1:4] == ["-m", "embq", verb]:
+                return process
+        return None
+
+    def broker(self) -> psutil.Process | None:
+        """The embedded server, or None where it is not alive."""
+        for process in self.descendants():
+            if "server.conf" in " ".join(_command_line(process)) or process.name().startswith(("valkey", "redis")):
+                return process
+        return None
+
+    # --- its end ---
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command itself."""
+        self.process.send_signal(number)
+
+    def kill_all(self) -> None:
+        """SIGKILL for the command and everything below it, all stopped first so that none sees another die."""
+        everybody = [*self.descendants(), self._own]
+        for process in everybody:
+            _send(process, signal.SIGSTOP)
+        for process in everybody:
+            _send(process, signal.SIGKILL)
+        self.process.wait(10)
+        self._assert_gone()
+
+    def wait(self, deadline_s: float = 50.0) -> int:
+        """Its exit status; fails the test where it takes longer, or leaves a process behind."""
+        end = time.monotonic() + deadline_s
+        while self.process.poll() is None:
+            self.descendants()
+            if time.monotonic() > end:
+                raise AssertionError(f"did not end within {deadline_s} s: {self.said}")
+            time.sleep(LOOK_S)
+        self._assert_gone()
+        return self.process.returncode
+
+    def _assert_gone(self) -> None:
+        _, alive = psutil.wait_procs(self._seen, timeout=10)
+        assert not alive, f"{self!r} left {alive}"
+
+    def close(self) -> None:
+        """End what is left of it."""
+        everybody = [*self.descendants(), *self._seen, self._own]
+        for process in everybody:
+            _send(process, signal.SIGKILL)
+        self.process.wait(10)
+        psutil.wait_procs(self._seen, timeout=10)
+        self._stdout.close()
+        self._stderr.close()
+
+
+def _content(file: Any) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode("utf-8", "replace")
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+@contextmanager
+def started(*arguments: str | Path, **options: Any) -> Iterator[Command]:
+    """A running command; whatever is left of it at the end is killed."""
+    command = Command(*arguments, **options)
+    try:
+        yield command
+    finally:
+        command.close()
+
+
+def ended(*arguments: str | Path, deadline_s: float = 50.0, **options: Any) -> tuple[int, str, str]:
+    """Run a command to its end: (exit status, stdout, stderr)."""
+    with started(*arguments, **options) as command:
+        status = command.wait(deadline_s)
+        return status, command.stdout, command.stderr
+
+
+def succeed(*arguments: str | Path, **options: Any) -> str:
+    """Run a command that must exit with 0; gives its stdout."""
+    status, stdout, stderr = ended(*arguments, **options)
+    assert status == 0, f"embq {' '.join(map(str, arguments))} -> {status}\n{stdout}\n{stderr}"
+    return stdout
+
+
+def await_in(command: Command, predicate: Callable[[], object], deadline_s: float = 30.0) -> None:
+    """Wait until `predicate()` is true while the command goes on; a command that ends first fails the test."""
+    end = time.monotonic() + deadline_s
+    while not predicate():
+        assert command.process.poll() is None, f"ended too early: {command.said}"
+        if time.monotonic() > end:
+            raise AssertionError(f"nothing came of it in {deadline_s} s: {command.said}")
+        time.sleep(LOOK_S)
+
+
+# --- looking at a run from outside ---
+
+
+def run_of(root: Path) -> str:
+    """The run id of an output folder, or "" where it holds no run yet."""
+    try:
+        return str(json.loads((root / "run.json").read_text())["run"])
+    except FileNotFoundError:
+        return ""
+
+
+def committed(root: Path) -> list[str]:
+    """The unit ids that the commit records name, in order."""
+    records = [json.loads(path.read_bytes()) for path in sorted((root / "commits").glob("*.json"))]
+    return [unit["unit_id"] for record in records for unit in record["units"]]
+
+
+def logs(root: Path) -> str:
+    """All logs of the services that `embq run` started."""
+    return "\n".join(path.read_text(errors="replace") for path in sorted((root / "_logs").glob("*.log")))
+
+
+class Ledger:
+    """What the broker of `embq run` (or another one) says about a run, read key by key."""
+
+    def __init__(self, root: Path, url: str = "") -> None:
+        self.root = root
+        self._url = url
+        self._client: redis.Redis | None = None
+
+    def client(self) -> redis.Redis | None:
+        """A client, or None while no server answers."""
+        url = self._url or EmbeddedServer.find(self.root / "_broker")
+        if url and (self._client is None or not self._url):
+            self.close()
+            self._client = connect(url)
+        return self._client if url else None
+
+    def key(self, part: str) -> str:
+        return f"embq:{{{run_of(self.root)}}}:{part}"
+
+    def finished(self) -> int:
+        """Units whose result is published or committed, as the broker knows it; 0 while it does not answer."""
+        try:
+            client = self.client()
+            return client.hlen(self.key("pub")) + client.bitcount(self.key("done")) if client is not None else 0
+        except redis.exceptions.RedisError:
+            return 0
+
+    def held_by(self, worker: str) -> list[str]:
+        """The units whose lease a worker has."""
+        client = self.client()
+        owners = client.hgetall(self.key("owner")) if client is not None else {}
+        return [u.decode() for u, token in owners.items() if f":{worker}:" in token.decode()]
+
+    def workers(self) -> dict[int, dict[str, Any]]:
+        """Process id -> what each worker last said of itself."""
+        try:
+            client = self.client()
+            if client is None:
+                return {}
+            names = [name.decode() for name in client.zrange("embq:workers", 0, -1)]
+            said = [client.get(f"embq:worker:{name}") for name in names]
+        except redis.exceptions.RedisError:
+            return {}
+        found = [json.loads(text) for text in said if text is not None]
+        return {int(one["pid"]): one for one in found}
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+# --- inputs ---
+
+
+def write_texts(path: Path, samples: int, *, name: str = "k") -> dict[str, bytes]:
+    """A .jsonl file of different texts; gives key -> bytes that the stub embeds."""
+    texts = {f"{name}{number}": f"{name}: the text with the number {number}" for number in range(samples)}
+    path.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
+    return {key: text.encode() for key, text in texts.items()}
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    """A shard with exactly these members."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def picture(name: str) -> bytes:
+    """Bytes that the stub takes for an image; different for each name."""
+    return b"\xff\xd8" + name.encode() * 7
+
+
+def write_shards(folder: Path, shards: int, samples: int, *, captions: bool = False) -> dict[str, bytes]:
+    """Tar shards of made-up images; gives key -> image bytes. The caption of key K is "caption of K"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    expected = {}
+    for shard in range(shards):
+        members = []
+        for number in range(samples):
+            key = f"{shard:03d}-{number:04d}"
+            expected[key] = picture(key)
+            members.append((f"{key}.jpg", picture(key)))
+            if captions:
+                members.append((f"{key}.txt", f"caption of {key}".encode()))
+        write_tar(folder / f"{shard:05d}.tar", members)
+    return expected

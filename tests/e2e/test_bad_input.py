@@ -1,0 +1,435 @@
+"""What a user gets wrong, and what is wrong with their data: one clear message, the right status, and a way on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.check import check_complete, read_output
+from e2e.session import ended, logs, succeed, write_shards, write_tar, write_texts
+
+from core.broker import connect
+from core.embedded import EmbeddedServer
+
+DIM = 8
+MODEL = f"stub:{DIM}"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedServer]:
+    """A server for this file, to which runs can be handed that nobody works on."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
+        yield server
+
+
+def assert_refused(status: int, stdout: str, stderr: str, *, exits: int, code: str, says: str = "") -> None:
+    """One message that begins with its code, one next step, nothing on stdout, no traceback."""
+    assert status == exits, stderr
+    assert stdout == ""
+    lines = stderr.splitlines()
+    errors = [line for line in lines if line.startswith("error[")]
+    assert len(errors) == 1, stderr
+    assert errors[0].startswith(f"error[{code}]: "), stderr
+    assert says in errors[0], stderr
+    assert len([line for line in lines if line.startswith("  next:  ") and line.split("next:")[1].strip()]) == 1, stderr
+    assert "Traceback" not in stderr
+
+
+def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedServer) -> None:
+    """What was refused left nothing behind that stands in the way."""
+    write_texts(folder / "good.jsonl", 3)
+    answer = succeed(
+        "enqueue", folder / "good.jsonl", "-o", root, "-m", MODEL, "--json", environment={"EMBQ_BROKER_URL": broker.url}
+    )
+    assert json.loads(answer)["new"] is True
+
+
+# --- the command line and the input ---
+
+
+@pytest.mark.parametrize("verb", ["run", "enqueue"])
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ("no-such-file.jsonl", "source_missing"),
+        ("no-such-folder", "source_missing"),
+        ("no-*.tar", "bad_input"),
+        ("{a..5}.tar", "source_missing"),
+        ("{a,b.tar", "bad_input"),
+        ("nothing-inside", "empty_input"),
+        ("nothing.jsonl", "empty_input"),
+        ("table.csv", "bad_input"),
+        ("a-folder.tar", "not_a_file"),
+        ("shard.tar.gz", "shard_compressed"),
+        ("pipe:cat shard.tar", "shard_scheme_denied"),
+        ("https://example.org/shard.tar", "shard_scheme_denied"),
+    ],
+)
+def test_an_input_that_cannot_be_used_is_refused_at_once(
+    short_tmp: Path, broker: EmbeddedServer, verb: str, given: str, code: str
+) -> None:
+    for folder in ("nothing-inside", "a-folder.tar"):
+        (short_tmp / folder).mkdir()
+    for file in ("nothing.jsonl", "table.csv", "shard.tar.gz"):
+        (short_tmp / file).touch()
+    root = short_tmp / "out"
+    environment = {"EMBQ_BROKER_URL": broker.url} if verb == "enqueue" else {}
+    said = ended(verb, given, "-o", root, "-m", MODEL, cwd=short_tmp, environment=environment)
+    assert_refused(*said, exits=65, code=code)
+    assert not root.exists()
+
+
+def test_a_missing_shard_among_others_is_named(short_tmp: Path) -> None:
+    write_shards(short_tmp / "shards", 3, 2)
+    said = ended("run", short_tmp / "shards" / "{00000..00004}.tar", "-o", short_tmp / "out", "-m", MODEL)
+    assert_refused(*said, exits=65, code="source_missing", says="00003.tar")
+    assert "2 of 5 inputs" in said[2]
+
+
+def test_an_input_that_this_user_may_not_read_is_refused(short_tmp: Path) -> None:
+    # Root may read everything, unless it goes without that right.
+    rights = "-dac_override,-dac_read_search"
+    prefix = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.getuid() == 0 else []
+    if prefix and (not shutil.which("setpriv") or subprocess.run([*prefix, "true"], check=False).returncode):
+        pytest.skip("root may read everything here, and cannot give up that right")
+    write_texts(short_tmp / "texts.jsonl", 1)
+    (short_tmp / "texts.jsonl").chmod(0)
+    (short_tmp / "photos").mkdir(mode=0)
+    for given in ("texts.jsonl", "photos"):
+        said = ended("run", short_tmp / given, "-o", short_tmp / "out", "-m", MODEL, prefix=prefix)
+        assert_refused(*said, exits=65, code="source_denied", says=given)
+    assert not (short_tmp / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("resnet50", "unknown model"),
+        ("stub:wide", "dimension"),
+        ("open_clip", "not complete"),
+        ("stub:8?speed", "name=value"),
+    ],
+)
+def test_a_model_spec_that_says_nothing_is_refused_before_anything_is_planned(
+    short_tmp: Path, broker: EmbeddedServer, model: str, says: str
+) -> None:
+    write_texts(short_tmp / "texts.jsonl", 3)
+    root = short_tmp / "out"
+    said = ended("run", short_tmp / "texts.jsonl", "-o", root, "-m", model)
+    assert_refused(*said, exits=65, code="model", says=says)
+    assert_a_correct_run_can_be_made(root, short_tmp, broker)
+
+
+def test_a_model_that_the_workers_cannot_load_ends_the_run_with_their_message(short_tmp: Path) -> None:
+    texts = short_tmp / "texts.jsonl"
+    write_texts(texts, 3)
+    root = short_tmp / "out"
+    said = ended("run", texts, "-o", root, "-m", f"{MODEL}?speed=9", "--quiet")
+    assert_refused(*said, exits=65, code="model", says="unknown parameter 'speed'")
+    assert "Traceback" not in logs(root)
+    # The next attempt is told that nothing of the first one is worth keeping.
+    said = ended("run", texts, "-o", root, "-m", MODEL, "--quiet")
+    assert_refused(*said, exits=65, code="other_run", says=f"model: {MODEL}?speed=9 there, {MODEL} asked for")
+    assert "nothing of it is committed" in said[2]
+
+
+def test_options_that_make_no_sense_are_usage_errors(short_tmp: Path) -> None:
+    write_texts(short_tmp / "texts.jsonl", 3)
+    texts, root = short_tmp / "texts.jsonl", short_tmp / "out"
+    for extra in (["--unit-size", "0"], ["--dtype", "float8"], ["--modality", "sound"], ["--no-such-option"]):
+        status, stdout, stderr = ended("run", texts, "-o", root, "-m", MODEL, *extra)
+        assert (status, stdout) == (2, ""), stderr
+        assert "Traceback" not in stderr
+    assert ended("run", texts, "-m", MODEL)[0] == 2
+    said = ended("run", texts, "-o", root, "-m", MODEL, "--modality", "image")
+    assert_refused(*said, exits=65, code="bad_input", says="texts only")
+    said = ended("run", texts, "-o", root, "-m", MODEL, "--devices", "tpu:0", "--quiet")
+    assert_refused(*said, exits=78, code="config", says="tpu:0")
+    assert "Traceback" not in logs(root)
+
+
+# --- the broker ---
+
+
+@pytest.mark.parametrize("arguments", [["enqueue"], ["run"], ["producer"], ["writer"], ["worker"], ["status"]])
+def test_a_broker_that_does_not_answer_is_named_within_seconds(short_tmp: Path, arguments: list[str]) -> None:
+    write_texts(short_tmp / "texts.jsonl", 3)
+    if arguments[0] in ("enqueue", "run"):
+        arguments = [*arguments, str(short_tmp / "texts.jsonl"), "-o", str(short_tmp / "out"), "-m", MODEL]
+    if arguments[0] == "run":
+        arguments.append("--quiet")
+    said = ended(*arguments, "--broker", f"unix://:secret@{short_tmp}/nobody.sock", deadline_s=15)
+    assert_refused(*said, exits=69, code="broker", says="no broker answers")
+    assert "secret" not in "".join(said[1:])
+
+
+def test_a_broker_that_would_lose_work_is_refused(own_server: EmbeddedServer, short_tmp: Path) -> None:
+    write_texts(short_tmp / "texts.jsonl", 3)
+    enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", MODEL]
+    with connect(own_server.url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        for arguments in (enqueue, ["producer"], ["writer"], ["worker"]):
+            said = ended(*arguments, environment={"EMBQ_BROKER_URL": own_server.url})
+            assert_refused(*said, exits=78, code="broker", says="maxmemory-policy is allkeys-lru")
+            assert "CONFIG SET maxmemory-policy noeviction" in said[2]
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("appendonly", "no")
+        said = ended(*enqueue, environment={"EMBQ_BROKER_URL": own_server.url})
+        assert_refused(*said, exits=78, code="broker", says="append-only file is off")
+        client.config_set("appendonly", "yes")
+    assert_a_correct_run_can_be_made(short_tmp / "out", short_tmp, own_server)
+
+
+def test_wrong_urls_and_settings_are_refused(short_tmp: Path, broker: EmbeddedServer) -> None:
+    assert_refused(*ended("producer"), exits=78, code="config", says="no broker is configured")
+    said = ended("producer", "--broker", "http://:secret@localhost")
+    assert_refused(*said, exits=78, code="config", says="must start with redis://")
+    assert "secret" not in said[2]
+    wrong = broker.url.replace("unix://:", "unix://:x")
+    said = ended("producer", environment={"EMBQ_BROKER_URL": wrong})
+    assert_refused(*said, exits=78, code="config", says="refused us")
+    said = ended("producer", environment={"EMBQ_BROKER_URL": broker.url, "EMBQ_LEASE_S": "soon"})
+    assert_refused(*said, exits=78, code="config", says="EMBQ_LEASE_S='soon'")
+    said = ended("producer", environment={"EMBQ_BROKER_PASSWORD_FILE": str(short_tmp / "none")})
+    assert_refused(*said, exits=78, code="config", says="EMBQ_BROKER_PASSWORD_FILE")
+
+
+# --- the output folder ---
+
+
+def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Path) -> None:
+    root, texts, others = short_tmp / "out", short_tmp / "texts.jsonl", short_tmp / "others.jsonl"
+    write_texts(texts, 3)
+    write_texts(others, 3, name="other")
+    succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
+    before = read_output(root).records
+
+    said = ended("run", others, "-o", root, "-m", MODEL)
+    assert_refused(*said, exits=65, code="other_run", says="inputs")
+    said = ended("run", texts, "-o", root, "-m", "stub:9")
+    assert_refused(*said, exits=65, code="other_run", says="model: stub:8 there, stub:9 asked for")
+    said = ended("run", texts, "-o", root, "-m", MODEL, "--dtype", "float32")
+    assert_refused(*said, exits=65, code="other_run", says="dtype: float16 there, float32 asked for")
+    assert f"embq resume {root}" in said[2]
+    assert read_output(root).records == before
+
+    foreign = short_tmp / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.doc").write_text("mine")
+    said = ended("run", texts, "-o", foreign, "-m", MODEL)
+    assert_refused(*said, exits=65, code="foreign_output", says="thesis.doc")
+    assert [path.name for path in foreign.iterdir()] == ["thesis.doc"]
+
+
+@pytest.mark.parametrize("verb", ["resume", "status", "verify", "failures"])
+def test_a_folder_without_a_run_is_named(short_tmp: Path, verb: str) -> None:
+    (short_tmp / "empty").mkdir()
+    for folder in ("empty", "none"):
+        status, stdout, stderr = ended(verb, short_tmp / folder)
+        assert (status, stdout) == (65, ""), stderr
+        assert stderr.startswith("error["), stderr
+        assert "  next:  " in stderr
+    assert list((short_tmp / "empty").iterdir()) == []
+
+
+def test_a_damaged_commit_record_is_never_skipped(short_tmp: Path) -> None:
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    write_texts(texts, 3)
+    succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
+    record = root / "commits" / "00000002.json"
+    record.write_bytes(record.read_bytes().replace(b'"rows":3', b'"rows":2'))
+    for verb in ("resume", "status"):
+        said = ended(verb, root)
+        assert_refused(*said, exits=74, code="commit_damaged", says="00000002.json")
+
+
+def test_an_output_that_cannot_be_written_is_named(short_tmp: Path, broker: EmbeddedServer) -> None:
+    texts, file = short_tmp / "texts.jsonl", short_tmp / "file"
+    write_texts(texts, 3)
+    file.write_text("not a folder")
+    said = ended("run", texts, "-o", file / "out", "-m", MODEL)
+    assert_refused(*said, exits=74, code="not_writable", says=str(file))
+    status, stdout, stderr = ended("run", texts, "-o", file, "-m", MODEL)
+    assert (status, stdout) == (2, "")
+    assert "is a file" in stderr
+    file.unlink()
+    assert_a_correct_run_can_be_made(file / "out", short_tmp, broker)
+
+
+# --- storage in a mount namespace of its own ---
+
+
+def in_namespace(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a shell script that may mount; nothing of it is seen outside, and all ends with it."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this system permits no mount namespaces")
+    environment = {name: value for name, value in os.environ.items() if name != "EMBQ_BROKER_URL"}
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f'embq() {{ "$PYTHON" -m embq "$@"; }}\n{script}', "sh", *map(str, arguments)],
+        env={**environment, "PYTHON": sys.executable},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def test_a_read_only_output_is_refused(short_tmp: Path) -> None:
+    texts, disk = short_tmp / "texts.jsonl", short_tmp / "disk"
+    write_texts(texts, 3)
+    disk.mkdir()
+    script = f'mount -t tmpfs -o ro none "$2" && embq run "$1" -o "$2/out" -m {MODEL}'
+    done = in_namespace(script, texts, disk)
+    assert_refused(done.returncode, done.stdout, done.stderr, exits=74, code="not_writable", says="Read-only")
+
+
+@pytest.mark.parametrize("transport", ["payload", "staging"])
+def test_a_full_disk_ends_the_run_and_resume_completes_it(short_tmp: Path, transport: str) -> None:
+    texts, disk, kept = short_tmp / "texts.jsonl", short_tmp / "disk", short_tmp / "kept"
+    expected = write_texts(texts, 2000)
+    disk.mkdir()
+    # 2,000 rows of 512 half floats are 2 MB, written at least twice; 1.5 MB are left for them at first.
+    script = f"""
+        mount -t tmpfs -o size=24m none "$2" || exit 99
+        head -c {24 * 1024 * 1024 - 1536 * 1024} /dev/zero > "$2/ballast"
+        embq run "$1" -o "$2/out" -m stub:512 --unit-size 20 --transport {transport} --quiet
+        first=$?
+        rm "$2/ballast"
+        embq resume "$2/out" --quiet >&2
+        second=$?
+        cp -r "$2/out" "$3"
+        echo "$first $second"
+    """
+    done = in_namespace(script, texts, disk, kept)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "74 0", done.stderr + logs(kept)
+    assert "error[no_space]: " in done.stderr
+    assert "embq resume" in done.stderr
+    assert "Traceback" not in done.stderr + logs(kept)
+    check_complete(kept, expected, units=100, dim=512)
+
+
+# --- the data ---
+
+
+def test_samples_that_cannot_be_embedded_become_failures_and_stop_nothing(short_tmp: Path) -> None:
+    root = short_tmp / "out"
+    lines = [
+        b'{"id": "good", "text": "a text"}',
+        b'{"id": "empty", "text": ""}',
+        b'{"id": "blank", "text": " \\t "}',
+        b'{"id": "latin", "text": "caf\xe9"}',
+        b'{"id": "half", "text": "\\ud800"}',
+        b'{"id": "good", "text": "another text under the same key"}',
+        b'{"id": "none", "body_text": "no column of this name"}',
+        b"not json",
+        b"",
+        '{"id": "sch\u00f6n", "text": "stra\u00dfe"}'.encode(),
+    ]
+    (short_tmp / "texts.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (short_tmp / "lines.txt").write_bytes(b"first\n\ncaf\xe9\nlast")
+    inputs = [short_tmp / "texts.jsonl", short_tmp / "lines.txt"]
+
+    status, stdout, stderr = ended("run", *inputs, "-o", root, "-m", MODEL, "--quiet")
+
+    assert status == 3, stderr
+    assert "in 14 = rows 4 + failures 10" in stdout
+    assert f"embq failures {root}" in stdout
+    assert "Traceback" not in stderr + logs(root)
+    output = read_output(root)
+    texts = {"good": b"a text", "sch\u00f6n": "stra\u00dfe".encode(), "lines.txt:1": b"first", "lines.txt:4": b"last"}
+    failures = {
+        "empty": "empty_text",
+        "blank": "empty_text",
+        "texts.jsonl:4": "text_not_utf8",
+        "half": "text_not_utf8",
+        "good": "duplicate_key",
+        "none": "missing_text",
+        "texts.jsonl:8": "bad_json",
+        "texts.jsonl:9": "empty_text",
+        "lines.txt:2": "empty_text",
+        "lines.txt:3": "text_not_utf8",
+    }
+    assert {key: code for _, _, key, code in output.failures} == failures
+    check_complete(root, texts, units=2, dim=DIM, failures=failures)
+
+    groups = json.loads(succeed("failures", root, "--json"))["groups"]
+    assert {group["code"]: group["count"] for group in groups} == Counter(failures.values())
+    examples = [example for group in groups for example in group["examples"]]
+    assert all(set(example) >= {"key", "unit", "source", "message"} for example in examples)
+    assert "text_not_utf8" in succeed("failures", root)
+    succeed("verify", root)
+    # Asked again, it is the finished run, and still says that something failed.
+    assert ended("run", *inputs, "-o", root, "-m", MODEL)[0] == 3
+
+
+def test_a_shard_that_is_cut_fails_whole_and_the_others_complete(short_tmp: Path) -> None:
+    shards, root = short_tmp / "shards", short_tmp / "out"
+    expected = write_shards(shards, 4, 10)
+    write_tar(shards / "repeated.tar", [("a.jpg", b"one"), ("a.jpg", b"two"), ("b.json", b"{}"), ("c.jpg", b"c")])
+    cut = shards / "00002.tar"
+    cut.write_bytes(cut.read_bytes()[:5000])
+    expected = {key: data for key, data in expected.items() if not key.startswith("002-")}
+
+    status, stdout, stderr = ended("run", shards, "-o", root, "-m", MODEL, "--quiet")
+
+    assert status == 3, stderr
+    assert "Traceback" not in stderr + logs(root)
+    assert "1 units failed as a whole" in stdout
+    output = check_complete(
+        root,
+        {**expected, "a": b"one", "c": b"c"},
+        units=5,
+        dim=DIM,
+        failures={"": "shard_truncated", "a": "duplicate_key", "b": "missing_member"},
+    )
+    assert output.records[-1]["totals"]["quarantined"] == 1
+    groups = json.loads(succeed("failures", root, "--json"))["groups"]
+    (whole,) = [group for group in groups if group["code"] == "shard_truncated"]
+    assert whole["examples"][0]["source"] == str(cut)
+    succeed("verify", root)
+
+
+def test_an_input_that_changes_after_planning_fails_whole(short_tmp: Path, broker: EmbeddedServer) -> None:
+    shards, root = short_tmp / "shards", short_tmp / "out"
+    expected = write_shards(shards, 3, 5)
+    succeed("enqueue", shards, "-o", root, "-m", MODEL, environment={"EMBQ_BROKER_URL": broker.url})
+    write_tar(shards / "00001.tar", [("x.jpg", b"another picture")])
+    (shards / "00002.tar").unlink()
+
+    status, stdout, stderr = ended("resume", root, "--quiet")
+
+    assert status == 3, stdout + stderr
+    output = read_output(root)
+    assert sorted(code for _, _, _, code in output.failures) == ["shard_changed", "source_missing"]
+    assert set(output.keys) == {key for key in expected if key.startswith("000-")}
+    assert "Traceback" not in stderr + logs(root)
+
+
+def test_images_that_do_not_decode_are_failures(short_tmp: Path) -> None:
+    pytest.importorskip("open_clip")
+    image = pytest.importorskip("PIL.Image")
+    folder, root = short_tmp / "photos", short_tmp / "out"
+    folder.mkdir()
+    for name in ("good", "cut"):
+        image.new("RGB", (40, 30), (200, 10, 60)).save(folder / f"{name}.png")
+    (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:60])
+    (folder / "text.jpg").write_text("not an image")
+    (folder / "empty.jpg").touch()
+
+    model = "open_clip:ViT-S-32-alt?init=random&seed=0"
+    status, stdout, stderr = ended("run", folder, "-o", root, "-m", model, "--quiet")
+
+    assert status == 3, stdout + stderr + logs(root)
+    output = read_output(root)
+    assert output.keys == ["good.png"]
+    assert {key for _, _, key, _ in output.failures} == {"cut.png", "text.jpg", "empty.jpg"}
+    assert "Traceback" not in stderr + logs(root)

@@ -1,0 +1,185 @@
+"""The command line itself: help, what it imports, what goes to stdout, and how it takes a closed pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.session import Command, ended, started, succeed, write_texts
+
+from core.embedded import EmbeddedServer
+from embq.cli import VERBS
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "torchvision", "transformers", "sentence_transformers", "open_clip", "h5py")
+
+PROBE = """
+import sys
+from embq.cli import run
+status = run(sys.argv[1:])
+print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
+sys.exit(status)
+"""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedServer]:
+    """A server for this file, to which runs can be handed that nobody works on."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def finished() -> Iterator[Path]:
+    """The output folder of a finished run."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder:
+        write_texts(Path(folder) / "texts.jsonl", 20)
+        succeed("run", Path(folder) / "texts.jsonl", "-o", Path(folder) / "out", "-m", "stub:8", "--quiet")
+        yield Path(folder) / "out"
+
+
+def modules_of(*arguments: str | Path, broker: str) -> set[str]:
+    """The top-level modules that a command had imported when it ended well."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *map(str, arguments)],
+        env={**os.environ, "EMBQ_BROKER_URL": broker},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_help_lists_every_verb_with_one_line() -> None:
+    for option in ("--help", "-h"):
+        help_ = succeed(option)
+        for verb, line in VERBS.items():
+            assert verb in help_
+            assert line in help_
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    help_ = succeed(verb, "--help")
+    assert help_.startswith(f"Usage: embq {verb} ")
+    assert f"embq {verb}" in help_.partition("Example")[2], "there is no example"
+    assert "--help" in help_
+
+
+@pytest.mark.parametrize("verb", list(VERBS))
+def test_every_verb_stands_in_the_readme(verb: str) -> None:
+    assert f"embq {verb}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_help_comes_at_once() -> None:
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        succeed("--help")
+        took.append(time.perf_counter() - began)
+    # The best of some: the claim is about the command, not about what else the machine does.
+    assert min(took) < 0.3
+
+
+def test_the_version_is_printed() -> None:
+    from embq import __version__
+
+    assert succeed("--version").strip() == f"embq, version {__version__}"
+
+
+def test_enqueue_and_status_need_none_of_the_heavy_libraries(short_tmp: Path, broker: EmbeddedServer) -> None:
+    write_texts(short_tmp / "texts.jsonl", 20)
+    enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", "open_clip:ViT-B-32/openai"]
+    for command in (enqueue, ["status"], ["status", short_tmp / "out"]):
+        found = modules_of(*command, broker=broker.url)
+        assert "core" in found
+        assert found.isdisjoint(HEAVY)
+
+
+def test_the_list_of_verbs_needs_neither_redis_nor_pyarrow(broker: EmbeddedServer) -> None:
+    assert modules_of("--help", broker=broker.url).isdisjoint({*HEAVY, "numpy", "pyarrow", "redis", "rq", "rich"})
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("stats", "status"), ("enque", "enqueue"), ("verfy", "verify")])
+def test_a_verb_that_is_misspelt_is_suggested(typed: str, meant: str) -> None:
+    status, stdout, stderr = ended(typed)
+    assert (status, stdout) == (2, "")
+    assert f"Did you mean {meant}?" in stderr
+
+
+def test_a_command_without_its_arguments_is_a_usage_error() -> None:
+    for verb in ("run", "enqueue", "resume", "verify", "failures"):
+        status, stdout, stderr = ended(verb)
+        assert (status, stdout) == (2, ""), verb
+        assert "Missing" in stderr
+
+
+def test_stdout_holds_data_and_nothing_else(short_tmp: Path, finished: Path, broker: EmbeddedServer) -> None:
+    (status,) = succeed("status", finished, "--json").splitlines()
+    assert json.loads(status)["state"] == "done"
+    (verified,) = succeed("verify", finished, "--json").splitlines()
+    assert json.loads(verified)["ok"] is True
+    assert json.loads(verified)["violations"] == []
+    (failures,) = succeed("failures", finished, "--json").splitlines()
+    assert json.loads(failures)["groups"] == []
+    (again,) = succeed("resume", finished, "--json").splitlines()
+    assert json.loads(again)["rows"] == 20
+    environment = {"EMBQ_BROKER_URL": broker.url}
+    write_texts(short_tmp / "texts.jsonl", 20)
+    command = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", "stub:8", "--json"]
+    (enqueued,) = succeed(*command, environment=environment).splitlines()
+    assert json.loads(enqueued)["units"] == 1
+    (runs,) = succeed("status", "--json", environment=environment).splitlines()
+    assert json.loads(enqueued)["run"] in {run["run"] for run in json.loads(runs)["runs"]}
+
+
+def test_what_people_read_on_stdout_is_the_account(finished: Path) -> None:
+    status, stdout, stderr = ended("resume", finished)
+    assert status == 0
+    assert stdout.startswith("in 20 = rows 20 + failures 0\n")
+    assert str(finished / "parts") in stdout
+    assert stderr == f"nothing is left to do: {finished} holds the finished run {_run(finished)}\n"
+
+
+def _run(root: Path) -> str:
+    return str(json.loads((root / "run.json").read_text())["run"])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status", "--json"], ["status"], ["failures"], ["verify"]])
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly(finished: Path, arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    if arguments != ["--help"]:
+        arguments = [*arguments, str(finished)]
+    try:
+        command = Command(*arguments, stdout=writer)
+        try:
+            assert command.wait(20) == 0, command.said
+            assert command.stderr == ""
+        finally:
+            command.close()
+    finally:
+        os.close(writer)
+
+
+def test_an_interrupted_command_says_so_and_nothing_else(short_tmp: Path, broker: EmbeddedServer) -> None:
+    write_texts(short_tmp / "texts.jsonl", 20)
+    environment = {"EMBQ_BROKER_URL": broker.url}
+    command = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", "stub:8"]
+    succeed(*command, environment=environment)
+    with started("status", short_tmp / "out", "--watch", "--json", environment=environment) as watching:
+        from waiting import wait_until
+
+        wait_until(lambda: watching.stdout.count("\n") >= 2, 20)
+        watching.signal(2)
+        assert watching.wait(10) == 130
+        assert watching.stderr.strip() == "interrupted"
+        assert all(json.loads(line)["schema"] == 1 for line in watching.stdout.splitlines())

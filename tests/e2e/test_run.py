@@ -1,0 +1,308 @@
+"""Whole runs on one machine and through resident services: interrupted, resumed, repeated, watched."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.check import Output, check_complete, read_output
+from e2e.session import (
+    Command,
+    Ledger,
+    await_in,
+    committed,
+    ended,
+    logs,
+    run_of,
+    started,
+    succeed,
+    write_shards,
+    write_tar,
+    write_texts,
+)
+from waiting import wait_until
+
+from core.embedded import EmbeddedServer
+
+DIM = 16
+DRAIN_S = 20
+
+
+def status_of(*arguments: str | Path, **options: Any) -> dict[str, Any]:
+    """What `embq status --json` prints."""
+    answer = json.loads(succeed("status", *arguments, "--json", **options))
+    assert isinstance(answer, dict)
+    return answer
+
+
+def assert_shape(status: dict[str, Any]) -> None:
+    """The shape that other programs rely on."""
+    assert status["schema"] == 1
+    assert isinstance(status["run"], str)
+    assert status["state"] in ("running", "done", "stopped")
+    for name in ("rows", "rows_total", "failures"):
+        assert isinstance(status[name], int), name
+    for name in ("done", "in_flight", "queued", "quarantined"):
+        assert isinstance(status["units"][name], int), name
+    assert isinstance(status["rows_per_s"], (int, float))
+    assert status["eta_s"] is None or status["eta_s"] >= 0
+    assert isinstance(status["limit"], str)
+    for worker in status["workers"]:
+        assert set(worker) >= {"name", "device", "rows_per_s", "unit", "stage", "age_s"}
+    assert set(status["timing"]) >= {"load_s", "embed_s", "wall_s"}
+
+
+@pytest.fixture
+def ledger(short_tmp: Path) -> Iterator[Ledger]:
+    """The broker's view of the run in `short_tmp/out`."""
+    ledger = Ledger(short_tmp / "out")
+    yield ledger
+    ledger.close()
+
+
+# --- one machine ---
+
+
+def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, ledger: Ledger) -> None:
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    expected = write_texts(texts, 1500)
+    run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10", "--unit-size", "10"]
+    run += ["--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
+
+    with started(*run) as command:
+        await_in(command, lambda: len(committed(root)) >= 20)
+        during = status_of(root)
+        # A second session on the same output is sent away and leaves the first one alone.
+        second, _, refusal = ended(*run)
+        command.signal(signal.SIGINT)
+        assert command.wait(DRAIN_S) == 130, command.said
+        assert f"embq resume {root}" in command.stderr
+        assert "Traceback" not in command.stderr + logs(root)
+    assert second == 75
+    assert refusal.splitlines()[0].startswith("run ")
+    assert "error[busy]" in refusal
+    assert "next:" in refusal
+    assert_shape(during)
+    assert during["state"] == "running"
+    assert len(during["workers"]) == 2
+    assert during["rows_total"] == 1500
+
+    before = read_output(root)
+    assert 20 <= len(before.tokens) < 150
+    stopped = status_of(root)
+    assert_shape(stopped)
+    assert stopped["state"] == "stopped"
+    assert stopped["rows"] == len(before.keys)
+    files = {path: path.stat().st_mtime_ns for folder in ("parts", "commits") for path in (root / folder).iterdir()}
+
+    published: dict[int, int] = {}
+    with started("resume", root, "--workers-per-device", "2", "--quiet") as command:
+
+        def everything_is_committed() -> bool:
+            for pid, said in ledger.workers().items():
+                published[pid] = max(published.get(pid, 0), said["units"])
+            return len(committed(root)) == 150
+
+        await_in(command, everything_is_committed)
+        assert command.wait() == 0, command.said
+    after = check_complete(root, expected, units=150, dim=DIM)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert after.records[: len(before.records)] == before.records
+    # What was done before was not done again: neither published by a worker, nor committed under a new token.
+    assert sum(published.values()) <= 150 - len(before.tokens)
+    assert not _generations(before) & {
+        token.partition(":")[0] for unit, token in after.tokens.items() if unit not in before.tokens
+    }
+
+    done = status_of(root)
+    assert_shape(done)
+    assert done["state"] == "done"
+    assert done["units"]["done"] == 150
+    assert done["rows"] == done["rows_total"] == 1500
+    assert done["eta_s"] == 0
+    status, stdout, stderr = ended(*run)
+    assert status == 0
+    assert "nothing is left to do" in stderr
+    assert "in 1,500 = rows 1,500 + failures 0" in stdout
+    assert read_output(root).records == after.records
+
+
+def _names(output: Output) -> set[str]:
+    """The workers whose results were committed."""
+    return {token.split(":")[1] for token in output.tokens.values()}
+
+
+def _generations(output: Output) -> set[str]:
+    return {token.partition(":")[0] for token in output.tokens.values()}
+
+
+def test_both_transports_give_the_same_rows(short_tmp: Path) -> None:
+    expected = write_shards(short_tmp / "shards", 8, 40)
+    sets = []
+    for transport in ("payload", "staging"):
+        root = short_tmp / transport
+        succeed("run", short_tmp / "shards", "-o", root, "-m", f"stub:{DIM}", "--transport", transport, "--quiet")
+        sets.append(check_complete(root, expected, units=8, dim=DIM).row_set())
+    assert sets[0] == sets[1]
+
+
+def test_images_and_captions_of_shards_become_two_embeddings_of_one_row(short_tmp: Path) -> None:
+    images = write_shards(short_tmp / "shards", 3, 20, captions=True)
+    expected = {key: (image, f"caption of {key}".encode()) for key, image in images.items()}
+    root = short_tmp / "out"
+    braces = str(short_tmp / "shards" / "{00000..00002}.tar")
+    command = ["run", braces, "-o", root, "-m", f"stub:{DIM}", "--modality", "image,text", "--dtype", "float32"]
+    answer = json.loads(succeed(*command, "--json"))
+    output = check_complete(root, expected, units=3, dim=DIM, columns=("image_embedding", "text_embedding"))
+    assert output.rows is not None
+    assert str(output.rows.schema.field("image_embedding").type) == f"fixed_size_list<element: float>[{DIM}]"
+    assert output.rows["caption"].to_pylist() == [f"caption of {key}" for key in output.keys]
+    assert_shape(answer)
+    assert answer["rows"] == 60
+
+
+def test_captions_of_shards_and_a_folder_and_lines_of_texts_go_into_one_run(short_tmp: Path) -> None:
+    images = write_shards(short_tmp / "shards", 2, 10, captions=True)
+    expected = {key: f"caption of {key}".encode() for key in images}
+    expected |= write_texts(short_tmp / "texts.jsonl", 30)
+    folder = short_tmp / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name in ("a", "more/b"):
+        (folder / f"{name}.png").write_bytes(name.encode())
+        (folder / f"{name}.txt").write_text(f"beside {name}")
+        expected[f"{name}.png"] = f"beside {name}".encode()
+    (short_tmp / "lines.txt").write_text("one line\nand another\n")
+    expected |= {"lines.txt:1": b"one line", "lines.txt:2": b"and another"}
+    inputs = [short_tmp / "shards", folder, short_tmp / "texts.jsonl", short_tmp / "lines.txt"]
+    root = short_tmp / "out"
+    succeed("run", *inputs, "-o", root, "-m", f"stub:{DIM}", "--modality", "text", "--unit-size", "10", "--quiet")
+    check_complete(root, expected, units=2 + 1 + 3 + 1, dim=DIM)
+    succeed("verify", root)
+
+
+def test_shards_of_very_different_sizes_come_out_whole(short_tmp: Path) -> None:
+    expected = {}
+    for shard, samples in enumerate((1, 500, 3, 120)):
+        members = [(f"{shard}_{n}.jpg", f"{shard}/{n}".encode()) for n in range(samples)]
+        write_tar(short_tmp / f"{shard}.tar", members)
+        expected |= {name.removesuffix(".jpg"): data for name, data in members}
+    root = short_tmp / "out"
+    options = ["--write-batch-size", "200", "--workers-per-device", "2", "--quiet"]
+    succeed("run", short_tmp / "*.tar", "-o", root, "-m", f"stub:{DIM}", *options)
+    output = check_complete(root, expected, units=4, dim=DIM)
+    assert len(list((root / "parts").iterdir())) >= 2
+    assert output.rows is not None
+
+
+# --- resident services ---
+
+
+class Box:
+    """Resident services on one broker."""
+
+    def __init__(self, server: EmbeddedServer, stack: ExitStack) -> None:
+        self.environment = {"EMBQ_BROKER_URL": server.url}
+        self._stack = stack
+
+    def start(self, *arguments: str | Path) -> Command:
+        return self._stack.enter_context(started(*arguments, environment=self.environment))
+
+    def do(self, *arguments: str | Path) -> str:
+        return succeed(*arguments, environment=self.environment)
+
+
+@pytest.fixture
+def box(own_server: EmbeddedServer) -> Iterator[Box]:
+    """A broker with nothing on it yet."""
+    with ExitStack() as stack:
+        yield Box(own_server, stack)
+
+
+def closed(root: Path) -> bool:
+    """Whether the last commit record says that nothing is left."""
+    names = sorted((root / "commits").glob("*.json"))
+    return bool(names) and json.loads(names[-1].read_bytes())["kind"] == "close"
+
+
+def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp: Path, box: Box) -> None:
+    first, second = short_tmp / "first", short_tmp / "second"
+    texts = write_texts(short_tmp / "texts.jsonl", 1600)
+    images = write_shards(short_tmp / "shards", 4, 10)
+    enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", first, "-m", f"stub:{DIM}?ms_per_sample=6"]
+    enqueue += ["--unit-size", "10", "--json"]
+
+    # Enqueued before anything else is there; the same again adds nothing.
+    new = json.loads(box.do(*enqueue))
+    assert (new["new"], new["units"], new["done"]) == (True, 160, 0)
+    assert json.loads(box.do(*enqueue)) == {**new, "new": False}
+    waiting = status_of(new["run"], environment=box.environment)
+    assert waiting["state"] == "stopped"
+    assert waiting["units"]["queued"] == 160
+
+    services = [box.start("producer"), box.start("writer"), box.start("worker", "--devices", "cpu")]
+    await_in(services[2], lambda: len(committed(first)) >= 10)
+    # A second machine joins, and another model is asked for, while the first run goes on.
+    late = box.start("worker", "--devices", "cpu")
+    await_in(late, lambda: len(_names(read_output(first))) == 2)
+    other = json.loads(box.do("enqueue", short_tmp / "shards", "-o", second, "-m", f"stub:{DIM * 2}", "--json"))
+    assert not closed(first)
+    assert other["run"] == run_of(second) != new["run"]
+    everything = status_of(environment=box.environment)
+    assert everything["schema"] == 1
+    assert {run["run"] for run in everything["runs"]} == {new["run"], other["run"]}
+    for run in everything["runs"]:
+        assert run["state"] in ("running", "stopped", "done")
+    await_in(late, lambda: closed(first) and closed(second))
+
+    one = check_complete(first, texts, units=160, dim=DIM)
+    check_complete(second, images, units=4, dim=DIM * 2)
+    assert len(_names(one)) == 2
+    again = json.loads(box.do(*enqueue))
+    assert (again["new"], again["done"]) == (False, 160)
+
+    # SIGTERM ends each of them in order.
+    for service in (*services, late):
+        service.signal(signal.SIGTERM)
+    for service in (*services, late):
+        assert service.wait(20) == 0, service.said
+        assert "Traceback" not in service.stderr
+
+
+def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp: Path, box: Box) -> None:
+    root = short_tmp / "out"
+    texts = write_texts(short_tmp / "texts.jsonl", 600)
+    model = f"stub:{DIM}?ms_per_sample=8"
+    box.do("enqueue", short_tmp / "texts.jsonl", "-o", root, "-m", model, "--unit-size", "10")
+    services = [box.start("worker", "--devices", "cpu"), box.start("writer"), box.start("producer")]
+    await_in(services[0], lambda: len(committed(root)) >= 10)
+    for service in services:
+        service.signal(signal.SIGTERM)
+    for service in services:
+        assert service.wait(20) == 0, service.said
+    before = read_output(root)
+    assert len(before.tokens) < 60
+    for verb in ("producer", "writer", "worker"):
+        box.start(verb)
+    wait_until(lambda: closed(root), 30)
+    after = check_complete(root, texts, units=60, dim=DIM)
+    assert after.records[: len(before.records)] == before.records
+
+
+def test_a_model_that_cannot_be_loaded_does_not_end_the_workers_of_other_runs(short_tmp: Path, box: Box) -> None:
+    texts = write_texts(short_tmp / "texts.jsonl", 20)
+    worker = box.start("worker", "--devices", "cpu")
+    services = [worker, box.start("writer"), box.start("producer")]
+    box.do("enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "wrong", "-m", f"stub:{DIM}?speed=9")
+    await_in(worker, lambda: "model_refused" in worker.stderr)
+    box.do("enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "right", "-m", f"stub:{DIM}")
+    await_in(worker, lambda: closed(short_tmp / "right"))
+    check_complete(short_tmp / "right", texts, units=1, dim=DIM)
+    assert committed(short_tmp / "wrong") == []
+    assert "unknown parameter 'speed'" in worker.stderr
+    for service in services:
+        assert service.process.poll() is None, service.said

@@ -1,0 +1,217 @@
+"""Processes are killed, stopped and robbed of their broker in mid-run; the data set is exact all the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from e2e.check import check_complete
+from e2e.session import Command, Ledger, await_in, committed, ended, logs, started, write_texts
+
+SEED = int(os.environ.get("EMBQ_TEST_SEED", "20240611"))
+DIM = 16
+SAMPLES = 10
+"""Of one unit."""
+
+QUICK_LEASES = {"EMBQ_LEASE_S": "4", "EMBQ_BEAT_S": "1"}
+"""Where nobody sees a worker die, its units wait for the end of the lease; a test has no 20 seconds for that."""
+
+
+@dataclass(slots=True)
+class Case:
+    """An input, the output folder, and what must be in it at the end."""
+
+    root: Path
+    texts: Path
+    units: int
+    expected: dict[str, bytes]
+    ledger: Ledger
+
+    def command(self, ms_per_sample: float) -> list[str | Path]:
+        model = f"stub:{DIM}?ms_per_sample={ms_per_sample}"
+        return ["run", self.texts, "-o", self.root, "-m", model, "--unit-size", str(SAMPLES), *self.options]
+
+    @property
+    def options(self) -> list[str]:
+        return ["--workers-per-device", "2", "--quiet"]
+
+    def finished(self, units: int) -> bool:
+        return self.ledger.finished() >= units
+
+    def assert_exact(self) -> None:
+        output = check_complete(self.root, self.expected, units=self.units, dim=DIM)
+        assert output.records[-1]["totals"]["quarantined"] == 0
+        assert "Traceback" not in logs(self.root)
+
+    def assert_verified(self) -> None:
+        status, stdout, stderr = ended("verify", self.root)
+        assert status == 0, stdout + stderr
+
+
+@pytest.fixture
+def make_case(short_tmp: Path) -> Iterator[object]:
+    """Makes inputs of a number of units."""
+    ledgers: list[Ledger] = []
+
+    def make(units: int) -> Case:
+        root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+        ledger = Ledger(root)
+        ledgers.append(ledger)
+        return Case(root, texts, units, write_texts(texts, units * SAMPLES), ledger)
+
+    yield make
+    for ledger in ledgers:
+        ledger.close()
+
+
+def kill_a_worker(command: Command, case: Case, random_: random.Random) -> None:
+    """SIGKILL for a random worker process among those that have begun to work."""
+    alive: list[psutil.Process] = []
+
+    def someone_works() -> bool:
+        known = case.ledger.workers()
+        alive[:] = [process for process in command.workers() if process.pid in known]
+        return bool(alive)
+
+    await_in(command, someone_works)
+    victim = random_.choice(alive)
+    victim.kill()
+    await_in(command, lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+
+
+def kill_the_writer(command: Command) -> None:
+    """SIGKILL for the writer, as soon as there is one."""
+    await_in(command, lambda: command.service("writer") is not None)
+    writer = command.service("writer")
+    assert writer is not None
+    writer.kill()
+    await_in(command, lambda: not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(make_case) -> None:
+    case = make_case(300)
+    random_ = random.Random(SEED)
+    targets = ["worker"] * 10 + ["writer"] * 3
+    random_.shuffle(targets)
+    moments = sorted(random_.sample(range(5, 250), len(targets)))
+    print(f"EMBQ_TEST_SEED={SEED}: after units {list(zip(moments, targets, strict=True))}")  # noqa: T201
+
+    with started(*case.command(7)) as command:
+        for units, target in zip(moments, targets, strict=True):
+            await_in(command, lambda units=units: case.finished(units))
+            if target == "worker":
+                kill_a_worker(command, case, random_)
+            else:
+                kill_the_writer(command)
+        assert command.wait(55) == 0, command.said
+
+    case.assert_exact()
+    assert logs(case.root).count("worker_died") == 10
+    assert logs(case.root).count("run_opened") == 4
+    case.assert_verified()
+
+
+def test_a_run_outlives_its_broker(make_case) -> None:
+    case = make_case(120)
+    with started(*case.command(10), environment=QUICK_LEASES) as command:
+        await_in(command, lambda: case.finished(40))
+        broker = command.broker()
+        assert broker is not None
+        broker.kill()
+        await_in(command, lambda: command.broker() not in (None, broker))
+        assert command.wait(55) == 0, command.said
+    case.assert_exact()
+
+
+def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
+    case = make_case(120)
+    with started(*case.command(10), environment=QUICK_LEASES) as command:
+        await_in(command, lambda: len(committed(case.root)) >= 30)
+        client = case.ledger.client()
+        assert client is not None
+        client.flushall()
+        assert command.wait(55) == 0, command.said
+    case.assert_exact()
+    assert "queue_lost" in logs(case.root)
+
+
+@pytest.mark.parametrize("loss", ["nothing", "the queue", "the folder of the broker"])
+def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: str) -> None:
+    case = make_case(120)
+    with started(*case.command(10)) as command:
+        await_in(command, lambda: len(committed(case.root)) >= 20)
+        if loss == "the queue":
+            client = case.ledger.client()
+            assert client is not None
+            client.flushall()
+        command.kill_all()
+    before = committed(case.root)
+    assert 20 <= len(before) < case.units
+    if loss == "the folder of the broker":
+        shutil.rmtree(case.root / "_broker")
+
+    status, stdout, stderr = ended("resume", case.root, *case.options)
+
+    assert status == 0, stdout + stderr
+    case.assert_exact()
+    assert committed(case.root)[: len(before)] == before
+
+
+def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
+    case = make_case(100)
+    with started(*case.command(10), environment=QUICK_LEASES) as command:
+        await_in(command, lambda: case.finished(20))
+        supervisor = command.service("worker")
+        assert supervisor is not None
+        workers = command.workers()
+        supervisor.kill()
+        # The kernel ends the workers with it, so that none goes on unsupervised.
+        await_in(command, lambda: not any(worker.is_running() for worker in workers))
+        assert command.wait(55) == 0, command.said
+    case.assert_exact()
+
+
+def test_a_worker_that_was_stopped_past_its_lease_cannot_publish(make_case) -> None:
+    case = make_case(120)
+    with started(*case.command(8), environment={"EMBQ_LEASE_S": "2", "EMBQ_BEAT_S": "0.5"}) as command:
+        held: list[str] = []
+        sleeper: list[tuple[psutil.Process, str]] = []
+
+        def a_worker_holds_units() -> bool:
+            known = case.ledger.workers()
+            for process in command.workers():
+                if process.pid in known and case.ledger.held_by(known[process.pid]["name"]):
+                    sleeper[:] = [(process, known[process.pid]["name"])]
+                    return True
+            return False
+
+        await_in(command, lambda: case.finished(10) and a_worker_holds_units())
+        ((process, name),) = sleeper
+        process.send_signal(signal.SIGSTOP)
+        await_in(command, lambda: process.status() == psutil.STATUS_STOPPED)
+        held = case.ledger.held_by(name)
+        await_in(command, lambda: not case.ledger.held_by(name))
+        client = case.ledger.client()
+        assert client is not None
+        # Another worker has done what was taken away; only then the sleeper wakes up, with its results in hand.
+        await_in(command, lambda: all(_is_done(case, client, u) for u in held))
+        process.send_signal(signal.SIGCONT)
+        assert command.wait(55) == 0, command.said
+    case.assert_exact()
+    if held:
+        assert "lease_lost" in logs(case.root) or "result_not_taken" in logs(case.root)
+
+
+def _is_done(case: Case, client: redis.Redis, u: str) -> bool:
+    try:
+        return bool(client.hexists(case.ledger.key("pub"), u) or client.getbit(case.ledger.key("done"), int(u)))
+    except redis.exceptions.RedisError:
+        return False
