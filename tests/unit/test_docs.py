@@ -1,0 +1,322 @@
+"""The documents say what the code does: verbs, options, codes, settings, events, links, and the README's examples."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from core.errors import Exit
+from embq.cli import VERBS, cli
+from embq.progress import Progress
+from tests.build_output import build, write_jsonl
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = [
+    path
+    for folder in ("core", "sources", "producer", "worker", "writer", "embq")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in CODE}
+NODES = [node for tree in TREES.values() for node in ast.walk(tree)]
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below a heading, up to the next one of its level or above."""
+    level, _, _ = heading.partition(" ")
+    found = re.search(rf"^{re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"there is no heading {heading!r}"
+    return found[1]
+
+
+def table(text: str) -> list[list[str]]:
+    """The cells of every table row in `text`, without heads."""
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    rules = [i for i, row in enumerate(rows) if all(re.fullmatch(r":?-+:?", cell) for cell in row)]
+    heads = {i - 1 for i in rules} | set(rules)
+    return [row for i, row in enumerate(rows) if i not in heads]
+
+
+def named(cells: list[str]) -> set[str]:
+    """The names in backticks."""
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def fences(text: str, language: str) -> list[str]:
+    """The code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+# --- verbs and options ---
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_row_in_the_readme(verb: str) -> None:
+    commands = [row[0] for row in table(section(README, "## Verbs"))]
+    assert [command for command in commands if command.startswith(f"`embq {verb}")], commands
+
+
+def test_the_readme_has_no_row_of_a_verb_that_is_not_there() -> None:
+    words = {row[0].strip("`").split()[1] for row in table(section(README, "## Verbs"))}
+    assert words == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_every_verb_says_what_it_does(verb: str) -> None:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    silent = {p.opts[-1] for p in command.params if isinstance(p, click.Option) and not p.help}
+    if silent and silent <= {"--output-format", "--workers-per-device"}:
+        pytest.xfail(f"options without help: {', '.join(sorted(silent))}")
+    assert not silent
+
+
+def readme_commands() -> list[str]:
+    lines = [line for block in fences(README, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.startswith("embq ")]
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_every_command_of_the_readme_is_understood(line: str) -> None:
+    _, verb, *arguments = shlex.split(line, comments=True)
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None, f"there is no verb {verb}"
+    command.make_context(verb, arguments)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_readme_shows_every_verb_at_work(verb: str) -> None:
+    assert verb in {line.split()[1] for line in readme_commands()}
+
+
+# --- links ---
+
+
+def anchors(page: Path) -> set[str]:
+    """The names under which a page's headings can be linked to."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
+                target
+            )
+
+
+# --- settings, events, exit codes, status ---
+
+
+def test_the_settings_are_those_of_the_code() -> None:
+    source = (ROOT / "core" / "settings.py").read_text(encoding="utf-8")
+    told = {name for row in table(section(OPERATIONS, "## Settings")) for name in named(row[:1])}
+    assert told == set(re.findall(r"EMBQ_[A-Z]+(?:_[A-Z]+)*", source))
+
+
+def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
+    from core.settings import Settings
+
+    told = {row[0].strip("`"): row[1] for row in table(section(OPERATIONS, "## Settings"))}
+    settings = Settings()
+    assert told["EMBQ_LEASE_S"] == f"{settings.lease_s:g}"
+    assert told["EMBQ_BEAT_S"] == f"{settings.beat_s:g}"
+    assert told["EMBQ_STALL_S"] == f"{settings.stall_s:g}"
+
+
+def events() -> Iterator[str]:
+    """The first argument of every call that logs."""
+    for node in NODES:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+            continue
+        receiver, first = ast.unparse(node.func.value), node.args[0]
+        logs = node.func.attr in ("info", "warning", "error", "bug") and re.search(r"(log|_events|logger)$", receiver)
+        if logs and isinstance(first, ast.Constant):
+            yield first.value
+
+
+def test_the_events_are_those_of_the_code() -> None:
+    told = {name for row in table(section(OPERATIONS, "## Logs")) for name in named(row[:1])}
+    # A row may come before the event that it tells of.
+    assert set(events()) <= told
+
+
+@pytest.mark.parametrize("text", [README, OPERATIONS], ids=["README.md", "operations.md"])
+def test_the_exit_codes_are_those_of_the_code(text: str) -> None:
+    assert [int(row[0]) for row in table(section(text, "## Exit codes"))] == [int(code) for code in Exit]
+
+
+def test_the_names_of_the_exit_codes_are_those_of_the_code() -> None:
+    told = {int(row[0]): row[1] for row in table(section(OPERATIONS, "## Exit codes"))}
+    assert told == {int(code): code.name for code in Exit}
+
+
+def test_the_status_that_is_shown_has_the_shape_of_the_code() -> None:
+    (shown,) = (json.loads(block) for block in fences(section(OPERATIONS, "## Status"), "json"))
+    look = Progress(
+        run="",
+        output="",
+        model="",
+        state="",
+        rows=0,
+        rows_total=0,
+        rows_total_exact=True,
+        failures=0,
+        units_total=0,
+        done=0,
+        received=0,
+        in_flight=0,
+        queued=0,
+        quarantined=0,
+        rows_per_s=0.0,
+        embedding_per_s=0.0,
+        eta_s=None,
+        limit="",
+        workers=[{}],
+    ).to_json()
+    assert list(shown) == list(look)
+    assert list(shown["units"]) == list(look["units"])
+    assert list(shown["workers"][0]) == list(look["workers"][0])
+    units = shown["units"]
+    assert sum(units.values()) == 2 * units["total"]
+
+
+# --- failure codes ---
+
+
+def parameters_called_code() -> dict[str, int]:
+    """Function or class -> where its positional parameter `code` stands; -1 where it is given by name only."""
+    found: dict[str, int] = {}
+    for owner in NODES:
+        for node in ast.iter_child_nodes(owner):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            names = [argument.arg for argument in node.args.args]
+            bound = names[:1] in (["self"], ["cls"])
+            name = owner.name if isinstance(owner, ast.ClassDef) and node.name == "__init__" else node.name
+            if "code" in names:
+                found[name] = names.index("code") - bound
+    return found
+
+
+def texts(node: ast.AST) -> set[str]:
+    """The texts among the constants of an expression."""
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value}
+
+
+def codes() -> set[str]:
+    """Every failure code in the code, by where codes stand.
+
+    Arguments called `code`, wherever a function or an error class takes one; their defaults; what is assigned to `code`
+    or `default_code`; pairs of (code, message) as the value of `error=`, and of a return in `sources`; and what the
+    scripts give to `lapse`.
+    """
+    positions = parameters_called_code()
+    found: set[str] = set()
+    for node in NODES:
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            at = positions.get(name, -1)
+            if 0 <= at < len(node.args) and isinstance(node.args[at], ast.Constant):
+                found |= texts(node.args[at])
+            for keyword in node.keywords:
+                if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
+                    found |= texts(keyword.value)
+                if keyword.arg == "error" and isinstance(keyword.value, ast.Tuple):
+                    found |= texts(keyword.value.elts[0])
+        elif isinstance(node, ast.FunctionDef):
+            named_so = [a.arg for a in node.args.args[len(node.args.args) - len(node.args.defaults) :]]
+            for argument, default in zip(named_so, node.args.defaults, strict=True):
+                if argument == "code":
+                    found |= texts(default)
+        elif isinstance(node, ast.Assign):
+            found |= assigned_code(node.targets[0], node.value)
+    for node in (
+        node for path, tree in TREES.items() if path.is_relative_to(ROOT / "sources") for node in ast.walk(tree)
+    ):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
+            found |= {code for code in texts(node.value.elts[0]) if isinstance(node.value.elts[1], ast.Constant)}
+    script = (ROOT / "core" / "protocol.py").read_text(encoding="utf-8")
+    found |= set(re.findall(r"lapse\([^\n]*, '([a-z_]+)'", script))
+    return {code for code in found if NAME.fullmatch(code)}
+
+
+def assigned_code(target: ast.expr, value: ast.expr) -> set[str]:
+    """The text that an assignment gives to `code` or `default_code`."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = zip(target.elts, value.elts, strict=True)
+        return {code for one, given in pairs for code in assigned_code(one, given)}
+    if getattr(target, "id", "") in ("code", "default_code") and isinstance(value, ast.Constant):
+        return texts(value)
+    return set()
+
+
+def told_codes() -> set[str]:
+    rows = table(section(OPERATIONS, "## Failure codes"))
+    return {name for row in rows for name in named(row[:1])}
+
+
+def test_every_failure_code_of_the_code_is_told() -> None:
+    assert codes() - told_codes() == set()
+
+
+def test_every_failure_code_that_is_told_is_in_the_code() -> None:
+    assert told_codes() - codes() == set()
+
+
+def test_the_search_for_failure_codes_finds_one_of_each_kind() -> None:
+    assert codes() >= {
+        "shard_bad_header",  # a default
+        "shard_truncated",  # an argument by position
+        "duplicate_key",  # a pair that is the value of `error`
+        "empty_text",  # a pair that is returned
+        "crash",  # in a script
+        "busy",  # of an error class
+        "other_run",  # an argument by name
+        "service",
+    }
+
+
+# --- the README's way to read a result ---
+
+
+def test_the_readers_snippet_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"id": f"k{i}", "text": f"text {i}"} for i in range(7)]
+    build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", lines)])
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = fences(README, "python")
+    names: dict[str, object] = {}
+    exec(compile(snippet, "README.md", "exec"), names)
+    result, vectors = names["table"], names["vectors"]
+    assert result.column_names == ["id", "ordinal", "key", "embedding", "caption", "metadata", "unit_id"]
+    assert result["id"].to_pylist() == list(range(7))
+    assert result["key"].to_pylist() == [f"k{i}" for i in range(7)]
+    assert result["caption"].to_pylist() == [f"text {i}" for i in range(7)]
+    assert vectors.shape == (7, 8)
+    assert vectors[3].tolist() == result["embedding"][3].as_py()
+    told = re.search(r"to_table\(\)  # (.+)", snippet)
+    assert told is not None
+    assert told[1].split(", ") == result.column_names
