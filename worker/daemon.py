@@ -21,7 +21,7 @@ from core.errors import ConfigError, EmbqError, Exit
 from core.ledger import Ledger, load_scripts, registered
 from core.log import Events
 from core.settings import child_environment
-from worker.process import READY, WORKED
+from worker.serving import READY, WORKED
 
 EARLY_DEATHS = 5
 """Deaths in a row, without a published unit between them, after which restarting is not worth trying again."""

@@ -86,11 +86,15 @@ class Pipeline:
         """Queue a claimed unit; waits while `prefetch` units are queued."""
         self._put(self._units, work, 1 / self._prefetch)
 
-    def drain(self, timeout_s: float) -> bool:
-        """Give queued units back, let begun ones finish; False where they did not within `timeout_s`."""
+    def drain(self, timeout_s: float, *, at_once: Callable[[], bool]) -> bool:
+        """Give queued units back, let begun ones finish; False where they did not within `timeout_s`.
+
+        Args:
+            at_once: asked all the while; True ends the waiting.
+        """
         self._draining = True
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and self.error is None:
+        while time.monotonic() < deadline and self.error is None and not at_once():
             if self.leases.wait_until_at_most(0, timeout_s=POLL_S):
                 return True
         return not self.leases.snapshot()

@@ -42,7 +42,6 @@ class PublishStage:
         dims: Mapping[str, int],
         transport: str,
         waiting: Callable[[bool], None],
-        stopped: Callable[[], bool],
     ) -> None:
         self.leases = leases
         self.stats = stats
@@ -50,7 +49,6 @@ class PublishStage:
         self.dims = dims
         self.transport = transport
         self.waiting = waiting
-        self.stopped = stopped
         self.log = Events("worker")
         self._shared: dict[tuple[str, str], bool] = {}
 

@@ -1,0 +1,224 @@
+"""A loaded model at work: wires the stages of the pipeline together, and takes them apart in order."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from core import hints
+from core.broker import connect
+from core.errors import EmbqError, OutputError
+from core.hints import Hint
+from core.ledger import Ledger, load_scripts, registered
+from core.models import ModelConfig
+from core.settings import Settings
+from core.stopping import StopFlag
+from worker.embed import EmbedStage
+from worker.embedders.base import Embedder
+from worker.fetch import Fetcher
+from worker.heartbeat import Heartbeat
+from worker.pipeline import Pipeline
+from worker.publish import PublishStage
+from worker.read import ReadStage
+from worker.rq_worker import HintWorker
+from worker.stats import Stats
+from worker.work import Leases
+
+READY, WORKED = b"R", b"W"
+"""What the process tells its supervisor through a pipe: the model is loaded; a unit has been published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the supervisor asks of a worker process.
+
+    Attributes:
+        name: worker name, unique for ever.
+        device: "cpu" or "cuda:N".
+        run: serve only this run; "" serves every run.
+        prefetch: units claimed ahead.
+        threads: threads that decode and tokenise.
+        batch_size: samples per batch; 0 leaves it to the embedder.
+        transport: "auto", "payload" or "staging".
+        drain_s: time to finish begun units after a stop was asked for.
+        report_fd: where READY and WORKED go; -1 for nowhere.
+    """
+
+    name: str
+    device: str
+    run: str
+    prefetch: int
+    threads: int
+    batch_size: int
+    transport: str
+    drain_s: float
+    report_fd: int
+    version: str
+
+
+class Report:
+    """Tells the supervisor, once each, how far this process has come.
+
+    Args:
+        descriptor: the pipe to it; -1 for nowhere.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._said: set[bytes] = set()
+
+    def say(self, word: bytes) -> None:
+        """Say READY or WORKED."""
+        if self._descriptor >= 0 and word not in self._said:
+            self._said.add(word)
+            os.write(self._descriptor, word)
+
+
+class ModelService:
+    """Serves every run that uses one loaded model."""
+
+    def __init__(
+        self,
+        options: Options,
+        settings: Settings,
+        stopped: StopFlag,
+        model: ModelConfig,
+        embedder: Embedder,
+        report: Report,
+        *,
+        load_s: float,
+    ) -> None:
+        self.options = options
+        self.settings = settings
+        self.stopped = stopped
+        self.model = model
+        self.embedder = embedder
+        self.report = report
+        self.load_s = load_s
+        self.client = self._connect()
+        self.leases, self.stats = Leases(), Stats()
+        self.heartbeat = self._make_heartbeat()
+        self.pipeline = self._make_pipeline()
+        self.fetcher = Fetcher(
+            self.client,
+            self.pipeline,
+            self.leases,
+            name=options.name,
+            model=model,
+            fingerprint=embedder.fingerprint,
+            lease_s=settings.lease_s,
+            stopped=self._over,
+        )
+        self._no_work_left = False
+        self._refusal: EmbqError | None = None
+
+    def serve(self) -> None:
+        """Work until stopped, or until another model is wanted instead. Raises what broke a stage."""
+        client = self._connect()
+        worker = HintWorker(
+            hints.hint_queue(client, self.model.queue_key),
+            name=self.options.name,
+            client=client,
+            take=self._take,
+            stopped=self._over,
+            idle=self._idle,
+        )
+        self.heartbeat.start()
+        self.pipeline.start()
+        try:
+            worker.work(logging_level="WARNING")
+            if self.pipeline.error is None:
+                self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
+            if self.pipeline.error is None or isinstance(self.pipeline.error, OutputError):
+                # Where results cannot be stored, no unit is to blame.
+                self.pipeline.release_all()
+        finally:
+            self.pipeline.close()
+            if self.pipeline.error is None and self.heartbeat.failed is None:
+                self.heartbeat.stop()
+        for error in (self._refusal, self.pipeline.error, self.heartbeat.failed):
+            if error is not None:
+                raise error
+
+    def _over(self) -> bool:
+        return bool(
+            self.stopped() or self._no_work_left or self._refusal or self.pipeline.error or self.heartbeat.failed
+        )
+
+    def _take(self, hint: Hint) -> None:
+        self._report_work()
+        try:
+            self.fetcher.take(hint)
+        except EmbqError as error:
+            # Through RQ's loop it would not come: that swallows every exception.
+            self._refusal = error
+
+    def _idle(self) -> None:
+        self._report_work()
+        self._no_work_left = not self.leases.snapshot() and not _has_work(self.client, self.options.run, self.model)
+
+    def _report_work(self) -> None:
+        if self.stats.units:
+            self.report.say(WORKED)
+
+    def _connect(self) -> redis.Redis:
+        return connect(self.settings.broker_url, password=self.settings.broker_password, patient=True)
+
+    def _make_heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self._connect(),
+            self.leases,
+            self.stats,
+            name=self.options.name,
+            lease_s=self.settings.lease_s,
+            beat_s=self.settings.beat_s,
+            stall_s=self.settings.stall_s,
+            describe=self._describe,
+        )
+
+    def _make_pipeline(self) -> Pipeline:
+        pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="prepare")
+        embedder, leases, stats = self.embedder, self.leases, self.stats
+        return Pipeline(
+            leases,
+            prefetch=self.options.prefetch,
+            batch_size=embedder.batch_size,
+            pool=pool,
+            make_read=lambda put: ReadStage(embedder, pool, stats, roots=self.settings.roots, hand_on=put),
+            make_embed=lambda put: EmbedStage(embedder, leases, stats, hand_on=put),
+            publish=PublishStage(
+                leases,
+                stats,
+                fingerprint=embedder.fingerprint,
+                dims=embedder.dims,
+                transport=self.options.transport,
+                waiting=self.heartbeat.waiting,
+            ),
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "name": self.options.name,
+            "device": self.options.device,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "model": self.model.spec,
+            "version": self.options.version,
+            "load_s": round(self.load_s, 2),
+        }
+
+
+def _has_work(client: redis.Redis, run: str, model: ModelConfig) -> bool:
+    """Whether any run that we may serve still needs the loaded model."""
+    scripts = load_scripts(client)
+    return any(
+        record.model == model
+        and run in ("", record.run)
+        and Ledger(client, record.run, scripts=scripts).meta().get("state", "") not in ("done", "")
+        for record in registered(client).values()
+    )
