@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from core.errors import EmbqError
 from embq.options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
@@ -30,7 +31,15 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     from embq.progress import Watch
 
     roots, client = _find(run, broker)
-    watches = [Watch(root, client) for root in roots]
+    watches = []
+    for root in roots:
+        try:
+            watches.append(Watch(root, client))
+        except EmbqError as error:
+            if run:
+                raise
+            # One folder that was removed, or is not mounted here, must not hide all other runs.
+            click.echo(f"warning: {error.message}", err=True)
     if watch and len(watches) == 1:
         with Display(quiet=as_json) as display:
             while True:
@@ -46,7 +55,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
         shapes = [look.to_json() for look in looks]
         click.echo(json.dumps(shapes[0] if run else {"schema": 1, "runs": shapes}))
         return
-    if not looks:
+    if not roots:
         click.echo("the broker knows no run")
     console = Console(highlight=False)
     for look in looks:
