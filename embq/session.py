@@ -66,8 +66,9 @@ class Session:
         """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
         with ExitStack() as stack:
             url = self.settings.broker_url or self._start_server(stack)
-            client = connect(url, password=self.settings.broker_password, patient=True)
-            check(connect(url, password=self.settings.broker_password), url)
+            # Not a patient one: whoever is to start a server that died must not wait for it.
+            client = connect(url, password=self.settings.broker_password)
+            check(client, url)
             announce(client, self.info, self.layout.root)
             self.layout.logs.mkdir(exist_ok=True)
             children = self._children(url)
