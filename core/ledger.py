@@ -147,7 +147,7 @@ class Ledger:
         return Claim(_text(word), _text(detail))
 
     def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
-        """Charge an attempt to each (u, token) that is now being embedded; gives the tokens whose lease is lost."""
+        """Charge an attempt to each (u, token) that is now begun; gives the tokens whose lease is lost."""
         return {_text(token) for token in self._call("start", *_flat(held))}
 
     def beat(self, gen: str, held: Iterable[tuple[int, str]], *, lease_s: float) -> tuple[str, set[str]]:

@@ -1,19 +1,20 @@
 """Every Redis key and every Lua script of embq, with type, content and lifetime. Nothing else names a key.
 
-All of it can be rebuilt from the output folder. `{R}` is the run id; "run" means: deleted when the run is archived.
+All of it can be rebuilt from the output folder. `{R}` is the run id; "run" means: as long as the server
+keeps its data; a finished run leaves a few hundred bytes and its bitmap.
 
 ========================  ======  ====================================================  ==========================
 key                       type    content                                               lifetime, bound
 ========================  ======  ====================================================  ==========================
 embq:runs                 hash    run id -> run record (JSON)                           run
-embq:workers              zset    worker name -> server ms of its last beat             three leases after a beat
-embq:worker:<name>        hash    stats of one worker (JSON) and when it was heard      three leases after a beat
+embq:workers              zset    worker name -> ms of its last report, for people      until it is found gone
+embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
 embq:{R}:meta             hash    gen, state, total, cursor, done, bytes, limits ...    run
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
                                   published result must be looked at again              published
 embq:{R}:owner            hash    u -> token of the lease                               leased units
-embq:{R}:busy             hash    u -> token, while its samples are being embedded      leased units
+embq:{R}:busy             hash    u -> token, once its samples are being read           leased units
 embq:{R}:att              hash    u -> attempts charged so far                          units charged, not committed
 embq:{R}:pub              hash    u -> "<token> <stream id>" of the published result    published units
 embq:{R}:res              stream  results; group "w"                                    limit_bytes, limit_entries
@@ -88,7 +89,7 @@ local function publish_entry(u, token, fields, bytes)
   redis.call('ZREM', hinted, u)
   redis.call('ZADD', due, now + RECHECK, u)
 end
--- The lease on u ends without a result. An attempt that had begun to embed is charged; the last one quarantines the
+-- The lease on u ends without a result. An attempt that had begun to read is charged; the last one quarantines the
 -- unit: its failure travels to the writer like any other result.
 local function lapse(u, charged, max_attempts, code, message)
   redis.call('HDEL', owner, u)
@@ -111,6 +112,7 @@ local u, token = ARGV[1], ARGV[2]
 if get('gen') ~= ARGV[3] then return {'gen', ''} end
 local state = get('state')
 if state ~= 'running' then return {'state', state or ''} end
+if not (tonumber(u) >= 0 and tonumber(u) < tonumber(get('total'))) then return {'gen', ''} end
 local mine = redis.call('HGET', owner, u)
 if mine == token then return {'ok', redis.call('HGET', att, u) or '0'} end
 if redis.call('GETBIT', done, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
@@ -133,7 +135,7 @@ redis.call('ZREM', hinted, u)
 return {'ok', redis.call('HGET', att, u) or '0'}
 """
 
-# start(u, token, ...) -> the units whose lease is lost, which must not be embedded
+# start(u, token, ...) -> the tokens whose lease is lost; their units must not be worked on
 START = """
 local lost = {}
 for i = 1, #ARGV, 2 do

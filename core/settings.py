@@ -21,6 +21,8 @@ class Settings:
         beat_s: seconds between heartbeats.
         stall_s: seconds without progress after which a worker stops beating and ends itself.
         roots: folders that workers may read inputs from; empty allows every folder.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
     """
 
     broker_url: str = ""
@@ -29,6 +31,8 @@ class Settings:
     beat_s: float = 5.0
     stall_s: float = 120.0
     roots: tuple[str, ...] = ()
+    cuda_visible: str | None = None
+    omp_threads: str = ""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -42,14 +46,23 @@ class Settings:
                     f"EMBQ_BROKER_PASSWORD_FILE names {path}, which cannot be read: {error.strerror}",
                     next_step="point it to a readable file that holds only the password",
                 ) from error
-        return cls(
+        settings = cls(
             broker_url=os.environ.get("EMBQ_BROKER_URL", ""),
             broker_password=password,
             lease_s=_seconds("EMBQ_LEASE_S", cls_default(cls, "lease_s")),
             beat_s=_seconds("EMBQ_BEAT_S", cls_default(cls, "beat_s")),
             stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
             roots=tuple(part for part in os.environ.get("EMBQ_ROOTS", "").split(os.pathsep) if part),
+            cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
         )
+        if settings.lease_s < 2 * settings.beat_s:
+            raise ConfigError(
+                f"EMBQ_LEASE_S={settings.lease_s:g} is too short for EMBQ_BEAT_S={settings.beat_s:g}: one late beat "
+                "would free units that are being worked on",
+                next_step="make the lease at least twice the beat, better four times",
+            )
+        return settings
 
 
 def cls_default(cls: type[Settings], name: str) -> float:

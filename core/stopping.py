@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from types import FrameType
+
+REPEAT_S = 1.0
+"""A signal this soon after another is the same request: service managers and terminals signal children and parents."""
 
 
 class StopFlag:
-    """Counts SIGTERM and SIGINT; false until the first."""
+    """Counts requests to stop; false until the first.
 
-    def __init__(self) -> None:
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self._clock = clock
+        self._last = float("-inf")
 
     def install(self) -> None:
         """Take over both signals."""
@@ -18,7 +29,10 @@ class StopFlag:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+        now = self._clock()
+        if now - self._last >= REPEAT_S:
+            self.count += 1
+            self._last = now
 
     def __call__(self) -> bool:
         return self.count > 0

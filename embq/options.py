@@ -59,7 +59,13 @@ def run_options(function: F) -> F:
                 show_default=True,
                 help="What is stored.",
             ),
-            click.option("--output-format", type=click.Choice(["parquet"]), default="parquet", show_default=True),
+            click.option(
+                "--output-format",
+                type=click.Choice(["parquet"]),
+                default="parquet",
+                show_default=True,
+                help="Format of the parts.",
+            ),
             click.option(
                 "--write-batch-size",
                 type=click.IntRange(min=1),
@@ -95,7 +101,13 @@ def worker_options(function: F) -> F:
                 metavar="LIST",
                 help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu.",
             ),
-            click.option("--workers-per-device", type=click.IntRange(min=1, max=64), default=1, show_default=True),
+            click.option(
+                "--workers-per-device",
+                type=click.IntRange(min=1, max=64),
+                default=1,
+                show_default=True,
+                help="Processes on each device, each with a model of its own.",
+            ),
             click.option(
                 "--batch-size", type=click.IntRange(min=0), default=0, help="Samples per batch.  [by model and device]"
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import redis
 
 from core.commits import CommitLog
 from core.durable import output_error
-from core.errors import InputError, OutputError
+from core.errors import InputError
 from core.layout import Layout, RunInfo, load_run, run_id
 from core.ledger import RunRecord, register
 from core.manifest import write_manifest
@@ -61,28 +62,27 @@ def prepare(request: Request) -> Planned:
         return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
     _refuse_foreign_files(layout)
     layout.make()
-    summary = write_manifest(layout, units)
-    info = RunInfo(
-        run="",
-        inputs=request.inputs,
-        options=_options(request.options),
-        model=config,
-        dtype=request.dtype,
-        part_rows=request.part_rows,
-        units=summary.units,
-        samples=summary.samples,
-        manifest_digest=summary.digest,
-        version=request.version,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    info = replace(info, run=run_id(info.identity(), layout.root))
-    try:
+    with open(layout.writer / "plan.lock", "w") as lock:
+        # Of two plans at the same time the second finds the first one's run, and never touches its manifest.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if layout.run_json.exists():
+            return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
+        summary = write_manifest(layout, units)
+        info = RunInfo(
+            run="",
+            inputs=request.inputs,
+            options=_options(request.options),
+            model=config,
+            dtype=request.dtype,
+            part_rows=request.part_rows,
+            units=summary.units,
+            samples=summary.samples,
+            manifest_digest=summary.digest,
+            version=request.version,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        info = replace(info, run=run_id(info.identity(), layout.root))
         info.publish(layout)
-    except OutputError:
-        if not layout.run_json.exists():
-            raise
-        # Another enqueue of the same folder was first. If it is the same run, all is well.
-        return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
     return Planned(info=info, new=True, warnings=planned.warnings)
 
 

@@ -18,10 +18,9 @@ from core.broker import ServerInfo, reach
 from core.errors import EmbqError
 from core.hints import Hint
 from core.layout import Layout
-from core.ledger import Ledger, RunRecord, load_scripts, registered
+from core.ledger import Ledger, RunRecord, live_workers, load_scripts, registered
 from core.log import Events
 from core.manifest import Manifest
-from core.protocol import WORKERS
 
 TICK_S = 0.2
 MIN_HINTS, MAX_HINTS = 256, 5_000
@@ -85,7 +84,7 @@ class Feeder:
     def _feed_queue(self, queue_key: str, runs: list[RunRecord], *, reap: bool) -> int:
         queue = hints.hint_queue(self.client, queue_key)
         waiting = self.client.llen(queue.key)
-        workers = self.client.zcard(WORKERS)
+        workers = len(live_workers(self.client))
         high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * workers))
         room = max(0, high_water - waiting)
         fed: list[tuple[RunRecord, Manifest, Ledger, str]] = []

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
 
 from core.errors import InputError, SampleError, SourceError
+from core.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.base import ReadOptions
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
 from sources.storage import SAMPLE_MAX_BYTES, source_errors
 
-log = logging.getLogger(__name__)
+log = Events("sources")
 
 _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """Errors of one file; any other says something about the disk, and the unit is worth another try."""
@@ -95,7 +95,7 @@ def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, os.DirEn
         stack.extend(found)
     if links:
         others["linked folder, not followed"] += len(links)
-        log.warning("linked_folders_skipped", extra={"path": path, "folders": len(links), "first": links[0]})
+        log.warning("linked_folders_skipped", path=path, folders=len(links), first=links[0])
 
 
 def is_image(name: str) -> bool:

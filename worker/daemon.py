@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from core.embedded import die_with_parent
 from core.errors import ConfigError, EmbqError, Exit
 from core.ledger import Ledger, load_scripts, registered
 from core.log import Events
-from core.settings import child_environment
+from core.settings import Settings, child_environment
+from core.stopping import StopFlag
 from worker.serving import READY, WORKED
 
 EARLY_DEATHS = 5
@@ -49,12 +50,17 @@ class Fleet:
     transport: str
     drain_s: float
     version: str
+    settings: Settings
 
 
-def find_devices(wanted: str) -> tuple[str, ...]:
+def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
     """The devices that `--devices` names: "auto" is every CUDA device, or the CPU where there is none.
 
     Nothing is initialised on a device here: a CUDA context in the supervisor would outlive every worker.
+
+    Args:
+        wanted: "auto" or a list of devices.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
     """
     if wanted != "auto":
         names = tuple(part.strip() for part in wanted.split(",") if part.strip())
@@ -64,9 +70,8 @@ def find_devices(wanted: str) -> tuple[str, ...]:
                     f"unknown device {name!r}", next_step="use cpu, cuda:0 or a list such as cuda:0,cuda:2"
                 )
         return names
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        count = len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
+    if cuda_visible is not None:
+        count = len([part for part in cuda_visible.split(",") if part.strip() not in ("", "-1")])
     else:
         count = len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
     return tuple(f"cuda:{i}" for i in range(count)) or ("cpu",)
@@ -144,7 +149,11 @@ class Slot:
 def _child_env(fleet: Fleet) -> dict[str, str]:
     """Share the cores out between the processes of this machine; without it each starts a thread per core."""
     share = max(1, (os.cpu_count() or 1) // len(fleet.devices))
-    return child_environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", str(share)))
+    return child_environment(
+        # By environment, because a password does not belong on a command line.
+        EMBQ_BROKER_URL=fleet.settings.broker_url,
+        OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
+    )
 
 
 class Supervisor:
@@ -161,7 +170,7 @@ class Supervisor:
         self.log = Events("supervisor")
         self.restarts = 0
 
-    def serve(self, stopped: Callable[[], bool]) -> None:
+    def serve(self, stopped: StopFlag) -> None:
         """Run until stopped, until the one run asked for is over, or until a slot cannot be kept alive.
 
         Raises EmbqError with the exit status of the process that could not be mended by restarting it.
@@ -179,7 +188,7 @@ class Supervisor:
                 if all(slot.over for slot in self.slots):
                     return
         finally:
-            self._stop_all()
+            self._stop_all(stopped)
 
     def _wait(self, seconds: float) -> None:
         with selectors.DefaultSelector() as selector:
@@ -223,22 +232,26 @@ class Supervisor:
             for run in registered(self.client)
         )
 
-    def _stop_all(self) -> None:
-        running = [slot for slot in self.slots if slot.process is not None]
-        for slot in running:
-            assert slot.process is not None
-            slot.process.terminate()
+    def _stop_all(self, stopped: StopFlag) -> None:
+        """Let every process drain; a second request to stop is passed on, and ends the draining."""
+        asked = 0
         deadline = time.monotonic() + self.fleet.drain_s + 15
-        for slot in running:
-            assert slot.process is not None
-            try:
-                status = slot.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                slot.process.kill()
+        processes = [slot.process for slot in self.slots if slot.process is not None]
+        while running := [process for process in processes if process.poll() is None]:
+            if asked < max(1, stopped.count):
+                asked += 1
+                for process in running:
+                    process.terminate()
+            if time.monotonic() > deadline:
+                for process in running:
+                    process.kill()
+            time.sleep(POLL_S)
+        for slot in self.slots:
+            if slot.process is not None:
                 status = slot.process.wait()
-            slot.clear()
-            if status:
-                self._free_leases(slot.name, status)
+                slot.clear()
+                if status:
+                    self._free_leases(slot.name, status)
 
 
 def _given_up(slot: Slot, status: int, why: str) -> EmbqError:
@@ -252,6 +265,6 @@ def _given_up(slot: Slot, status: int, why: str) -> EmbqError:
     return error
 
 
-def devices_of(wanted: str, per_device: int) -> Sequence[str]:
+def devices_of(wanted: str, per_device: int, cuda_visible: str | None) -> Sequence[str]:
     """The devices, each `per_device` times."""
-    return tuple(device for device in find_devices(wanted) for _ in range(per_device))
+    return tuple(device for device in find_devices(wanted, cuda_visible) for _ in range(per_device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,8 +63,8 @@ class EmbedStage:
         if item.error is not None:
             self._waiting = [entry for entry in self._waiting if entry[0] is not item.work]
             if item.error.transient:
-                # Storage was away: that is not the unit's fault, and another attempt may succeed.
-                item.work.ledger.release(item.work.u, item.work.token)
+                # Another attempt, perhaps on another machine, may succeed; the last one makes it a failure.
+                item.work.ledger.release(item.work.u, item.work.token, failed=(item.error.code, item.error.message))
                 self._drop(item.work)
                 return
             item.work.fail_whole(item.error.code, item.error.message)
@@ -75,8 +75,8 @@ class EmbedStage:
     def _embed(self, count: int) -> None:
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
         works = {id(work): work for work, _, _ in batch}.values()
-        self._charge(works)
         for work in works:
+            work.stage = "embed"
             if work.lost:  # its end may have been read already, so nothing else would let go of it
                 self._drop(work)
         batch = [entry for entry in batch if not entry[0].lost]
@@ -93,20 +93,6 @@ class EmbedStage:
                 self._store(work, [sample for _, sample, _ in batch[start:stop]], rows)
                 self._finish_if_complete(work)
                 start = stop
-
-    def _charge(self, works: Iterable[UnitWork]) -> None:
-        """Count an attempt for units that now begin to be embedded; drop those whose lease is gone."""
-        by_run: dict[str, list[UnitWork]] = {}
-        for work in works:
-            if not work.started and not work.lost:
-                by_run.setdefault(work.run, []).append(work)
-        for held in by_run.values():
-            lost = held[0].ledger.start((work.u, work.token) for work in held)
-            for work in held:
-                work.started = True
-                work.stage = "embed"
-                if work.token in lost:
-                    self._drop(work)
 
     def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
         dtype = NUMPY_DTYPES[work.record.dtype]

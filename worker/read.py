@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from core.errors import SampleError, SourceError
+from core.log import Events
 from core.units import Sample
 from sources.kinds import read
 from worker.embedders.base import Embedder, Prepared
@@ -16,6 +18,9 @@ from worker.work import UnitWork
 
 CHUNK_SAMPLES = 32
 """Samples prepared by one thread at a time: large enough to hide the hand-over, small enough to spread one unit."""
+
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
 
 DECODED_BYTES = 224 * 224 * 3 * 4
 """What a decoded image takes: float32 at the usual input size."""
@@ -69,30 +74,54 @@ class ReadStage:
         self.stats = stats
         self.roots = roots
         self.hand_on = hand_on
+        self.log = Events("worker")
 
     def run(self, work: UnitWork) -> None:
-        """Read one unit and hand on all of it."""
+        """Read one unit and hand on all of it.
+
+        The attempt is charged here, before the first byte is looked at: a sample that ends its worker may do so in
+        the decoder as well as on the device.
+        """
         work.stage = "read"
+        work.lost = work.lost or bool(work.ledger.start([(work.u, work.token)]))
+        if work.lost:
+            self.hand_on(EndOfUnit(work, 0))
+            return
+        pauses = iter(PAUSES_S)
+        while True:
+            count, error = self._read(work)
+            pause = next(pauses, None)
+            if error is None or not error.transient or count or pause is None or work.lost:
+                break
+            # Storage is away: wait here, where nobody's unit is to blame, before giving the unit up.
+            self.log.warning("storage_away", source=work.unit.source, why=error.message, retry_s=pause)
+            self._pause(pause)
+        self.hand_on(EndOfUnit(work, count, error))
+
+    def _read(self, work: UnitWork) -> tuple[int, SourceError | None]:
+        """Hand on the unit's chunks; gives their samples, and why there are no more where that is not the end."""
         count = 0
-        samples = iter(read(work.unit, self.roots))
         try:
+            samples = iter(read(work.unit, self.roots))
             while chunk := self._next_chunk(samples):
                 count += len(chunk)
                 self.hand_on(Chunk(work, chunk, self.pool.submit(self._prepare, chunk)))
                 if work.lost:
-                    break
-            self._check_count(work, count)
+                    return count, None
         except SourceError as error:
-            self.hand_on(EndOfUnit(work, count, error))
-        else:
-            self.hand_on(EndOfUnit(work, count))
-
-    def _check_count(self, work: UnitWork, count: int) -> None:
+            return count, error
         planned = work.unit.samples
-        if planned is not None and count != planned and not work.lost:
-            raise SourceError(
+        if planned is not None and count != planned:
+            return count, SourceError(
                 f"{work.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
             )
+        return count, None
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.stats.tick()  # waiting on purpose is not standing still
+            time.sleep(min(1.0, left))
 
     def _next_chunk(self, samples: Iterator[Sample]) -> list[Sample]:
         with self.stats.busy("read"):

@@ -24,7 +24,6 @@ class UnitWork:
     Attributes:
         token: the lease.
         lost: True once the lease is known to be gone; the unit's remaining work is dropped.
-        started: True once an attempt has been charged.
         stage: where the unit is now, for `embq status`.
     """
 
@@ -38,7 +37,6 @@ class UnitWork:
         self.ledger = ledger
         self.token = token
         self.lost = False
-        self.started = False
         self.stage = "queued"
         self.claimed_at = time.monotonic()
         self.samples: list[Sample] = []

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
+from core.durable import output_error
 from core.errors import OutputError, TryLaterError
 from core.layout import Layout, RunInfo
 from core.results import FAILURE_SCHEMA
@@ -60,6 +61,8 @@ class Committer:
                 break
             except FileExistsError:
                 self.epoch += 1
+            except OSError as error:
+                raise output_error(error, self.layout.writer) from error
         while True:
             try:
                 self._append("fence")

@@ -1,4 +1,4 @@
-"""The writer process: one consumer per run, results in, committed parts out."""
+"""The writer of one run: results in, committed parts out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import redis
 
 from core.commits import CommitLog
-from core.errors import EmbqError, TryLaterError
+from core.durable import output_error
+from core.errors import TryLaterError
 from core.layout import Layout, load_run
-from core.ledger import Entry, Ledger, RunRecord, live_workers, load_scripts, register, registered
+from core.ledger import Entry, Ledger, RunRecord, live_workers, load_scripts, register
 from core.log import Events
 from core.manifest import Manifest
 from writer.accept import Acceptor, Rejected, staged_path
@@ -20,9 +21,10 @@ from writer.buffer import Buffer
 from writer.commit import Committer
 
 LOCK_TTL_S = 10.0
+LOCK_PATIENCE_S = 15.0
+"""A writer that was killed leaves its lock behind for one term; one that renews it is alive."""
 RENEW_S = 3.0
 RECONCILE_S = 2.0
-IDLE_S = 0.02
 READ_BYTES = 64 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
 
@@ -35,6 +37,7 @@ class RunWriter:
         record: the run, as the broker knows it.
         takeover: fence out a writer whose lock is alive.
         rebuild: make the queue anew even where the broker knows the run, because no worker of before is alive.
+        patience_s: how long to wait for the lock of a writer that may be dead.
 
     Raises TryLaterError where another writer holds the run.
     """
@@ -47,6 +50,7 @@ class RunWriter:
         version: str,
         takeover: bool = False,
         rebuild: bool = False,
+        patience_s: float = LOCK_PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
@@ -56,7 +60,7 @@ class RunWriter:
         self.ledger = Ledger(client, record.run, scripts=load_scripts(client))
         self.id = secrets.token_hex(8)
         self._clock = clock
-        self._take_lock(takeover=takeover)
+        self._take_lock(takeover=takeover, patience_s=patience_s)
         self.layout.make()
         self.manifest = Manifest(self.layout)
         log = CommitLog(self.layout)
@@ -80,10 +84,9 @@ class RunWriter:
             "run_opened", run=record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
 
-    def _take_lock(self, *, takeover: bool) -> None:
-        deadline = self._clock() + LOCK_TTL_S * 1.5
+    def _take_lock(self, *, takeover: bool, patience_s: float) -> None:
+        deadline = self._clock() + patience_s
         while holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S, takeover=takeover):
-            # A writer that was killed leaves its lock behind for one term; one that renews it is alive.
             if self._clock() > deadline:
                 raise TryLaterError(
                     f"another writer ({holder}) is at work on {self.layout.root}",
@@ -94,7 +97,10 @@ class RunWriter:
     def _leave_nonce(self) -> None:
         """Workers that can read this file share storage with us and may hand over large results by name."""
         nonce = self.layout.staging / ".shared"
-        nonce.write_text(self.id)
+        try:
+            nonce.write_text(self.id)
+        except OSError as error:
+            raise output_error(error, nonce) from error
         self._nonce = self.id
 
     # --- the queue and the log agree ---
@@ -275,54 +281,3 @@ class RunWriter:
     def release(self) -> None:
         """Let the next writer start at once."""
         self.ledger.unlock_writer(self.id)
-
-
-class Writer:
-    """Serves every registered run, or only `only`."""
-
-    def __init__(
-        self, client: redis.Redis, *, version: str, only: str = "", takeover: bool = False, rebuild: bool = False
-    ) -> None:
-        self.client = client
-        self.version = version
-        self.only = only
-        self.takeover = takeover
-        self.rebuild = rebuild
-        self.log = Events("writer")
-        self.runs: dict[str, RunWriter] = {}
-        self._refused: set[str] = set()
-
-    def serve(self, stopped: Callable[[], bool]) -> None:
-        """Work until `stopped()`, then drain, commit and let go."""
-        looked = 0.0
-        try:
-            while not stopped():
-                if time.monotonic() - looked > 1.0:
-                    looked = time.monotonic()
-                    self._open_new_runs()
-                read = 0
-                for run in list(self.runs.values()):
-                    read += run.step()
-                if not read:
-                    time.sleep(IDLE_S)
-            for run in self.runs.values():
-                run.drain()
-        finally:
-            for run in self.runs.values():
-                run.release()
-        self.log.info("stopped")
-
-    def _open_new_runs(self) -> None:
-        for record in registered(self.client).values():
-            if record.run in self.runs or record.run in self._refused or self.only not in ("", record.run):
-                continue
-            try:
-                self.runs[record.run] = RunWriter(
-                    self.client, record, version=self.version, takeover=self.takeover, rebuild=self.rebuild
-                )
-            except EmbqError as error:
-                if self.only:
-                    raise
-                # One run whose folder cannot be used must not hold up the others.
-                self._refused.add(record.run)
-                self.log.error("run_refused", run=record.run, why=error.message, next=error.next_step)

@@ -7,7 +7,7 @@ import os
 import click
 
 import embq
-from embq.options import broker_option, required_url, service_client, settings_with, worker_options
+from embq.options import broker_option, service_client, settings_with, worker_options
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
@@ -34,9 +34,7 @@ def command(
     stopped = StopFlag()
     stopped.install()
     settings = settings_with(broker)
-    # The children find the broker in the environment: a password does not belong on a command line.
-    os.environ["EMBQ_BROKER_URL"] = required_url(settings)
-    names = tuple(devices_of(devices, workers_per_device))
+    names = tuple(devices_of(devices, workers_per_device, settings.cuda_visible))
     fleet = Fleet(
         devices=names,
         run=only,
@@ -46,5 +44,6 @@ def command(
         transport=transport,
         drain_s=drain_timeout,
         version=embq.__version__,
+        settings=settings,
     )
     Supervisor(service_client(settings), fleet).serve(stopped)

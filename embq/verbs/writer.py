@@ -17,7 +17,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
     from core.log import configure
     from core.stopping import StopFlag
-    from writer.service import Writer
+    from writer.daemon import Writer
 
     configure()
     stopped = StopFlag()

@@ -66,13 +66,12 @@ def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monke
     run = make_run(20)
     run.build()
     monkeypatch.setattr(module, "HINTS_PER_WORKER", 3)
-    monkeypatch.setattr(module, "WORKERS", f"workers:{run.info.run}")
-    run.client.zadd(f"workers:{run.info.run}", {f"w{n}": 1 for n in range(4)})
+    alive = [{"name": f"w{n}"} for n in range(4)]
+    monkeypatch.setattr(module, "live_workers", lambda _: alive)
     assert run.feeder().tick() == 12
     monkeypatch.setattr(module, "MAX_HINTS", 13)
-    run.client.zadd(f"workers:{run.info.run}", {f"w{n}": 1 for n in range(100)})
+    alive.extend({"name": f"w{n}"} for n in range(4, 100))
     assert run.feeder().tick() == 1
-    run.client.delete(f"workers:{run.info.run}")
     assert MAX_HINTS == 5_000
 
 

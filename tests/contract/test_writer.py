@@ -19,7 +19,8 @@ from core.ledger import register, registered
 from core.protocol import MAX_ATTEMPTS
 from core.results import encode_result, row_schema
 from core.units import Failure
-from writer.service import RunWriter, Writer
+from writer.daemon import Writer
+from writer.service import RunWriter
 
 
 def kinds(run: RunCase) -> list[str]:
@@ -617,11 +618,11 @@ def test_a_run_whose_folder_is_gone_holds_up_no_other(
         asked += 1
         if asked == 2:
             all_work(good)
-        return good.info.run in service.runs and service.runs[good.info.run].finished
+        return CommitLog(good.layout).replay(2).closed
 
     with caplog.at_level("ERROR"):
         service.serve(stopped)
-    assert "run_refused" in caplog.text
+    assert "run_not_written" in caplog.text
     good.assert_exact()
 
 

@@ -55,7 +55,6 @@ def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedS
 # --- the command line and the input ---
 
 
-@pytest.mark.parametrize("verb", ["run", "enqueue"])
 @pytest.mark.parametrize(
     ("given", "code"),
     [
@@ -73,25 +72,28 @@ def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedS
         ("https://example.org/shard.tar", "shard_scheme_denied"),
     ],
 )
-def test_an_input_that_cannot_be_used_is_refused_at_once(
-    short_tmp: Path, broker: EmbeddedServer, verb: str, given: str, code: str
-) -> None:
+def test_an_input_that_cannot_be_used_is_refused_at_once(short_tmp: Path, given: str, code: str) -> None:
     for folder in ("nothing-inside", "a-folder.tar"):
         (short_tmp / folder).mkdir()
     for file in ("nothing.jsonl", "table.csv", "shard.tar.gz"):
         (short_tmp / file).touch()
     root = short_tmp / "out"
-    environment = {"EMBQ_BROKER_URL": broker.url} if verb == "enqueue" else {}
-    said = ended(verb, given, "-o", root, "-m", MODEL, cwd=short_tmp, environment=environment)
+    said = ended("run", given, "-o", root, "-m", MODEL, cwd=short_tmp)
     assert_refused(*said, exits=65, code=code)
     assert not root.exists()
 
 
-def test_a_missing_shard_among_others_is_named(short_tmp: Path) -> None:
+@pytest.mark.parametrize("verb", ["run", "enqueue"])
+def test_a_missing_shard_among_others_is_named(short_tmp: Path, broker: EmbeddedServer, verb: str) -> None:
     write_shards(short_tmp / "shards", 3, 2)
-    said = ended("run", short_tmp / "shards" / "{00000..00004}.tar", "-o", short_tmp / "out", "-m", MODEL)
+    root = short_tmp / "out"
+    environment = {"EMBQ_BROKER_URL": broker.url} if verb == "enqueue" else {}
+    braces = short_tmp / "shards" / "{00000..00004}.tar"
+    said = ended(verb, braces, "-o", root, "-m", MODEL, environment=environment)
     assert_refused(*said, exits=65, code="source_missing", says="00003.tar")
     assert "2 of 5 inputs" in said[2]
+    assert not root.exists()
+    assert_a_correct_run_can_be_made(root, short_tmp, broker)
 
 
 def test_an_input_that_this_user_may_not_read_is_refused(short_tmp: Path) -> None:

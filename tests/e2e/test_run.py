@@ -262,6 +262,10 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
     one = check_complete(first, texts, units=160, dim=DIM)
     check_complete(second, images, units=4, dim=DIM * 2)
     assert len(_names(one)) == 2
+    # A run whose folder is gone does not hide the others.
+    second.rename(short_tmp / "moved")
+    (left,) = status_of(environment=box.environment)["runs"]
+    assert left["run"] == new["run"]
     again = json.loads(box.do(*enqueue))
     assert (again["new"], again["done"]) == (False, 160)
 

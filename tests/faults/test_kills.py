@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,9 @@ def test_a_run_outlives_its_broker(make_case) -> None:
         await_in(command, lambda: case.finished(40))
         broker = command.broker()
         assert broker is not None
+        # A second without an answer, so that everybody stands in the middle of a command when it dies.
+        broker.suspend()
+        time.sleep(1.0)
         broker.kill()
         await_in(command, lambda: command.broker() not in (None, broker))
         assert command.wait(55) == 0, command.said

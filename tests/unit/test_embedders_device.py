@@ -99,5 +99,3 @@ def test_length_ordered_pieces_keep_the_rows_of_the_batch_in_order_and_within_th
     assert vectors["text"][:, 0].tolist() == [float(i) for i in range(8)]
     assert max(pieces) <= 60
     assert len(pieces) < 8
-
-

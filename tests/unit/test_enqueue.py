@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from conftest import MakeRun
 from core.errors import EmbqError, InputError, ModelError
 from core.layout import Layout, load_run
 from core.ledger import registered
-from core.manifest import Manifest, ManifestSummary
+from core.manifest import Manifest
 from core.protocol import RUNS
-from core.units import Unit
 from producer import enqueue
 from producer.enqueue import Planned, Request, announce, prepare, record_of
 from sources.base import ReadOptions
@@ -165,43 +163,7 @@ def test_an_output_that_is_a_file_is_refused(request_: Request) -> None:
 
 # --- at the same time ---
 
-UNLOCKED = "prepare looks for a run and makes one without a lock: the later of two manifests replaces the earlier"
 
-
-def interleave(monkeypatch: pytest.MonkeyPatch, other: Request) -> list[Planned]:
-    """Let a whole second `prepare` of `other` happen when the first one has written its manifest."""
-    outcome: list[Planned] = []
-    real = enqueue.write_manifest
-
-    def write(layout: Layout, units: Iterator[Unit]) -> ManifestSummary:
-        summary = real(layout, units)
-        monkeypatch.setattr(enqueue, "write_manifest", real)
-        outcome.append(prepare(other))
-        return summary
-
-    monkeypatch.setattr(enqueue, "write_manifest", write)
-    return outcome
-
-
-def test_the_same_run_made_twice_at_the_same_time_is_one(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    inner = interleave(monkeypatch, request_)
-    outer = prepare(request_)
-    assert (outer.new, inner[0].new) == (False, True)
-    assert outer.info == inner[0].info == load_run(request_.output)
-    assert [unit.samples for unit in Manifest(Layout(request_.output))] == [10, 10, 5, 10, 10, 5]
-
-
-def test_of_two_different_runs_at_the_same_time_one_is_refused(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inner = interleave(monkeypatch, other_units(request_))
-    with pytest.raises(InputError, match="holds another run"):
-        prepare(request_)
-    assert load_run(request_.output) == inner[0].info
-    assert len(Manifest(Layout(request_.output))) == inner[0].info.units
-
-
-@pytest.mark.xfail(reason=UNLOCKED, strict=True)
 def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +181,6 @@ def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
     assert len(Manifest(Layout(request_.output))) == load_run(request_.output).units == 6
 
 
-@pytest.mark.xfail(reason=UNLOCKED, strict=False)
 def test_many_processes_make_one_run(request_: Request) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
@@ -243,7 +204,6 @@ def test_many_processes_make_one_run(request_: Request) -> None:
     assert len(Manifest(Layout(request_.output))) == load_run(request_.output).units == 6
 
 
-@pytest.mark.xfail(reason=UNLOCKED, strict=False)
 def test_many_threads_make_one_run(request_: Request) -> None:
     planned: list[Planned] = []
     refused: list[EmbqError] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from core.errors import ModelError, SampleError
+from core.log import Events
 from core.models import ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.device import (
@@ -50,7 +50,7 @@ LAYER_SETTINGS = (
 )
 """What decides a tower's vectors beside its weights. Named, not all that a layer has: that differs by torch version."""
 
-logger = logging.getLogger(__name__)
+log = Events("worker")
 
 Ready = dict[str, torch.Tensor]
 """One sample: "image" float32 (3, height, width), normalised; "text" int64 (context,)."""
@@ -176,7 +176,7 @@ def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
 
 def _random_model(spec: ModelSpec, arch: str, seed: int) -> tuple[Any, Any, Any]:
     """A model with random weights that depend on the seed only; the process's random state stays as it is."""
-    logger.warning("model_weights_are_random", extra={"model": str(spec)})
+    log.warning("model_weights_are_random", model=spec)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed the CUDA devices too.
         torch.default_generator.manual_seed(seed)

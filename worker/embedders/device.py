@@ -41,7 +41,7 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device {name} is not here: torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices",
-            next_step="use --device cpu, or install the CUDA build of torch and a driver",
+            next_step="use --devices cpu, or install the CUDA build of torch and a driver",
         )
     return device
 

@@ -1,0 +1,188 @@
+"""The read and embed stages of a worker, with the stub embedder and a ledger that only answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import SourceError
+from core.hints import Hint
+from core.ledger import RunRecord
+from core.models import ModelConfig
+from core.units import Sample, Unit
+from sources.base import ReadOptions
+from sources.kinds import SOURCES
+from worker import read as read_module
+from worker.embed import EmbedStage
+from worker.embedders.registry import load
+from worker.embedders.stub import stub_vector
+from worker.read import Chunk, EndOfUnit, ReadStage
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+MODEL = ModelConfig(spec="stub:8?batch_size=4", modalities=("text",), precision="fp32")
+
+
+class AnsweringLedger:
+    """Records what a stage asks of the ledger; `lost` names the tokens whose lease is gone."""
+
+    def __init__(self) -> None:
+        self.lost: set[str] = set()
+        self.started: list[str] = []
+        self.released: list[tuple[str, tuple[str, str] | None]] = []
+
+    def start(self, held: Any) -> set[str]:
+        tokens = {token for _, token in held}
+        self.started.extend(tokens)
+        return tokens & self.lost
+
+    def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
+        self.released.append((token, failed))
+        return True
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    embedder = load(MODEL, "cpu")
+    ledger, leases, stats = AnsweringLedger(), Leases(), Stats()
+    finished: list[UnitWork] = []
+    handed: list[Chunk | EndOfUnit] = []
+    with ThreadPoolExecutor(2) as pool:
+        embed = EmbedStage(embedder, leases, stats, hand_on=finished.append)
+        read = ReadStage(embedder, pool, stats, roots=(), hand_on=handed.append)
+        yield SimpleNamespace(
+            embed=embed, read=read, ledger=ledger, leases=leases, finished=finished, handed=handed, folder=tmp_path
+        )
+
+
+def make_work(stages: SimpleNamespace, unit: Unit, token: str) -> UnitWork:
+    record = RunRecord(run="r", output="/nowhere", model=MODEL, dtype="float16", units=9)
+    work = UnitWork(Hint(run="r", gen="1-0", u=0, unit=unit), record, stages.ledger, token)
+    stages.leases.add(work)
+    return work
+
+
+def texts(stages: SimpleNamespace, name: str, lines: list[str]) -> Unit:
+    path = stages.folder / name
+    path.write_text("".join(f"{line}\n" for line in lines))
+    (unit,) = SOURCES["lines"].split(str(path), ReadOptions())
+    return unit
+
+
+def drive(stages: SimpleNamespace, *works: UnitWork) -> None:
+    for work in works:
+        stages.read.run(work)
+    for item in stages.handed:
+        stages.embed.take(item)
+    stages.handed.clear()
+    stages.embed.flush()
+
+
+def test_a_batch_spans_units_and_each_unit_gets_its_own_rows(stages: SimpleNamespace) -> None:
+    first = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")
+    second = make_work(stages, texts(stages, "b.txt", ["four", "five", "six"]), "t2")
+    drive(stages, first, second)
+    assert stages.finished == [first, second]
+    for work, words in ((first, ["one", "two", "three"]), (second, ["four", "five", "six"])):
+        rows = np.concatenate(work.vectors["text"])
+        assert [sample.text for sample in work.samples] == words
+        assert np.array_equal(rows, np.stack([stub_vector(w.encode(), 8) for w in words]).astype(np.float16))
+
+
+def test_a_unit_is_charged_before_its_source_is_looked_at(stages: SimpleNamespace) -> None:
+    unit = Unit(kind="lines", source=str(stages.folder / "gone.txt"), stop=5, samples=1)
+    work = make_work(stages, unit, "t1")
+    drive(stages, work)
+    assert stages.ledger.started == ["t1"]
+    assert [(f.ordinal, f.code) for f in work.failures] == [(None, "source_missing")]
+
+
+def test_a_unit_whose_lease_is_gone_is_neither_read_nor_published(stages: SimpleNamespace) -> None:
+    stages.ledger.lost = {"t1"}
+    work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
+    drive(stages, work)
+    assert stages.finished == []
+    assert stages.leases.snapshot() == []
+
+
+def test_a_source_that_may_not_be_read_fails_the_unit_and_not_the_worker(stages: SimpleNamespace) -> None:
+    work = make_work(stages, Unit(kind="tar", source="pipe:cat /etc/passwd", stop=1), "t1")
+    drive(stages, work)
+    assert [f.code for f in work.failures] == ["shard_scheme_denied"]
+    assert stages.finished == [work]
+
+
+def test_storage_that_comes_back_is_waited_for(stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = make_work(stages, texts(stages, "a.txt", ["one", "two"]), "t1")
+    real, tries = read_module.read, []
+
+    def sometimes(unit: Unit, roots: Any) -> Iterator[Sample]:
+        tries.append(unit)
+        if len(tries) < 3:
+            raise SourceError("storage is away", code="source_unreadable", transient=True)
+        return real(unit, roots)
+
+    monkeypatch.setattr(read_module, "read", sometimes)
+    monkeypatch.setattr(read_module, "PAUSES_S", (0.0, 0.0, 0.0))
+    drive(stages, work)
+    assert len(tries) == 3
+    assert [sample.text for sample in work.samples] == ["one", "two"]
+    assert stages.ledger.released == []
+
+
+def test_storage_that_stays_away_gives_the_unit_back_charged(
+    stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
+
+    def never(unit: Unit, roots: Any) -> Iterator[Sample]:
+        raise SourceError("storage is away", code="source_unreadable", transient=True)
+
+    monkeypatch.setattr(read_module, "read", never)
+    monkeypatch.setattr(read_module, "PAUSES_S", (0.0,))
+    drive(stages, work)
+    assert stages.ledger.released == [("t1", ("source_unreadable", "storage is away"))]
+    assert stages.finished == []
+
+
+def test_a_source_that_breaks_after_some_samples_leaves_no_row(
+    stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = make_work(stages, texts(stages, "a.txt", ["x"] * 70), "t1")
+    real = read_module.read
+
+    def breaking(unit: Unit, roots: Any) -> Iterator[Sample]:
+        for number, sample in enumerate(real(unit, roots)):
+            if number == 50:
+                raise SourceError("cut", code="shard_truncated")
+            yield sample
+
+    monkeypatch.setattr(read_module, "read", breaking)
+    drive(stages, work)
+    assert work.samples == []
+    assert [(f.ordinal, f.code) for f in work.failures] == [(None, "shard_truncated")]
+    assert stages.finished == [work]
+
+
+def test_a_vector_that_is_not_finite_is_a_failure_and_its_neighbours_are_rows(
+    stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = stages.embed.embedder.embed
+
+    def spoiled(batch: Any) -> dict[str, np.ndarray]:
+        vectors = real(batch)
+        vectors["text"][1] = [np.nan] + [0.0] * 7
+        vectors["text"][2] = 1e9  # does not fit float16
+        return vectors
+
+    monkeypatch.setattr(stages.embed.embedder, "embed", spoiled)
+    work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three", "four"]), "t1")
+    drive(stages, work)
+    assert [sample.text for sample in work.samples] == ["one", "four"]
+    assert [(f.ordinal, f.code) for f in work.failures] == [(1, "non_finite"), (2, "non_finite")]

@@ -1,0 +1,96 @@
+"""The writer process: one `RunWriter` for each run that the broker knows, one after the other in one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import redis
+
+from core.errors import EmbqError
+from core.ledger import RunRecord, registered
+from core.log import Events
+from writer.service import LOCK_PATIENCE_S, RunWriter
+
+IDLE_S = 0.02
+LOOK_S = 1.0
+RETRY_S = 30.0
+"""A run that could not be written (its folder is not mounted, its disk is full) is tried again after this long."""
+
+
+class Writer:
+    """Serves every registered run, or only `only`.
+
+    With `only`, an error of the run ends `serve`. Without, it is logged, and the other runs go on.
+    """
+
+    def __init__(
+        self, client: redis.Redis, *, version: str, only: str = "", takeover: bool = False, rebuild: bool = False
+    ) -> None:
+        self.client = client
+        self.version = version
+        self.only = only
+        self.takeover = takeover
+        self.rebuild = rebuild
+        self.log = Events("writer")
+        self.runs: dict[str, RunWriter] = {}
+        self._finished: set[str] = set()
+        self._retry_at: dict[str, float] = {}
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Work until `stopped()`, then drain, commit and let go."""
+        looked = float("-inf")
+        try:
+            while not stopped():
+                if time.monotonic() - looked > LOOK_S:
+                    looked = time.monotonic()
+                    self._open_new_runs()
+                if not sum(self._attend(run, writer, writer.step) or 0 for run, writer in list(self.runs.items())):
+                    time.sleep(IDLE_S)
+            for run, writer in list(self.runs.items()):
+                self._attend(run, writer, writer.drain)
+        finally:
+            for writer in self.runs.values():
+                writer.release()
+        self.log.info("stopped")
+
+    def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
+        """Do something for one run; a run that fails or is finished is let go."""
+        try:
+            answer = action()
+        except EmbqError as error:
+            self._give_up(run, error)
+            return 0
+        if writer.finished and not self.only:
+            self._finished.add(run)
+            self.runs.pop(run).release()
+        return answer
+
+    def _open_new_runs(self) -> None:
+        now = time.monotonic()
+        for record in registered(self.client).values():
+            wanted = self.only in ("", record.run) and record.run not in self._finished
+            if wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now:
+                self._open(record)
+
+    def _open(self, record: RunRecord) -> None:
+        try:
+            self.runs[record.run] = RunWriter(
+                self.client,
+                record,
+                version=self.version,
+                takeover=self.takeover,
+                rebuild=self.rebuild,
+                # Waiting for one run's lock would hold up every other run.
+                patience_s=LOCK_PATIENCE_S if self.only else 0.0,
+            )
+        except EmbqError as error:
+            self._give_up(record.run, error)
+
+    def _give_up(self, run: str, error: EmbqError) -> None:
+        if self.only:
+            raise error
+        self._retry_at[run] = time.monotonic() + RETRY_S
+        self.log.error("run_not_written", run=run, why=error.message, next=error.next_step, retry_s=RETRY_S)
+        if (writer := self.runs.pop(run, None)) is not None:
+            writer.release()
