@@ -74,12 +74,15 @@ class EmbedStage:
 
     def _embed(self, count: int) -> None:
         batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        works = {id(work): work for work, _, _ in batch}.values()
-        for work in works:
+        kept = set()
+        # Asked once for each: a lease that is found lost later is let go when the unit is finished.
+        for work in {id(work): work for work, _, _ in batch}.values():
             work.stage = "embed"
             if work.lost:  # its end may have been read already, so nothing else would let go of it
                 self._drop(work)
-        batch = [entry for entry in batch if not entry[0].lost]
+            else:
+                kept.add(id(work))
+        batch = [entry for entry in batch if id(entry[0]) in kept]
         if not batch:
             return
         with self.stats.busy("embed"):

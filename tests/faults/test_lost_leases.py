@@ -1,0 +1,50 @@
+"""A unit whose lease is lost leaves the pipeline, wherever it is by then."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from core.models import ModelConfig
+from core.units import Sample, Unit
+from worker.embed import EmbedStage
+from worker.embedders.registry import load
+from worker.read import Chunk, EndOfUnit
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+
+@pytest.mark.parametrize("moment", ["before its samples", "before its end", "after its end"])
+def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) -> None:
+    config = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
+    embedder = load(config, "cpu")
+    leases = Leases()
+    handed_on: list[UnitWork] = []
+    stage = EmbedStage(embedder, leases, Stats(), hand_on=handed_on.append)
+    lost, kept = _unit("lost"), _unit("kept")
+    for work in (lost, kept):
+        leases.add(work)
+
+    for work in (lost, kept):
+        work.lost = work is lost and moment == "before its samples"
+        samples = [Sample(ordinal=n, key=str(n), text=f"{n}") for n in range(3)]
+        prepared: Future[Any] = Future()
+        prepared.set_result(embedder.prepare(samples))
+        stage.take(Chunk(work, samples, prepared))
+        work.lost = work.lost or (work is lost and moment == "before its end")
+        stage.take(EndOfUnit(work, 3))
+    lost.lost = True
+    stage.flush()
+
+    assert handed_on == [kept]
+    assert leases.snapshot() == [kept]  # until it is published
+
+
+def _unit(name: str) -> UnitWork:
+    hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source=name))
+    record = SimpleNamespace(dtype="float16")
+    ledger = SimpleNamespace(start=lambda held: set())
+    return UnitWork(cast("Any", hint), cast("Any", record), cast("Any", ledger), f"1-0:{name}:0")
