@@ -22,7 +22,7 @@ from pathlib import Path
 from demo.collect import docstrings, photographs
 from demo.search import nearest
 
-TEXTS = 2500
+TEXTS = 2000
 PHOTOGRAPHS = 96
 SHARD_PHOTOGRAPHS = 24
 QUESTIONS = (
@@ -90,13 +90,20 @@ def embq(*arguments: str, capture: bool = False) -> str:
 
 
 def write_texts(path: Path) -> Path:
-    """Docstrings as .jsonl, thinned evenly to `TEXTS` of those that say something."""
+    """`TEXTS` docstrings as .jsonl: three of four from Python's own modules, the rest from installed packages."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        long_enough = [(key, text) for key, text in docstrings(20_000, installed=True) if len(text) >= 80]
-        chosen = [long_enough[i * len(long_enough) // TEXTS] for i in range(TEXTS)]
+        library = docstrings(1_000_000)
+        packages = docstrings(len(library) + 10_000, installed=True)[len(library) :]
+        chosen = [*thinned(library, TEXTS * 3 // 4), *thinned(packages, TEXTS // 4)]
         write_whole(path, "".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in chosen).encode())
     return path
+
+
+def thinned(texts: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """`count` of those texts that say something, taken evenly."""
+    telling = [(key, text) for key, text in texts if len(text) >= 80]
+    return [telling[i * len(telling) // count] for i in range(count)]
 
 
 def write_images(folder: Path) -> list[Path]:
