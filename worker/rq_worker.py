@@ -8,7 +8,8 @@ queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import redis
@@ -29,7 +30,7 @@ HEARTBEAT_S = 5.0
 
 
 class HintWorker(SimpleWorker):
-    """Pops hints from one queue until `stopped`.
+    """Pops hints from one queue until `stopped`, or until something fails: then `failed` holds the error.
 
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
@@ -61,41 +62,58 @@ class HintWorker(SimpleWorker):
         self._stopped = stopped
         self._idle = idle
         self._beat_at = 0.0
+        self.failed: Exception | None = None
         self._events = Events("worker")
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
     ) -> tuple[Job, Queue] | None:
         """The next hint; StopRequested (which ends `work` in order) once `stopped` says so."""
-        while True:
-            self.heartbeat()
-            if self._stopped():
-                raise StopRequested
-            try:
-                found: tuple[Job, Queue] | None = Queue.dequeue_any(
-                    self.queues,
-                    DEQUEUE_S,
-                    connection=self.connection,
-                    job_class=HintJob,
-                    serializer=JSONSerializer,
-                )
-            except DequeueTimeout:
-                self._idle()
-                continue
-            if found is not None:
-                return found
+        with self._failures_kept():
+            while True:
+                self.heartbeat()
+                if self._stopped():
+                    raise StopRequested
+                try:
+                    found: tuple[Job, Queue] | None = Queue.dequeue_any(
+                        self.queues,
+                        DEQUEUE_S,
+                        connection=self.connection,
+                        job_class=HintJob,
+                        serializer=JSONSerializer,
+                    )
+                except DequeueTimeout:
+                    self._idle()
+                    continue
+                if found is not None:
+                    return found
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Hand the hint on, then forget it. Nothing in the job is ever called."""
+        with self._failures_kept():
+            self._hand_on(job)
+            with self.connection.pipeline() as pipe:
+                hints.drop(pipe, queue, job.id)
+                pipe.execute()
+
+    @contextmanager
+    def _failures_kept(self) -> Iterator[None]:
+        """Keep an error in `failed` and end `work`; RQ's loop would print it and return as if all were well."""
+        try:
+            yield
+        except StopRequested:
+            raise
+        except Exception as error:
+            self.failed = error
+            raise StopRequested from error
+
+    def _hand_on(self, job: Job) -> None:
         try:
             hint = Hint.from_job(cast("HintJob", job))
         except ValueError as error:
             self._events.warning("hint_dropped", job=job.id, why=error)
         else:
             self._take(hint)
-        with self.connection.pipeline() as pipe:
-            hints.drop(pipe, queue, job.id)
-            pipe.execute()
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
         """RQ's own sign of life, for `rq info`; every few seconds instead of three times per hint."""

@@ -12,7 +12,7 @@ import redis
 
 from core import hints
 from core.broker import connect
-from core.errors import EmbqError, OutputError
+from core.errors import OutputError
 from core.hints import Hint
 from core.ledger import Ledger, load_scripts, registered
 from core.models import ModelConfig
@@ -115,7 +115,6 @@ class ModelService:
             stopped=self._over,
         )
         self._no_work_left = False
-        self._refusal: EmbqError | None = None
 
     def serve(self) -> None:
         """Work until stopped, or until another model is wanted instead. Raises what broke a stage."""
@@ -141,22 +140,16 @@ class ModelService:
             self.pipeline.close()
             if self.pipeline.error is None and self.heartbeat.failed is None:
                 self.heartbeat.stop()
-        for error in (self._refusal, self.pipeline.error, self.heartbeat.failed):
+        for error in (worker.failed, self.pipeline.error, self.heartbeat.failed):
             if error is not None:
                 raise error
 
     def _over(self) -> bool:
-        return bool(
-            self.stopped() or self._no_work_left or self._refusal or self.pipeline.error or self.heartbeat.failed
-        )
+        return bool(self.stopped() or self._no_work_left or self.pipeline.error or self.heartbeat.failed)
 
     def _take(self, hint: Hint) -> None:
         self._report_work()
-        try:
-            self.fetcher.take(hint)
-        except EmbqError as error:
-            # Through RQ's loop it would not come: that swallows every exception.
-            self._refusal = error
+        self.fetcher.take(hint)
 
     def _idle(self) -> None:
         self._report_work()

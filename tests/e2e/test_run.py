@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,6 +67,21 @@ def ledger(short_tmp: Path) -> Iterator[Ledger]:
 
 
 # --- one machine ---
+
+
+def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_tmp: Path) -> None:
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    write_texts(texts, 6000)
+    model = f"stub:{DIM}?ms_per_sample=20"  # a unit takes a minute, a batch about a second
+    with started("run", texts, "-o", root, "-m", model, "--unit-size", "3000") as command:
+        await_in(command, lambda: (root / "run.json").exists() and status_of(root)["units"]["in_flight"] > 0)
+        command.signal(signal.SIGINT)
+        asked = time.monotonic()
+        # A second signal counts from a second later on; before, it is the same request.
+        await_in(command, lambda: time.monotonic() - asked > 1.2)
+        command.signal(signal.SIGINT)
+        assert command.wait(20) == 130, command.said
+    assert committed(root) == []
 
 
 def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, ledger: Ledger) -> None:
