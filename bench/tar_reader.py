@@ -1,6 +1,6 @@
 """Samples per second of one core from one shard of small samples: embq's strict reader beside webdataset's iterator.
 
-python bench/tar_reader.py [SAMPLES]
+python -m bench.tar_reader [SAMPLES]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import webdataset
 
+from bench.report import table, write
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
 
@@ -43,9 +44,14 @@ def main() -> None:
         path = os.path.join(folder, "00000.tar")
         write_shard(path, samples)
         (unit,) = tar.split(path, ReadOptions())
-        print(f"embq        {best_rate(lambda: sum(1 for _ in tar.read(unit))):10,.0f} samples/s")
         stream = webdataset.WebDataset(path, shardshuffle=False, empty_check=False)
-        print(f"webdataset  {best_rate(lambda: sum(1 for _ in stream)):10,.0f} samples/s")
+        rates = {
+            "embq": best_rate(lambda: sum(1 for _ in tar.read(unit))),
+            "webdataset": best_rate(lambda: sum(1 for _ in stream)),
+        }
+    table(["who", "samples_per_s"], [[who, f"{rate:,.0f}"] for who, rate in rates.items()])
+    figures = {who: round(rate) for who, rate in rates.items()}
+    print("wrote", write("tar_reader", {"samples_per_s": figures, "samples": samples, "members_per_sample": 3}))
 
 
 if __name__ == "__main__":
