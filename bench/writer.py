@@ -25,10 +25,11 @@ from bench.report import table, write
 from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.layout import Layout, RunInfo
-from core.ledger import Ledger, RunRecord, load_scripts
+from core.ledger import Ledger, load_scripts
 from core.manifest import write_manifest
 from core.models import ModelConfig
 from core.reader import row_tables
+from core.registry import RunRecord
 from core.results import encode_result, row_schema
 from core.units import Sample, Unit
 from writer.service import RunWriter

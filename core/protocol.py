@@ -89,6 +89,18 @@ local function publish_entry(u, token, fields, bytes)
   redis.call('ZREM', hinted, u)
   redis.call('ZADD', due, now + RECHECK, u)
 end
+-- An entry that is there gives its bytes back once; one that is gone already gives nothing back.
+local function take_off_stream(id)
+  local entry = redis.call('XRANGE', res, id, id)
+  if #entry == 1 then
+    local fields = entry[1][2]
+    for k = 1, #fields, 2 do
+      if fields[k] == 'bytes' then redis.call('HINCRBY', meta, 'bytes', -tonumber(fields[k + 1])) end
+    end
+  end
+  redis.call('XACK', res, 'w', id)
+  redis.call('XDEL', res, id)
+end
 -- The lease on u ends without a result. An attempt that had begun to read is charged; the last one quarantines the
 -- unit: its failure travels to the writer like any other result.
 local function lapse(u, charged, max_attempts, code, message)
@@ -272,17 +284,7 @@ return answer
 COMMIT = """
 for i = 5, #ARGV, 2 do
   local id, u = ARGV[i], ARGV[i + 1]
-  if id ~= '' then
-    local entry = redis.call('XRANGE', res, id, id)
-    if #entry == 1 then
-      local fields = entry[1][2]
-      for k = 1, #fields, 2 do
-        if fields[k] == 'bytes' then redis.call('HINCRBY', meta, 'bytes', -tonumber(fields[k + 1])) end
-      end
-    end
-    redis.call('XACK', res, 'w', id)
-    redis.call('XDEL', res, id)
-  end
+  if id ~= '' then take_off_stream(id) end
   if u ~= '' then
     redis.call('ZREM', due, u)
     redis.call('ZREM', hinted, u)
@@ -300,15 +302,7 @@ return count
 # reject(id, u, token, code, message, max_attempts) -> 1: the writer could not use this result, the unit runs again
 REJECT = """
 local id, u, token = ARGV[1], ARGV[2], ARGV[3]
-local entry = redis.call('XRANGE', res, id, id)
-if #entry == 1 then
-  local fields = entry[1][2]
-  for k = 1, #fields, 2 do
-    if fields[k] == 'bytes' then redis.call('HINCRBY', meta, 'bytes', -tonumber(fields[k + 1])) end
-  end
-end
-redis.call('XACK', res, 'w', id)
-redis.call('XDEL', res, id)
+take_off_stream(id)
 if redis.call('HGET', pub, u) ~= token .. ' ' .. id then return 0 end
 redis.call('HDEL', pub, u)
 lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])

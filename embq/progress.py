@@ -11,8 +11,9 @@ import redis
 
 from core.commits import CommitLog, LogState
 from core.layout import Layout, RunInfo, load_run
-from core.ledger import Ledger, live_workers, load_scripts
+from core.ledger import Ledger, load_scripts
 from core.protocol import RUN_PARTS
+from core.registry import live_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

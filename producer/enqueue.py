@@ -16,9 +16,9 @@ from core.commits import CommitLog
 from core.durable import output_error
 from core.errors import InputError
 from core.layout import Layout, RunInfo, load_run, run_id
-from core.ledger import RunRecord, register
 from core.manifest import write_manifest
 from core.models import ModelConfig, ModelSpec
+from core.registry import RunRecord, register
 from core.units import Unit
 from producer.plan import plan
 from sources.base import ReadOptions

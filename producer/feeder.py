@@ -18,9 +18,10 @@ from core.broker import ServerInfo, reach
 from core.errors import EmbqError
 from core.hints import Hint
 from core.layout import Layout
-from core.ledger import Ledger, RunRecord, live_workers, load_scripts, registered
+from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
+from core.registry import RunRecord, live_workers, registered
 
 TICK_S = 0.2
 MIN_HINTS, MAX_HINTS = 256, 5_000

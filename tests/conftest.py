@@ -28,10 +28,11 @@ from core.commits import CommitLog
 from core.embedded import EmbeddedServer
 from core.hints import Hint, HintJob, drop, hint_queue
 from core.layout import Layout, RunInfo, run_id
-from core.ledger import Ledger, RunRecord, load_scripts, new_token, register
+from core.ledger import Ledger, load_scripts, new_token
 from core.manifest import write_manifest
 from core.models import ModelConfig
 from core.protocol import RUNS
+from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder

@@ -18,8 +18,9 @@ import redis
 
 from core.embedded import die_with_parent
 from core.errors import ConfigError, EmbqError, Exit
-from core.ledger import Ledger, load_scripts, registered
+from core.ledger import Ledger, load_scripts
 from core.log import Events
+from core.registry import registered
 from core.settings import Settings, child_environment
 from core.stopping import StopFlag
 from worker.serving import READY, WORKED

@@ -9,9 +9,10 @@ import redis
 
 from core.errors import ConfigError
 from core.hints import Hint
-from core.ledger import Ledger, RunRecord, load_scripts, new_token, registered
+from core.ledger import Ledger, load_scripts, new_token
 from core.log import Events
 from core.models import ModelConfig
+from core.registry import RunRecord, registered
 from worker.pipeline import POLL_S, Pipeline
 from worker.work import Leases, UnitWork
 

@@ -15,9 +15,10 @@ import redis
 
 from core.broker import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
-from core.ledger import Ledger, load_scripts, registered
+from core.ledger import Ledger, load_scripts
 from core.log import Events, configure
 from core.models import ModelConfig
+from core.registry import registered
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embedders.registry import load

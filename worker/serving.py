@@ -14,8 +14,9 @@ from core import hints
 from core.broker import connect
 from core.errors import OutputError
 from core.hints import Hint
-from core.ledger import Ledger, load_scripts, registered
+from core.ledger import Ledger, load_scripts
 from core.models import ModelConfig
+from core.registry import registered
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embed import EmbedStage

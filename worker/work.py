@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from core.hints import Hint
-from core.ledger import Ledger, RunRecord
+from core.ledger import Ledger
+from core.registry import RunRecord
 from core.units import Failure, Sample
 
 if TYPE_CHECKING:

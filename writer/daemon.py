@@ -8,8 +8,8 @@ from collections.abc import Callable
 import redis
 
 from core.errors import EmbqError
-from core.ledger import RunRecord, registered
 from core.log import Events
+from core.registry import RunRecord, registered
 from writer.service import LOCK_PATIENCE_S, RunWriter
 
 IDLE_S = 0.02

@@ -13,9 +13,10 @@ from core.commits import CommitLog
 from core.durable import output_error
 from core.errors import TryLaterError
 from core.layout import Layout, load_run
-from core.ledger import Entry, Ledger, RunRecord, live_workers, load_scripts, register
+from core.ledger import Entry, Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
+from core.registry import RunRecord, live_workers, register
 from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer
 from writer.commit import Committer

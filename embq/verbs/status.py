@@ -68,7 +68,7 @@ def _find(run: str, broker: str) -> tuple[list[Path], redis.Redis | None]:
     from core.embedded import EmbeddedServer
     from core.errors import InputError
     from core.layout import Layout
-    from core.ledger import registered
+    from core.registry import registered
 
     settings = settings_with(broker)
     folder = Path(run).absolute() if run and Path(run).is_dir() else None

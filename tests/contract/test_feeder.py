@@ -8,8 +8,8 @@ import pytest
 from conftest import FakeClock, MakeRun, RunCase
 
 from core import hints
-from core.ledger import RunRecord, register
 from core.protocol import run_key
+from core.registry import RunRecord, register
 from producer import feeder as module
 from producer.feeder import MAX_HINTS, Feeder, serve
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from core.commits import Commit, CommittedUnit, LogState
-from core.ledger import LIMIT_BYTES, Entry, Ledger, RunRecord, live_workers, load_scripts, new_token
+from core.ledger import LIMIT_BYTES, Entry, Ledger, load_scripts, new_token
 from core.protocol import FREEING, GROUP, MAX_ATTEMPTS, RUN_PARTS, SCRIPTS, WORKERS, worker_key
+from core.registry import RunRecord, live_workers
 
 
 @pytest.fixture

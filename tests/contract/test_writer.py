@@ -15,8 +15,8 @@ from conftest import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
 
 from core.commits import CommitLog
 from core.errors import InputError, OutputError, TryLaterError
-from core.ledger import register, registered
 from core.protocol import MAX_ATTEMPTS
+from core.registry import register, registered
 from core.results import encode_result, row_schema
 from core.units import Failure
 from writer.daemon import Writer
@@ -555,8 +555,10 @@ def test_a_second_writer_is_told_to_try_later(run: RunCase) -> None:
 
 
 def test_a_writer_that_let_go_is_followed_at_once(run: RunCase) -> None:
-    run.writer().release()
-    RunWriter(run.client, run.record, version="test", clock=run.clock)
+    first = run.writer()
+    first.release()
+    second = RunWriter(run.client, run.record, version="test", clock=run.clock)
+    assert second.committer.epoch == first.committer.epoch + 1
 
 
 def test_a_takeover_ends_the_first_writer_at_its_next_commit(run: RunCase) -> None:

@@ -14,9 +14,9 @@ from conftest import MakeRun
 
 from core.errors import EmbqError, InputError, ModelError
 from core.layout import Layout, load_run
-from core.ledger import registered
 from core.manifest import Manifest
 from core.protocol import RUNS
+from core.registry import registered
 from producer import enqueue
 from producer.enqueue import Planned, Request, announce, prepare, record_of
 from sources.base import ReadOptions

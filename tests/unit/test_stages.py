@@ -13,8 +13,8 @@ import pytest
 
 from core.errors import SourceError
 from core.hints import Hint
-from core.ledger import RunRecord
 from core.models import ModelConfig
+from core.registry import RunRecord
 from core.units import Sample, Unit
 from sources.base import ReadOptions
 from sources.kinds import SOURCES

@@ -1,0 +1,84 @@
+"""What the broker knows across runs: the runs that were announced, and the workers that are heard of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+
+from core import protocol
+from core.models import ModelConfig
+from core.protocol import RUNS, WORKERS, worker_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What a service must know of a run before it has seen the output folder.
+
+    Attributes:
+        run: run id.
+        output: absolute path of the output folder.
+        model: what the workers load.
+        dtype: what is stored, "float16" or "float32".
+        units: number of units.
+    """
+
+    run: str
+    output: str
+    model: ModelConfig
+    dtype: str
+    units: int
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(
+            {
+                "v": protocol.VERSION,
+                "run": self.run,
+                "output": self.output,
+                "spec": self.model.spec,
+                "modalities": list(self.model.modalities),
+                "precision": self.model.precision,
+                "dtype": self.dtype,
+                "units": self.units,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> RunRecord | None:
+        """The record in `text`; None where another version of embq wrote it."""
+        data = json.loads(text)
+        if data.get("v") != protocol.VERSION:
+            return None
+        return cls(
+            run=data["run"],
+            output=data["output"],
+            model=ModelConfig(spec=data["spec"], modalities=tuple(data["modalities"]), precision=data["precision"]),
+            dtype=data["dtype"],
+            units=data["units"],
+        )
+
+
+def register(client: redis.Redis, record: RunRecord) -> None:
+    """Make a run known to the resident services; repeating it changes nothing."""
+    client.hset(RUNS, record.run, record.to_json())
+
+
+def registered(client: redis.Redis) -> dict[str, RunRecord]:
+    """All runs that the broker knows, by id."""
+    raw = cast("dict[bytes, bytes]", client.hgetall(RUNS))
+    records = (RunRecord.from_json(text) for text in raw.values())
+    return {record.run: record for record in records if record is not None}
+
+
+def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
+    """What each worker that is heard of last said of itself; those not heard of for three leases are forgotten."""
+    names = [name.decode() for name in cast("list[bytes]", client.zrange(WORKERS, 0, -1))]
+    if not names:
+        return []
+    said = cast("list[bytes | None]", client.mget([worker_key(name) for name in names]))
+    if gone := [name for name, text in zip(names, said, strict=True) if text is None]:
+        client.zrem(WORKERS, *gone)
+    return [json.loads(text) for text in said if text is not None]
