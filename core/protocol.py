@@ -95,8 +95,10 @@ local function take_off_stream(id)
   if #entry == 1 then
     local fields = entry[1][2]
     for k = 1, #fields, 2 do
-      -- As text: Redis 7.0 writes the number -0 as "-0", and then refuses it.
-      if fields[k] == 'bytes' and fields[k + 1] ~= '0' then redis.call('HINCRBY', meta, 'bytes', '-' .. fields[k + 1]) end
+      -- Not -0: Redis 7.0 hands it on as "-0", which is no integer to it.
+      if fields[k] == 'bytes' and fields[k + 1] ~= '0' then
+        redis.call('HINCRBY', meta, 'bytes', '-' .. fields[k + 1])
+      end
     end
   end
   redis.call('XACK', res, 'w', id)
