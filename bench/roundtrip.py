@@ -4,7 +4,7 @@
 
 Two runs for each size, with `embq run` as a user starts it: `stub:384` without device time gives the cost of the
 machinery (units/s, and CPU time of all embq processes and of the server per unit); `stub:384?ms_per_sample=10` gives
-the share of the time in which the simulated device is busy. Busy share = samples x 10 ms / (last commit - first batch);
+the share of the time in which the simulated device is busy. Busy share = samples x 10 ms / (last commit - first unit);
 the time of the last commit includes the writer's final flush, so the share is a lower bound.
 """
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(folder: Path, size: int, units: int, *, ms: float) -> dict[str, float]:
-    """One run: seconds from its first batch to its last commit, and CPU seconds of everything it started.
+    """One run: seconds from its first unit to its last commit, and CPU seconds of everything it started.
 
     The CPU time of a run of four units is subtracted: starting five processes is not the cost of a unit.
     """

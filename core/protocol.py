@@ -160,7 +160,7 @@ for i = 1, #ARGV, 2 do
   elseif redis.call('HGET', busy, u) ~= token then
     redis.call('HSET', busy, u, token)
     redis.call('HINCRBY', att, u, 1)
-    redis.call('HSETNX', meta, 'first_batch_ms', now)
+    redis.call('HSETNX', meta, 'began_ms', now)
   end
 end
 return lost

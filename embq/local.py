@@ -76,7 +76,7 @@ def account_lines(progress: Progress, root: Path) -> list[str]:
     timing = progress.timing
     if progress.state == "done" and timing.get("wall_s"):
         lines.append(
-            f"{progress.rows_per_s:,.1f} rows/s from the first batch to the last commit; "
+            f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; "
             f"{duration(timing['wall_s'])} in all, {timing.get('load_s', 0):.1f} s of them loading the model"
         )
     lines.append(f"rows in {root / 'parts'}")

@@ -26,7 +26,7 @@ class Progress:
         rows_total: samples of the run; estimated from the units done so far where only reading tells.
         failures: committed failures.
         done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
-        rows_per_s: committed rows per second, from the first batch to the last commit.
+        rows_per_s: committed rows per second, from the first unit to the last commit.
         embedding_per_s: what the workers report for the last 20 seconds, together.
         eta_s: remaining rows at `embedding_per_s`, or None where that is not known.
         limit: the stage that bounds the speed.
@@ -161,13 +161,13 @@ def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
 
 
 def _committed_rate(meta: dict[str, str], log: LogState) -> float:
-    first, last = int(meta.get("first_batch_ms", 0)), int(meta.get("last_commit_ms", 0))
+    first, last = int(meta.get("began_ms", 0)), int(meta.get("last_commit_ms", 0))
     rows = log.rows - int(meta.get("rows_before", 0))
     return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
 
 
 def _timing(meta: dict[str, str], workers: list[dict[str, Any]]) -> dict[str, float]:
-    opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "first_batch_ms", "last_commit_ms"))
+    opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "began_ms", "last_commit_ms"))
     return {
         "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
         "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,

@@ -263,7 +263,7 @@ class RunWriter:
     def _timing(self) -> dict[str, float]:
         """What the run took, by the broker's clock; information for `embq status` once the broker is gone."""
         meta = self.ledger.meta()
-        opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "first_batch_ms", "last_commit_ms"))
+        opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "began_ms", "last_commit_ms"))
         embed_s = (last - first) / 1000 if first else 0.0
         rows = self.committer.state.rows - int(meta.get("rows_before", 0))
         return {
