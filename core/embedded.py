@@ -118,7 +118,11 @@ class EmbeddedServer:
         return server.url
 
     def start(self) -> str:
-        """Start the server and wait until it answers; gives its URL."""
+        """Start the server and wait until it answers; gives its URL.
+
+        A state that the server cannot load (it was killed while it wrote its first file, say) is set aside: nothing
+        in it is needed, because queues are made anew from the output folder.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         if self.socket.parent != self.folder:
@@ -140,6 +144,18 @@ class EmbeddedServer:
                 maxmemory_mb=self.maxmemory_mb,
             )
         )
+        try:
+            self._launch(config)
+        except BrokerError:
+            self._set_state_aside()
+            try:
+                self._launch(config)
+            except BrokerError:
+                self.stop()
+                raise
+        return self.url
+
+    def _launch(self, config: Path) -> None:
         self.process = subprocess.Popen(
             [str(server_binary()), str(config)],
             stdin=subprocess.DEVNULL,
@@ -149,7 +165,6 @@ class EmbeddedServer:
             preexec_fn=die_with_parent,
         )
         self._wait_until_up()
-        return self.url
 
     def _take_lock(self) -> IO[str]:
         lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held as long as the server lives
@@ -189,8 +204,7 @@ class EmbeddedServer:
             time.sleep(0.02)
         raise BrokerError(f"the embedded server did not answer within {deadline_s:.0f} s")
 
-    def set_state_aside(self) -> None:
-        """Move data that the server could not load out of its way; nothing in it is needed to rebuild a queue."""
+    def _set_state_aside(self) -> None:
         data = self.folder / "appendonlydir"
         if data.exists():
             data.rename(self.folder / f"appendonlydir.damaged-{int(time.time())}")

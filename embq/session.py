@@ -12,7 +12,6 @@ import redis
 
 from core.broker import check, connect
 from core.embedded import EmbeddedServer
-from core.errors import BrokerError
 from core.layout import Layout, RunInfo
 from core.settings import Settings
 from embq.children import Child
@@ -86,12 +85,7 @@ class Session:
         server = EmbeddedServer(self.layout.broker)
         # On the stack first: what `start` has taken hold of must be let go even where it fails.
         stack.callback(server.stop)
-        try:
-            server.start()
-        except BrokerError:
-            # A state that the server cannot load is set aside: the queue is made anew from the output folder.
-            server.set_state_aside()
-            server.start()
+        server.start()
         self.server = server
         return server.url
 

@@ -26,6 +26,12 @@ from core.embedded import EmbeddedServer, die_with_parent
 LOOK_S = 0.02
 
 
+def _as_from_a_terminal() -> None:
+    """Let Ctrl-C reach the command, also where the tests themselves were started with SIGINT ignored (nohup, `&`)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    die_with_parent()
+
+
 class Command:
     """One `embq` command and its descendants. Only these are ever signalled, each by its own id.
 
@@ -51,7 +57,7 @@ class Command:
             stdin=subprocess.DEVNULL,
             env=env,
             process_group=0,
-            preexec_fn=die_with_parent,
+            preexec_fn=_as_from_a_terminal,
             **{"stdout": self._stdout, "stderr": self._stderr, **popen},
         )
         self._own = psutil.Process(self.process.pid)
