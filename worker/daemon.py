@@ -81,8 +81,7 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
 class Slot:
     """One device and the process that serves it now."""
 
-    def __init__(self, index: int, device: str) -> None:
-        self.index = index
+    def __init__(self, device: str) -> None:
         self.device = device
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -167,9 +166,8 @@ class Supervisor:
     def __init__(self, client: redis.Redis, fleet: Fleet) -> None:
         self.client = client
         self.fleet = fleet
-        self.slots = [Slot(i, device) for i, device in enumerate(fleet.devices)]
+        self.slots = [Slot(device) for device in fleet.devices]
         self.log = Events("supervisor")
-        self.restarts = 0
 
     def serve(self, stopped: StopFlag) -> None:
         """Run until stopped, until the one run asked for is over, or until a slot cannot be kept alive.
@@ -222,7 +220,6 @@ class Supervisor:
             slot.early_deaths += 1
         if slot.early_deaths >= EARLY_DEATHS:
             raise _given_up(slot, status, f"it has died {EARLY_DEATHS} times in a row before it got anything done")
-        self.restarts += 1
         slot.start_at = time.monotonic() + (RESTART_PAUSE_S * slot.early_deaths)
 
     def _free_leases(self, name: str, status: int) -> int:

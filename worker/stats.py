@@ -29,7 +29,6 @@ class Stats:
         self.rows = 0
         self.failed = 0
         self.units = 0
-        self.tokens_waiting = 0
         self.first_batch_at: float | None = None
         self.last_batch_at: float | None = None
 
