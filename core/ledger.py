@@ -99,11 +99,12 @@ class Ledger:
 
     def room(self) -> bool:
         """Whether the result stream is below its bounds, without sending a result to find out."""
-        waiting, limit = cast("list[bytes | None]", self.client.hmget(self.keys[0], ["bytes", "limit_bytes"]))
+        names = ["bytes", "limit_bytes", "limit_entries"]
+        waiting, most_bytes, most_entries = cast("list[bytes | None]", self.client.hmget(self.keys[0], names))
         entries = self.client.xlen(self.keys[RUN_PARTS.index("res")])
-        if limit is None or not entries:
+        if most_bytes is None or most_entries is None or not entries:
             return True
-        return int(waiting or 0) < int(limit) and entries < LIMIT_ENTRIES
+        return int(waiting or 0) < int(most_bytes) and entries < int(most_entries)
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
