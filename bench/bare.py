@@ -1,0 +1,186 @@
+"""The pipeline with the leases off: what `embq run` does to the samples, without all that makes it survive.
+
+    python -m bench.bare INPUT OUT MODEL UNIT_SIZE
+
+Stages, bounds and threads are those of a worker process, checks and parts those of a writer, and a result travels as
+it does there: a small one in a message, a large one as a file beside the output. But there is no broker. Nothing is
+hinted, claimed, renewed, charged or given back, nobody beats and nobody watches: one process takes unit after unit
+from the manifest, and sends each result through a pipe to the process that commits it.
+
+Prints {"rows", "embed_s"}: seconds from the moment at which the reader begins the first unit to the last commit.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+from core.commits import CommitLog
+from core.hints import Hint
+from core.layout import Layout, RunInfo, load_run
+from core.ledger import Entry, Ledger
+from core.manifest import Manifest
+from producer.enqueue import Request, prepare, record_of
+from sources.base import ReadOptions
+from worker.embed import EmbedStage
+from worker.embedders.registry import load
+from worker.pipeline import Pipeline
+from worker.publish import PublishStage
+from worker.read import ReadStage
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+from writer.accept import Acceptor
+from writer.buffer import Buffer
+from writer.commit import Committer
+
+NONCE = "bare"
+PREFETCH = 2
+LOOK_S = 0.02
+"""How often the writer asks whether a part is due; `embq writer` rests as long when it has nothing to do."""
+
+
+class FreeLedger:
+    """Grants everything, keeps nothing, and hands results on. What the stages ask of `core.ledger.Ledger`.
+
+    Attributes:
+        began: monotonic seconds of the first `start`, or 0.0.
+    """
+
+    def __init__(self, results: Connection) -> None:
+        self.began = 0.0
+        self._results = results
+
+    def start(self, _held: Iterable[tuple[int, str]]) -> set[str]:
+        self.began = self.began or time.monotonic()
+        return set()
+
+    def meta(self) -> dict[str, str]:
+        return {"nonce": NONCE}
+
+    def room(self) -> bool:
+        return True
+
+    def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
+        self._results.send({"u": u, "token": token, "bytes": size, **fields})
+        return 1
+
+
+def work(root: Path, results: Connection) -> None:
+    """The worker process: every unit of the manifest through the pipeline, in order; then the time of the first."""
+    layout, info = Layout(root), load_run(root)
+    record = record_of(info, root)
+    embedder = load(info.model, "cpu")
+    free = FreeLedger(results)
+    ledger = cast("Ledger", free)
+    leases, stats = Leases(), Stats()
+    pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="prepare")
+    pipeline = Pipeline(
+        leases,
+        prefetch=PREFETCH,
+        batch_size=embedder.batch_size,
+        pool=pool,
+        make_read=lambda put: ReadStage(embedder, pool, stats, roots=(), hand_on=put),
+        make_embed=lambda put: EmbedStage(embedder, leases, stats, hand_on=put),
+        publish=PublishStage(
+            leases,
+            stats,
+            fingerprint=embedder.fingerprint,
+            dims=embedder.dims,
+            transport="auto",
+            waiting=lambda _on_purpose: None,
+        ),
+    )
+    pipeline.start()
+    for u, unit in enumerate(Manifest(layout)):
+        one = UnitWork(Hint(run=info.run, gen="bare", u=u, unit=unit), record, ledger, f"bare:{u}")
+        leases.add(one)
+        pipeline.submit(one)
+    while not leases.wait_until_at_most(0, timeout_s=1.0):
+        if pipeline.error is not None:
+            raise pipeline.error
+    pipeline.close()
+    results.send(free.began)
+
+
+def write(root: Path, results: Connection) -> tuple[int, float]:
+    """The writer: every result checked and committed; gives the rows, and the time of the last commit."""
+    layout, info = Layout(root), load_run(root)
+    manifest, log = Manifest(layout), CommitLog(layout)
+    committer = Committer(layout, info, log, log.replay(info.units), writer="bare", version="bench")
+    committer.take_epoch()
+    acceptor = Acceptor(layout, manifest, fingerprint="", schema=None)
+    buffer = Buffer(part_rows=info.part_rows)
+    last_commit = 0.0
+
+    def flush() -> None:
+        nonlocal last_commit
+        if not (taken := buffer.take()):
+            return
+        committer.fingerprint = acceptor.fingerprint
+        committer.commit(taken)
+        last_commit = time.monotonic()
+        for result in taken:
+            if result.staged:
+                (layout.staging / result.staged).unlink()
+
+    while committer.state.count < len(manifest):
+        if results.poll(LOOK_S):
+            result = acceptor.accept(_entry(results.recv()))
+            if not buffer.fits(result):
+                flush()
+            buffer.add(result)
+        if buffer.is_due() or committer.state.count + len(buffer.units) == len(manifest):
+            flush()
+    committer.close({})
+    return committer.state.rows, last_commit
+
+
+def _entry(fields: Mapping[str, str | bytes | int]) -> Entry:
+    """A result as the broker's stream gives it."""
+    as_bytes = {name: value if isinstance(value, bytes) else str(value).encode() for name, value in fields.items()}
+    return Entry("0-1", as_bytes)
+
+
+def plan(source: Path, root: Path, model: str, unit_size: int) -> RunInfo:
+    """The run, planned as `embq run` plans it."""
+    options = ReadOptions(unit_samples=unit_size)
+    request = Request(
+        inputs=(str(source),),
+        output=root,
+        model=model,
+        modalities=(),
+        precision="fp32",
+        dtype="float16",
+        part_rows=1_000_000,
+        options=options,
+        version="bench",
+    )
+    return prepare(request).info
+
+
+def main() -> None:
+    """One run."""
+    source, root, model, unit_size = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    plan(source, root, model, unit_size)
+    (Layout(root).staging / ".shared").write_text(NONCE)
+    processes = multiprocessing.get_context("spawn")
+    ours, theirs = processes.Pipe(duplex=False)
+    worker = processes.Process(target=work, args=(root, theirs))
+    worker.start()
+    theirs.close()
+    rows, last_commit = write(root, ours)
+    began = ours.recv()
+    worker.join()
+    print(json.dumps({"rows": rows, "embed_s": last_commit - began}))
+
+
+if __name__ == "__main__":
+    main()
