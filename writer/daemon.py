@@ -7,15 +7,18 @@ from collections.abc import Callable
 
 import redis
 
-from core.errors import EmbqError
+from core.errors import EmbqError, TryLaterError
 from core.log import Events
 from core.registry import RunRecord, registered
+from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter
 
 IDLE_S = 0.02
 LOOK_S = 1.0
 RETRY_S = 30.0
 """A run that could not be written (its folder is not mounted, its disk is full) is tried again after this long."""
+HELD_S = 15.0
+"""A run that another writer holds for longer than a dead one could is worth a line in the log."""
 
 
 class Writer:
@@ -34,12 +37,16 @@ class Writer:
         self.rebuild = rebuild
         self.log = Events("writer")
         self.runs: dict[str, RunWriter] = {}
+        self._keeper = LockKeeper()
+        self._opened: set[str] = set()
         self._finished: set[str] = set()
         self._retry_at: dict[str, float] = {}
+        self._held_since: dict[str, float] = {}
 
     def serve(self, stopped: Callable[[], bool]) -> None:
         """Work until `stopped()`, then drain, commit and let go."""
         looked = float("-inf")
+        self._keeper.start()
         try:
             while not stopped():
                 if time.monotonic() - looked > LOOK_S:
@@ -52,10 +59,12 @@ class Writer:
         finally:
             for writer in self.runs.values():
                 writer.release()
+            self._keeper.stop()
         self.log.info("stopped")
 
     def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
         """Do something for one run; a run that fails or is finished is let go."""
+        self._keeper.moved()
         try:
             answer = action()
         except EmbqError as error:
@@ -74,23 +83,42 @@ class Writer:
                 self._open(record)
 
     def _open(self, record: RunRecord) -> None:
+        # Both are said of the writers before us. Who takes our run later on may keep it.
+        first = record.run not in self._opened
+        self._keeper.moved()
         try:
             self.runs[record.run] = RunWriter(
                 self.client,
                 record,
                 version=self.version,
-                takeover=self.takeover,
-                rebuild=self.rebuild,
+                takeover=self.takeover and first,
+                rebuild=self.rebuild and first,
                 # Waiting for one run's lock would hold up every other run.
                 patience_s=LOCK_PATIENCE_S if self.only else 0.0,
+                keeper=self._keeper,
             )
         except EmbqError as error:
             self._give_up(record.run, error)
+        else:
+            self._opened.add(record.run)
+            self._held_since.pop(record.run, None)
 
     def _give_up(self, run: str, error: EmbqError) -> None:
         if self.only:
             raise error
-        self._retry_at[run] = time.monotonic() + RETRY_S
-        self.log.error("run_not_written", run=run, why=error.message, next=error.next_step, retry_s=RETRY_S)
-        if (writer := self.runs.pop(run, None)) is not None:
+        writer = self.runs.pop(run, None)
+        if writer is not None:
             writer.release()
+        if isinstance(error, TryLaterError):
+            # Looked at again at every round, so that it goes on as soon as the other one lets go.
+            self._tell_of_holder(run, error, at_once=writer is not None)
+        else:
+            self._retry_at[run] = time.monotonic() + RETRY_S
+            self.log.error("run_not_written", run=run, why=error.message, next=error.next_step, retry_s=RETRY_S)
+
+    def _tell_of_holder(self, run: str, error: TryLaterError, *, at_once: bool) -> None:
+        now = time.monotonic()
+        since = self._held_since.setdefault(run, now)
+        if at_once or now - since > HELD_S:
+            self._held_since[run] = float("inf")  # once is enough
+            self.log.warning("run_held", run=run, why=error.message, next=error.next_step)

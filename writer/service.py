@@ -20,11 +20,10 @@ from core.registry import RunRecord, live_workers, register
 from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer
 from writer.commit import Committer
+from writer.lock import LOCK_TTL_S, RENEW_S, LockKeeper
 
-LOCK_TTL_S = 10.0
-LOCK_PATIENCE_S = 15.0
+LOCK_PATIENCE_S = 2 * LOCK_TTL_S
 """A writer that was killed leaves its lock behind for one term; one that renews it is alive."""
-RENEW_S = 3.0
 RECONCILE_S = 2.0
 READ_BYTES = 64 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
@@ -39,6 +38,7 @@ class RunWriter:
         takeover: fence out a writer whose lock is alive.
         rebuild: make the queue anew even where the broker knows the run, because no worker of before is alive.
         patience_s: how long to wait for the lock of a writer that may be dead.
+        keeper: renews the lock where one step takes long; without it only `step` does.
 
     Raises TryLaterError where another writer holds the run.
     """
@@ -52,6 +52,7 @@ class RunWriter:
         takeover: bool = False,
         rebuild: bool = False,
         patience_s: float = LOCK_PATIENCE_S,
+        keeper: LockKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
@@ -61,7 +62,15 @@ class RunWriter:
         self.ledger = Ledger(client, record.run, scripts=load_scripts(client))
         self.id = secrets.token_hex(8)
         self._clock = clock
+        self._keeper = keeper
         self._take_lock(takeover=takeover, patience_s=patience_s)
+        try:
+            self._open(version=version, rebuild=rebuild)
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(self, *, version: str, rebuild: bool) -> None:
         self.layout.make()
         self.manifest = Manifest(self.layout)
         log = CommitLog(self.layout)
@@ -71,9 +80,9 @@ class RunWriter:
         if not self.finished:
             self.committer.take_epoch()
         self.acceptor = Acceptor(self.layout, self.manifest, fingerprint=state.fingerprint, schema=None)
-        self.buffer = Buffer(part_rows=self.info.part_rows, clock=clock)
+        self.buffer = Buffer(part_rows=self.info.part_rows, clock=self._clock)
         self._rebuilds = 0
-        self._renewed = self._reconciled = clock()
+        self._renewed = self._reconciled = self._clock()
         self._read_count = 16
         self._pending_after: str | None = "0"
         if rebuild:
@@ -82,18 +91,20 @@ class RunWriter:
         if rebuild or not self._adopt():
             self._rebuild()
         self.log.info(
-            "run_opened", run=record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
+            "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
 
     def _take_lock(self, *, takeover: bool, patience_s: float) -> None:
         deadline = self._clock() + patience_s
         while holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S, takeover=takeover):
-            if self._clock() > deadline:
+            if self._clock() >= deadline:
                 raise TryLaterError(
                     f"another writer ({holder}) is at work on {self.layout.root}",
                     next_step="let it work, or give --takeover if you know that it is stuck",
                 )
             time.sleep(0.2)
+        if self._keeper is not None:
+            self._keeper.hold(self.ledger, self.id)
 
     def _leave_nonce(self) -> None:
         """Workers that can read this file share storage with us and may hand over large results by name."""
@@ -281,4 +292,6 @@ class RunWriter:
 
     def release(self) -> None:
         """Let the next writer start at once."""
+        if self._keeper is not None:
+            self._keeper.let_go(self.id)
         self.ledger.unlock_writer(self.id)

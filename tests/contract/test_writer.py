@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,14 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 from conftest import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
+from waiting import wait_until
 
 from core.commits import CommitLog
 from core.errors import InputError, OutputError, TryLaterError
 from core.protocol import MAX_ATTEMPTS
-from core.registry import register, registered
+from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
 from core.units import Failure
-from writer.daemon import Writer
+from writer.daemon import LOOK_S, Writer
+from writer.lock import LOCK_TTL_S, WEDGED_S, LockKeeper
 from writer.service import RunWriter
 
 
@@ -581,7 +586,139 @@ def test_a_takeover_ends_the_first_writer_when_it_renews_its_lock(run: RunCase) 
     second.step()
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_writer_that_cannot_open_its_run_lets_go_of_the_lock(run: RunCase, number: int) -> None:
+    first = run.writer()
+    run.work_one(0)
+    first.drain()
+    first.release()
+    (run.layout.commits / f"{number + 1:08d}.json").write_text("damaged")
+    with pytest.raises(OutputError):
+        run.writer()
+    assert run.client.get(f"embq:{{{run.info.run}}}:writer") is None
+
+
+# --- the lock while a step takes long ---
+
+
+def lock_of(run: RunCase) -> tuple[str, int]:
+    """Who holds the run's lock, and for how many ms more."""
+    key = f"embq:{{{run.info.run}}}:writer"
+    return (run.client.get(key) or b"").decode(), int(run.client.pttl(key))
+
+
+def test_a_lock_is_kept_while_its_writer_is_busy_with_one_step(run: RunCase) -> None:
+    keeper = LockKeeper(run.clock)
+    first = run.writer(keeper=keeper)
+    run.client.pexpire(f"embq:{{{run.info.run}}}:writer", 100)
+    keeper.renew()
+    holder, left_ms = lock_of(run)
+    assert holder == first.id
+    assert left_ms > LOCK_TTL_S * 1000 - 1000
+
+
+def test_the_lock_of_a_writer_that_is_stuck_is_not_kept(run: RunCase) -> None:
+    keeper = LockKeeper(run.clock)
+    run.writer(keeper=keeper)
+    run.client.pexpire(f"embq:{{{run.info.run}}}:writer", 1)
+    run.clock.advance(WEDGED_S + 1)
+    wait_until(lambda: lock_of(run)[0] == "")
+    keeper.renew()
+    assert lock_of(run)[0] == ""
+    keeper.moved()
+    keeper.renew()
+    assert lock_of(run)[0] != ""
+
+
+def test_a_lock_that_was_let_go_or_lost_is_not_taken_again(run: RunCase) -> None:
+    keeper = LockKeeper(run.clock)
+    first = run.writer(keeper=keeper)
+    first.release()
+    keeper.renew()
+    assert lock_of(run)[0] == ""
+    second = run.writer(keeper=keeper)
+    third = run.writer()
+    keeper.renew()
+    third.release()
+    keeper.renew()
+    assert lock_of(run)[0] == "", f"{second.id} had lost it to {third.id}"
+
+
 # --- the service ---
+
+
+def served(service: Writer, *steps: Callable[[], object]) -> None:
+    """Let a service work until each step in turn has given something true."""
+    left = iter(steps)
+    wanted = next(left, None)
+    end = time.monotonic() + 20
+
+    def stopped() -> bool:
+        nonlocal wanted
+        assert time.monotonic() < end, "nothing came of it"
+        if wanted is not None and wanted():
+            wanted = next(left, None)
+        return wanted is None
+
+    service.serve(stopped)
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that the service has tried to open, once for each try."""
+    made: list[str] = []
+
+    class Counted(RunWriter):
+        def __init__(self, client: redis.Redis, record: RunRecord, **options: Any) -> None:
+            made.append(record.run)
+            super().__init__(client, record, **options)
+
+    monkeypatch.setattr("writer.daemon.RunWriter", Counted)
+    return made
+
+
+def test_a_second_service_waits_quietly_and_goes_on_as_soon_as_the_first_lets_go(
+    run: RunCase, caplog: pytest.LogCaptureFixture, tries: list[str]
+) -> None:
+    register(run.client, run.record)
+    first = run.writer()
+    second = Writer(run.client, version="test")
+    let_go = 0.0
+
+    def the_first_lets_go() -> bool:
+        nonlocal let_go
+        if run.info.run in tries:
+            first.release()
+            let_go = time.monotonic()
+        return run.info.run in tries
+
+    with caplog.at_level("WARNING"):
+        served(second, the_first_lets_go, lambda: run.info.run in second.runs)
+    assert run.info.run not in caplog.text
+    assert time.monotonic() - let_go < 2 * LOOK_S
+
+
+def test_a_service_whose_run_was_taken_over_waits_and_does_not_take_it_back(
+    run: RunCase, caplog: pytest.LogCaptureFixture, tries: list[str]
+) -> None:
+    register(run.client, run.record)
+    first = Writer(run.client, version="test", takeover=True)
+    second: list[RunWriter] = []
+
+    def the_second_takes_over() -> bool:
+        if run.info.run in first.runs:
+            second.append(RunWriter(run.client, run.record, version="test", takeover=True))
+        return bool(second)
+
+    with caplog.at_level("WARNING"):
+        served(
+            first,
+            the_second_takes_over,
+            lambda: run.info.run not in first.runs,
+            lambda: second[0].step() or tries.count(run.info.run) > 2,
+        )
+    assert caplog.text.count("run_held") == 1
+    assert lock_of(run)[0] == second[0].id
 
 
 def test_the_service_writes_new_runs_and_drains_when_it_is_stopped(make_run: MakeRun) -> None:
