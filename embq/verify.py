@@ -36,6 +36,7 @@ class Report:
         units_total: units of the run.
         records: commit records read.
         files, bytes: committed files that are whole.
+        litter: files that no record names.
         samples_checked: rows and failures whose keys were compared with the source.
         vectors_recomputed: rows whose vectors were recomputed bit for bit (models `stub:` only).
         violations: the first ones; `violations_total` counts all.
@@ -53,6 +54,7 @@ class Report:
     records: int
     files: int
     bytes: int
+    litter: int
     samples_checked: int
     vectors_recomputed: int
     violations: tuple[Violation, ...]
@@ -90,8 +92,11 @@ def verify(root: Path, *, on_record: Callable[[int, int], None] | None = None) -
         findings.add("complete", records.closed_by, f"it closes the log, and {missing} units have no record")
     if complete and not records.closed_by:
         findings.note("every unit is committed, and the record that closes the log is not there yet")
-    if unnamed := files.unnamed():
-        findings.note(f"{len(unnamed)} files that no record names, such as {unnamed[0]}: readers ignore them")
+    if litter := files.unnamed():
+        mend = (
+            "`embq gc` deletes them" if records.closed_by else "readers ignore them, and `embq gc` knows which may go"
+        )
+        findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {mend}")
     if repeated := walk.repeated_keys():
         findings.note(f"{repeated:,} keys stand for more than one row")
     return Report(
@@ -104,6 +109,7 @@ def verify(root: Path, *, on_record: Callable[[int, int], None] | None = None) -
         records=records.count,
         files=files.count,
         bytes=files.bytes,
+        litter=len(litter),
         samples_checked=units.keys,
         vectors_recomputed=units.recomputed,
         violations=tuple(findings.violations),

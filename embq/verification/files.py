@@ -16,6 +16,9 @@ from core.reader import file_tables
 from core.results import ARROW_DTYPES, FAILURE_SCHEMA, embedding_columns
 from embq.verification.findings import Findings
 
+SHARED_NONCE = ".shared"
+"""By this file in the staging folder workers know that they share storage with the writer; it stays."""
+
 
 class Cursor:
     """The rows of some tables, in order, holding one table at a time. OutputError where the file ends in damage."""
@@ -79,14 +82,15 @@ class Files:
         return Cursor(self._read(files))
 
     def unnamed(self) -> list[str]:
-        """Files in the folders of parts and failures that no record names."""
+        """Files that no record names: among parts and failures, unfinished ones, and results that nobody took."""
+        layout = self._layout
         there = (
             f"{folder.name}/{path.name}"
-            for folder in (self._layout.parts, self._layout.failures)
+            for folder in (layout.parts, layout.failures, layout.temporary, layout.staging)
             if folder.is_dir()
             for path in folder.iterdir()
         )
-        return sorted(set(there) - self._named)
+        return sorted(set(there) - self._named - {f"{layout.staging.name}/{SHARED_NONCE}"})
 
     def _read(self, files: list[CommittedFile]) -> Iterator[pa.Table]:
         for file in files:

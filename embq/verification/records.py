@@ -41,6 +41,7 @@ class Records:
         self._previous: Commit | None = None
         self._baseline: dict[str, int] | None = dict(self.totals)
         self._writers: dict[int, str] = {}
+        self._epoch = 0
 
     def read(self) -> Iterator[Commit]:
         """Every record, checked against those before it; OutputError where one is damaged in itself."""
@@ -85,6 +86,9 @@ class Records:
         if self._writers.setdefault(commit.epoch, commit.writer) != commit.writer:
             writers = f"{self._writers[commit.epoch]} and {commit.writer}"
             add("log_writer", name, f"epoch {commit.epoch} has two writers, {writers}")
+        if commit.epoch > self._epoch and commit.kind != "fence" and not self.after_gap:
+            add("log_fence", name, f"it is the first record of writer epoch {commit.epoch}, and no fence")
+        self._epoch = max(self._epoch, commit.epoch)
         if self.closed_by and commit.kind == "data":
             add("log_close", name, f"it adds data, and record {self.closed_by} closed the log")
         if commit.kind == "close":

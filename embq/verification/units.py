@@ -53,6 +53,7 @@ class Units:
             failures: its failures, likewise.
         """
         self._check_ids(where, said, rows, failures)
+        self._check_codes(where, said, failures)
         stored = self._vectors(where, rows)
         if self._is_whole(where, said, rows, failures):
             return
@@ -69,6 +70,17 @@ class Units:
             if ids not in ([], [said.unit_id]):
                 other = next(one for one in ids if one != said.unit_id)
                 self._findings.add("unit_rows", where, f"it has a {name} of unit {other}")
+
+    def _check_codes(self, where: str, said: CommittedUnit, failures: pa.Table) -> None:
+        codes = failures["code"].to_pylist() if failures.num_rows else []
+        if unnamed := codes.count(""):
+            self._findings.add("failure_code", where, f"{unnamed} of its failures have no code")
+        if said.quarantined and codes and said.quarantined not in codes:
+            self._findings.add(
+                "failure_code",
+                where,
+                f"its record says that it failed as {said.quarantined!r}, its failure {codes[0]!r}",
+            )
 
     def _vectors(self, where: str, rows: pa.Table) -> dict[str, np.ndarray]:
         """The vectors by column, checked to be there and finite."""
@@ -110,6 +122,10 @@ class Units:
                     check.take(ordinal, found)
         except SourceChangedError as error:
             self._findings.add("source_changed", where, str(error))
+            if unit.samples is not None and unit.samples != len(samples):
+                self._findings.add(
+                    "keys", where, f"{len(samples)} samples, {unit.samples} were planned, and the source cannot tell"
+                )
             return
         except SourceUnreadableError as error:
             self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")

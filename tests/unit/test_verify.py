@@ -182,7 +182,30 @@ def test_files_that_no_record_names_are_only_a_note(out: Path) -> None:
     report = verify(out)
 
     assert report.ok
-    assert any("part-00000099.parquet" in note for note in report.notes)
+    assert report.litter == 1
+    assert any("part-00000099.parquet" in note and "`embq gc` deletes them" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("name", ["failures/failures-99.parquet", "_tmp/part-99.1.parquet", "_staging/x.arrow"])
+def test_litter_is_looked_for_wherever_a_process_that_died_can_leave_it(out: Path, name: str) -> None:
+    (out / "_staging" / ".shared").write_text("not litter: workers know the writer's storage by it")
+    assert verify(out).litter == 0
+    (out / name).write_bytes(b"left by a crash")
+
+    report = verify(out)
+
+    assert report.ok
+    assert report.litter == 1
+    assert any(name in note for note in report.notes)
+
+
+def test_what_a_run_at_work_has_not_finished_yet_is_not_called_litter_to_be_deleted(tmp_path: Path) -> None:
+    out = build(tmp_path / "out", [texts(tmp_path)], only=2)
+    (out / "_staging" / "of-a-live-worker.arrow").write_bytes(b"a result")
+
+    (note,) = [note for note in verify(out).notes if "of-a-live-worker" in note]
+
+    assert "deletes them" not in note
 
 
 # --- the second reading ---
@@ -239,6 +262,13 @@ def test_two_writers_of_one_epoch_are_named(out: Path) -> None:
     reseal(out, change_record(3, writer="w2"))
 
     assert broken(verify(out)) == {"log_writer"}
+
+
+def test_an_epoch_that_does_not_begin_with_a_fence_is_named(out: Path) -> None:
+    last = records(out)[-1]
+    reseal(out, change_record(last.n, epoch=last.epoch + 1, writer="w2"))
+
+    assert broken(verify(out)) == {"log_fence"}
 
 
 def test_a_record_of_another_run_is_named(out: Path) -> None:
@@ -526,6 +556,25 @@ def test_a_unit_whose_record_hides_that_it_failed_whole_is_named(tmp_path: Path)
     assert broken(verify(out)) == {"whole_unit"}
 
 
+def test_a_failure_without_a_code_is_named(out: Path) -> None:
+    def without_code(failures: pa.Table) -> pa.Table:
+        return set_column(failures, "code", pa.array([""] + failures["code"].to_pylist()[1:], pa.string()))
+
+    rewrite(out, without_code, kind="failures")
+
+    assert broken(verify(out)) == {"failure_code"}
+
+
+def test_a_unit_that_failed_whole_under_another_code_than_its_record_says_is_named(tmp_path: Path) -> None:
+    cut = tmp_path / "a.tar"
+    cut.write_bytes(write_tar(tmp_path / "b.tar", MEMBERS).read_bytes()[:1024])
+    out = build(tmp_path / "out", [cut])
+    commit = data_record(out, "failures")
+    reseal(out, change_record(commit.n, units=(replace(commit.units[0], quarantined="crash"),)))
+
+    assert broken(verify(out)) == {"failure_code"}
+
+
 # --- inputs and manifest ---
 
 
@@ -539,6 +588,20 @@ def test_a_source_that_was_written_to_since_cannot_be_checked(tmp_path: Path) ->
     assert broken(report) == {"source_changed"}
     assert report.violations_total == 4
     assert "cannot be checked: changed" in report.violations[0].message
+
+
+def test_a_shortfall_is_seen_although_the_source_has_changed(tmp_path: Path) -> None:
+    path = texts(tmp_path)
+    out = build(tmp_path / "out", [path])
+    rewrite(out, lambda failures: failures.slice(1), kind="failures")
+    commit = data_record(out, "failures")
+    at = next(i for i, unit in enumerate(commit.units) if unit.failures)
+    units = list(commit.units)
+    units[at] = replace(units[at], failures=units[at].failures - 1)
+    reseal(out, change_record(commit.n, units=tuple(units)))
+    os.utime(path, ns=(1, 1))
+
+    assert broken(verify(out)) == {"source_changed", "keys"}
 
 
 @pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_bytes(b"longer than before")])
