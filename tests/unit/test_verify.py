@@ -558,7 +558,7 @@ def test_a_unit_whose_record_hides_that_it_failed_whole_is_named(tmp_path: Path)
 
 def test_a_failure_without_a_code_is_named(out: Path) -> None:
     def without_code(failures: pa.Table) -> pa.Table:
-        return set_column(failures, "code", pa.array([""] + failures["code"].to_pylist()[1:], pa.string()))
+        return set_column(failures, "code", pa.array(["", *failures["code"].to_pylist()[1:]], pa.string()))
 
     rewrite(out, without_code, kind="failures")
 
