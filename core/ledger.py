@@ -26,10 +26,14 @@ LIMIT_ENTRIES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Answer to a claim: `word` is "ok" or the reason why not; `detail` belongs to it."""
+    """Answer to a claim: `word` is "ok" or the reason why not; `detail` belongs to it.
+
+    `poison` holds the ordinals of samples that ended their worker, and are to be left out.
+    """
 
     word: str
     detail: str
+    poison: frozenset[int] = frozenset()
 
     @property
     def granted(self) -> bool:
@@ -73,16 +77,21 @@ class Ledger:
         return {name.decode(): value.decode() for name, value in raw.items()}
 
     def gen(self) -> str:
-        """The queue's generation; "" where the broker does not know the run."""
-        return _text(self.client.hget(self.keys[0], "gen"))
+        """The queue's generation; "" where the broker does not know the run, or only in another protocol version."""
+        gen, version = cast("list[bytes | None]", self.client.hmget(self.keys[0], ["gen", "v"]))
+        return _text(gen) if _text(version) == str(protocol.VERSION) else ""
 
     # --- worker ---
 
-    def claim(self, u: int, token: str, *, lease_s: float, fingerprint: str) -> Claim:
-        """Ask for the lease on unit `u` under `token`."""
+    def claim(self, u: int, token: str, *, lease_s: float, fingerprint: str, idle: bool = False) -> Claim:
+        """Ask for the lease on unit `u` under `token`.
+
+        Args:
+            idle: the worker holds nothing, so at the tail of a run it may help with a unit that another one holds.
+        """
         gen = token.split(":", 1)[0]
-        word, detail = self._call("claim", u, token, gen, int(lease_s * 1000), fingerprint)
-        return Claim(_text(word), _text(detail))
+        word, detail, poison = self._call("claim", u, token, gen, int(lease_s * 1000), fingerprint, int(idle))
+        return Claim(_text(word), _text(detail), frozenset(int(ordinal) for ordinal in _text(poison).split()))
 
     def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
         """Charge an attempt to each (u, token) that is now begun; gives the tokens whose lease is lost."""
@@ -114,13 +123,25 @@ class Ledger:
 
     # --- supervisor and feeder ---
 
-    def abandon(self, worker: str, message: str) -> int:
-        """Free every lease of a worker that is known to be dead; gives their number."""
-        return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000]))
+    def abandon(self, worker: str, message: str, *, blame: Mapping[str, int | None]) -> int:
+        """Free every lease of a worker that is known to be dead; gives their number.
 
-    def next_units(self, gen: str, room: int, *, queue_empty: bool, reap: bool) -> tuple[list[int], list[int]]:
-        """The units to hint now, urgent ones first apart; see the script `next`."""
-        urgent, *units = self._call("next", gen, max(0, room), int(queue_empty), int(reap), MAX_ATTEMPTS)
+        Args:
+            blame: token of each unit that the worker had in hand when it died, which alone are charged -> the ordinal
+                of the sample, where it was one.
+        """
+        named = [part for token, ordinal in blame.items() for part in (token, "" if ordinal is None else ordinal)]
+        return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], *named))
+
+    def next_units(
+        self, gen: str, room: int, *, queue_empty: bool, reap: bool, idle: int = 0
+    ) -> tuple[list[int], list[int]]:
+        """The units to hint now, urgent ones first apart; see the script `next`.
+
+        Args:
+            idle: workers that hold nothing, and could help at the tail of the run.
+        """
+        urgent, *units = self._call("next", gen, max(0, room), int(queue_empty), int(reap), MAX_ATTEMPTS, idle)
         numbers = [int(u) for u in units]
         return numbers[: int(urgent)], numbers[int(urgent) :]
 
@@ -167,6 +188,7 @@ class Ledger:
                 pipe.set(self.keys[RUN_PARTS.index("done")], done)
             count = sum(byte.bit_count() for byte in done)
             fields: dict[str, int | str] = {
+                "v": protocol.VERSION,
                 "gen": gen,
                 "state": "done" if count == total else "running",
                 "total": total,
@@ -237,14 +259,13 @@ class Ledger:
 def load_scripts(client: redis.Redis) -> dict[str, Script]:
     """The scripts of the protocol for one client. A script cache that was lost reloads by itself (NOSCRIPT)."""
     major = int(str(client.info("server")["redis_version"]).split(".")[0])
-    scripts = {
+    bodies = protocol.SCRIPTS | {"writer_lock": protocol.WRITER_LOCK, "report": protocol.REPORT}
+    return {
         name: client.register_script(
             ("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body
         )
-        for name, body in protocol.SCRIPTS.items()
+        for name, body in bodies.items()
     }
-    scripts["writer_lock"] = client.register_script(protocol.WRITER_LOCK)
-    return scripts
 
 
 def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:

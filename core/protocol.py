@@ -14,18 +14,23 @@ embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at o
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
                                   published result must be looked at again              published
 embq:{R}:owner            hash    u -> token of the lease                               leased units
-embq:{R}:busy             hash    u -> token, once its samples are being read           leased units
+embq:{R}:spare            hash    u -> token of a second lease, at the tail of a run    leased units
+embq:{R}:busy             hash    token -> server ms, once its samples are being read   leases begun
 embq:{R}:att              hash    u -> attempts charged so far                          units charged, not committed
+embq:{R}:poison           hash    u -> ordinals of samples that ended their worker      units charged, not committed
 embq:{R}:pub              hash    u -> "<token> <stream id>" of the published result    published units
 embq:{R}:res              stream  results; group "w"                                    limit_bytes, limit_entries
 embq:{R}:done             bitmap  committed units                                       run; N/8 bytes
-embq:{R}:writer           string  id of the writer at work: an early warning only       10 s, renewed
-rq:queue:embq.<key>       list    RQ's own: hints                                       high-water mark
+embq:{R}:writer           string  id of the writer at work: an early warning only        5 s, renewed
+rq:queue:embq.<v>.<key>   list    RQ's own: hints                                       high-water mark
 ========================  ======  ====================================================  ==========================
 
 Every unit below the cursor is done, or in `hinted`, or in `due`. One rule mends lost hints, lost leases and lost
 results alike: what is overdue is hinted again (`LAPSE`). Losing or doubling a hint is harmless, because only the holder
 of a token may publish and the writer accepts a unit once.
+
+At the tail of a run, when nothing is left to hint, an idle worker may take a unit over that its holder has not begun,
+or get a second lease on one that takes unusually long. The first of the two to publish wins.
 
 A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is
 rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks
@@ -37,8 +42,9 @@ Every script may be sent twice (a reply was lost): the second time changes nothi
 
 from __future__ import annotations
 
-VERSION = 1
-"""Version of keys, hints and results. A worker drops hints of another version; the feeder hints them again."""
+VERSION = 2
+"""Version of keys, hints and results. It is in the name of the RQ queue, so that workers of two versions never see each
+other's hints; records, queues and results of another version are not read."""
 
 RUNS = "embq:runs"
 WORKERS = "embq:workers"
@@ -49,7 +55,8 @@ HINT_FUNCTION = "embq.unit"
 
 HINT_MAX_BYTES = 64_000
 MAX_ATTEMPTS = 3
-"""A unit that ended this many attempts badly is quarantined."""
+"""The last attempt at a unit goes sample by sample. Where it ends badly as well, the sample that was in hand becomes a
+failure and the rest is tried again; where no sample can be named, the unit is quarantined."""
 
 
 def worker_key(name: str) -> str:
@@ -64,28 +71,50 @@ def run_key(run: str, part: str) -> str:
 
 def queue_name(queue_key: str) -> str:
     """RQ queue of all runs that can share a loaded model."""
-    return f"embq.{queue_key}"
+    return f"embq.{VERSION}.{queue_key}"
 
 
-RUN_PARTS = ("meta", "hinted", "due", "owner", "busy", "att", "pub", "res", "done")
+RUN_PARTS = ("meta", "hinted", "due", "owner", "spare", "busy", "att", "poison", "pub", "res", "done")
 """The keys that every script gets, in this order."""
 
-_PRELUDE = """
-local meta, hinted, due, owner = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local busy, att, pub, res, done = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+_PRELUDE = (
+    f"local VERSION = {VERSION}"
+    + """
+local meta, hinted, due, owner, spare = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local busy, att, poison, pub, res, done = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local RECHECK = 60000
+local RECHECK, MOST_POISON = 60000, 8
 local function get(name) return redis.call('HGET', meta, name) end
 local function hint_at_once(u) redis.call('ZREM', due, u) redis.call('ZADD', hinted, 0, u) end
+local function begun(token) return redis.call('HEXISTS', busy, token) == 1 end
+local function holds(u, token)
+  return redis.call('HGET', owner, u) == token or redis.call('HGET', spare, u) == token
+end
+-- Every lease on u ends.
+local function end_leases(u)
+  for _, lane in ipairs({owner, spare}) do
+    local token = redis.call('HGET', lane, u)
+    if token then redis.call('HDEL', busy, token) redis.call('HDEL', lane, u) end
+  end
+end
+-- One lease on u ends; true where another one on it goes on.
+local function end_lease(u, token)
+  redis.call('HDEL', busy, token)
+  local second = redis.call('HGET', spare, u)
+  if second and second ~= token then redis.call('HSET', owner, u, second) end
+  redis.call('HDEL', spare, u)
+  if second and (second ~= token or redis.call('HEXISTS', owner, u) == 1) then return true end
+  redis.call('HDEL', owner, u)
+  return false
+end
 local function publish_entry(u, token, fields, bytes)
   local entry = {'u', u, 'token', token, 'bytes', bytes}
   for _, value in ipairs(fields) do entry[#entry + 1] = value end
   local id = redis.call('XADD', res, '*', unpack(entry))
   redis.call('HINCRBY', meta, 'bytes', bytes)
   redis.call('HSET', pub, u, token .. ' ' .. id)
-  redis.call('HDEL', owner, u)
-  redis.call('HDEL', busy, u)
+  end_leases(u)
   redis.call('ZREM', hinted, u)
   redis.call('ZADD', due, now + RECHECK, u)
 end
@@ -104,14 +133,22 @@ local function take_off_stream(id)
   redis.call('XACK', res, 'w', id)
   redis.call('XDEL', res, id)
 end
--- The lease on u ends without a result. An attempt that had begun to read is charged; the last one quarantines the
--- unit: its failure travels to the writer like any other result.
-local function lapse(u, charged, max_attempts, code, message)
-  redis.call('HDEL', owner, u)
-  redis.call('HDEL', busy, u)
+-- The last lease on u has ended without a result. An attempt that was charged and was the last one allowed either names
+-- the sample it ended in, which the next attempt leaves out, or quarantines the unit: its failure travels to the writer
+-- like any other result.
+local function lapse(u, charged, max_attempts, code, message, ordinal)
+  end_leases(u)
   local attempts = tonumber(redis.call('HGET', att, u) or '0')
   if charged and attempts >= max_attempts then
-    publish_entry(u, 'quarantine', {'code', code, 'message', message}, 0)
+    local named = redis.call('HGET', poison, u) or ''
+    local _, count = string.gsub(named, '%S+', '')
+    if ordinal and ordinal ~= '' and count < MOST_POISON then
+      redis.call('HSET', poison, u, named .. ordinal .. ' ')
+      redis.call('HSET', att, u, max_attempts - 1)
+      hint_at_once(u)
+    else
+      publish_entry(u, 'quarantine', {'v', VERSION, 'code', code, 'message', message}, 0)
+    end
   elseif charged and attempts > 1 then
     redis.call('ZREM', hinted, u)
     redis.call('ZADD', due, now + 10000, u)
@@ -119,35 +156,54 @@ local function lapse(u, charged, max_attempts, code, message)
     hint_at_once(u)
   end
 end
+-- Nothing is left to hint, so a worker without work may as well help with u: take it over where its holder has not
+-- begun it, or run it a second time where it takes unusually long. A unit that was charged before runs once at a time.
+local function may_help(u, held)
+  if tonumber(get('cursor')) < tonumber(get('total')) or redis.call('ZCARD', hinted) > 0 then return nil end
+  if tonumber(redis.call('HGET', att, u) or '0') > (begun(held) and 1 or 0) then return nil end
+  local since = redis.call('HGET', busy, held)
+  if not since then return owner end
+  local usual = tonumber(get('unit_ms') or '')
+  if usual and redis.call('HEXISTS', spare, u) == 0 and now - since > 3 * usual + 1000 then return spare end
+  return nil
+end
 """
+)
 
-# claim(u, token, gen, lease_ms, fingerprint) -> {word, detail}
+# claim(u, token, gen, lease_ms, fingerprint, idle) -> {word, detail, ordinals to leave out}
 CLAIM = """
-local u, token = ARGV[1], ARGV[2]
-if get('gen') ~= ARGV[3] then return {'gen', ''} end
+local u, token, lane = ARGV[1], ARGV[2], owner
+if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
 local state = get('state')
-if state ~= 'running' then return {'state', state or ''} end
-if not (tonumber(u) >= 0 and tonumber(u) < tonumber(get('total'))) then return {'gen', ''} end
-local mine = redis.call('HGET', owner, u)
-if mine == token then return {'ok', redis.call('HGET', att, u) or '0'} end
+if state ~= 'running' then return {'state', state or '', ''} end
+if not (tonumber(u) >= 0 and tonumber(u) < tonumber(get('total'))) then return {'gen', '', ''} end
+local attempts = redis.call('HGET', att, u) or '0'
+if holds(u, token) then return {'ok', attempts, redis.call('HGET', poison, u) or ''} end
 if redis.call('GETBIT', done, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
   redis.call('ZREM', hinted, u)
-  return {'dup', ''}
+  return {'dup', '', ''}
 end
-if mine then redis.call('ZREM', hinted, u) return {'leased', ''} end
-local later = redis.call('ZSCORE', due, u)
-if later and tonumber(later) > now then redis.call('ZREM', hinted, u) return {'later', ''} end
+local held = redis.call('HGET', owner, u)
+if held then
+  redis.call('ZREM', hinted, u)
+  local theirs, ours = string.match(held, ':(.*):'), string.match(token, ':(.*):')
+  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held)
+  if not lane then return {'leased', '', ''} end
+else
+  local later = redis.call('ZSCORE', due, u)
+  if later and tonumber(later) > now then redis.call('ZREM', hinted, u) return {'later', '', ''} end
+end
 local fingerprint = get('fingerprint')
 if not fingerprint or fingerprint == '' then
   redis.call('HSET', meta, 'fingerprint', ARGV[5])
 elseif fingerprint ~= ARGV[5] then
-  redis.call('ZADD', hinted, 0, u)
-  return {'fingerprint', fingerprint}
+  if not held then redis.call('ZADD', hinted, 0, u) end
+  return {'fingerprint', fingerprint, ''}
 end
-redis.call('HSET', owner, u, token)
+redis.call('HSET', lane, u, token)
 redis.call('ZADD', due, now + tonumber(ARGV[4]), u)
 redis.call('ZREM', hinted, u)
-return {'ok', redis.call('HGET', att, u) or '0'}
+return {'ok', lane == spare and '0' or attempts, redis.call('HGET', poison, u) or ''}
 """
 
 # start(u, token, ...) -> the tokens whose lease is lost; their units must not be worked on
@@ -155,10 +211,9 @@ START = """
 local lost = {}
 for i = 1, #ARGV, 2 do
   local u, token = ARGV[i], ARGV[i + 1]
-  if redis.call('HGET', owner, u) ~= token then
+  if not holds(u, token) then
     lost[#lost + 1] = token
-  elseif redis.call('HGET', busy, u) ~= token then
-    redis.call('HSET', busy, u, token)
+  elseif redis.call('HSETNX', busy, token, now) == 1 then
     redis.call('HINCRBY', att, u, 1)
     redis.call('HSETNX', meta, 'began_ms', now)
   end
@@ -175,7 +230,7 @@ if get('gen') ~= ARGV[1] then
 end
 local answer = {get('state') or ''}
 for i = 3, #ARGV, 2 do
-  if redis.call('HGET', owner, ARGV[i]) == ARGV[i + 1] then
+  if holds(ARGV[i], ARGV[i + 1]) then
     redis.call('ZADD', due, now + tonumber(ARGV[2]), ARGV[i])
   else
     answer[#answer + 1] = ARGV[i + 1]
@@ -193,12 +248,18 @@ if there then
   return 2
 end
 if redis.call('GETBIT', done, u) == 1 then return 2 end
-if redis.call('HGET', owner, u) ~= token then return 0 end
+if not holds(u, token) then return 0 end
 -- An empty stream holds no bytes, also where it was lost with what it held.
 if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0) end
 local waiting = tonumber(get('bytes') or '0')
 if waiting > 0 and waiting + bytes > tonumber(get('limit_bytes')) then return -1 end
 if redis.call('XLEN', res) >= tonumber(get('limit_entries')) then return -1 end
+local since = redis.call('HGET', busy, token)
+if since then
+  -- What a unit usually takes, later ones counting more.
+  local usual = tonumber(get('unit_ms') or '') or (now - since)
+  redis.call('HSET', meta, 'unit_ms', math.floor(usual + (now - since - usual) / 8 + 0.5))
+end
 local fields = {}
 for i = 4, #ARGV do fields[#fields + 1] = ARGV[i] end
 publish_entry(u, token, fields, bytes)
@@ -208,34 +269,41 @@ return 1
 # release(u, token, mode, code, message, max_attempts) -> 1 released, 0 lease was lost before. mode: undo | fail
 RELEASE = """
 local u, token, mode = ARGV[1], ARGV[2], ARGV[3]
-if redis.call('HGET', owner, u) ~= token then return 0 end
-local begun = redis.call('HGET', busy, u) == token
-if mode == 'undo' and begun then redis.call('HINCRBY', att, u, -1) end
-if mode == 'fail' and not begun then redis.call('HINCRBY', att, u, 1) end
-lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV[4], ARGV[5])
+if not holds(u, token) then return 0 end
+if mode == 'undo' and begun(token) then redis.call('HINCRBY', att, u, -1) end
+if mode == 'fail' and not begun(token) then redis.call('HINCRBY', att, u, 1) end
+if not end_lease(u, token) then lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV[4], ARGV[5]) end
 return 1
 """
 
-# abandon(worker name, max_attempts, message) -> number of leases freed. For the supervisor that saw the worker die.
+# abandon(worker name, max_attempts, message, token, ordinal or '', ...) -> number of leases freed. For the supervisor
+# that saw the worker die. Charged are the begun units among the tokens named, those that the worker had in hand.
 ABANDON = """
-local freed = 0
-local held = redis.call('HGETALL', owner)
-for i = 1, #held, 2 do
-  local u, token = held[i], held[i + 1]
-  if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
-    lapse(u, redis.call('HGET', busy, u) == token, tonumber(ARGV[2]), 'crash', ARGV[3])
-    freed = freed + 1
+local freed, blamed = 0, {}
+for i = 4, #ARGV, 2 do blamed[ARGV[i]] = ARGV[i + 1] end
+for _, lane in ipairs({spare, owner}) do
+  local held = redis.call('HGETALL', lane)
+  for i = 1, #held, 2 do
+    local u, token = held[i], held[i + 1]
+    if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
+      local charged = begun(token) and blamed[token] ~= nil
+      if begun(token) and not charged then redis.call('HINCRBY', att, u, -1) end
+      if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
+      freed = freed + 1
+    end
   end
 end
 return freed
 """
 
-# next(gen, room, queue_empty, reap, max_attempts) -> {number of urgent units, u ...}: what to hint now, urgent first
+# next(gen, room, queue_empty, reap, max_attempts, idle) -> {number of urgent units, u ...}: what to hint now, urgent
+# ones first
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
 local room, max_attempts = tonumber(ARGV[2]), tonumber(ARGV[5])
 for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
   local there = redis.call('HGET', pub, u)
+  local held = redis.call('HGET', owner, u)
   if there then
     local id = string.match(there, '(%S+)$')
     if #redis.call('XRANGE', res, id, id) == 0 then
@@ -244,11 +312,10 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
     else
       redis.call('ZADD', due, now + RECHECK, u)
     end
-  elseif not redis.call('HGET', owner, u) then
+  elseif not held then
     hint_at_once(u)
   elseif ARGV[4] == '1' then
-    lapse(u, redis.call('HGET', busy, u) == redis.call('HGET', owner, u), max_attempts, 'crash',
-      'the worker was not heard of for one lease')
+    lapse(u, begun(held), max_attempts, 'crash', 'the worker was not heard of for one lease')
   end
 end
 local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, room)
@@ -280,6 +347,15 @@ for _, u in ipairs(units) do
   redis.call('ZADD', hinted, now, u)
   answer[#answer + 1] = u
 end
+-- Workers without work at the tail are told, once a second, of units that they may help with.
+local idle = tonumber(ARGV[6])
+if idle > 0 and #units == 0 and ARGV[3] == '1' and now - tonumber(get('helped_ms') or '0') > 1000 then
+  local held = redis.call('HGETALL', owner)
+  for i = 1, #held, 2 do
+    if #answer <= idle and may_help(held[i], held[i + 1]) then answer[#answer + 1] = held[i] end
+  end
+  redis.call('HSET', meta, 'helped_ms', now)
+end
 return answer
 """
 
@@ -291,14 +367,18 @@ for i = 5, #ARGV, 2 do
   if u ~= '' then
     redis.call('ZREM', due, u)
     redis.call('ZREM', hinted, u)
-    for _, key in ipairs({pub, att, owner, busy}) do redis.call('HDEL', key, u) end
+    end_leases(u)
+    for _, key in ipairs({pub, att, poison}) do redis.call('HDEL', key, u) end
     redis.call('SETBIT', done, u, 1)
   end
 end
 local count = redis.call('BITCOUNT', done)
 redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
   'last_commit_ms', now)
-if count == tonumber(get('total')) and get('state') == 'running' then redis.call('HSET', meta, 'state', 'done') end
+if count == tonumber(get('total')) and get('state') == 'running' then
+  redis.call('HSET', meta, 'state', 'done')
+  redis.call('DEL', hinted, due, owner, spare, busy, att, poison)
+end
 return count
 """
 
@@ -327,8 +407,16 @@ SCRIPTS = {
     }.items()
 }
 
-FREEING = frozenset({"beat", "release", "abandon", "commit", "reject"})
+FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report"})
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
+
+# report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key
+REPORT = """
+local t = redis.call('TIME')
+redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000), ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
 
 # Renew or take the writer lock: (writer id, ttl_ms, takeover) -> "" when held by us, else the holder's id.
 WRITER_LOCK = """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
+from redis.commands.core import Script
 
 from core import protocol
 from core.models import ModelConfig
@@ -71,6 +73,15 @@ def registered(client: redis.Redis) -> dict[str, RunRecord]:
     raw = cast("dict[bytes, bytes]", client.hgetall(RUNS))
     records = (RunRecord.from_json(text) for text in raw.values())
     return {record.run: record for record in records if record is not None}
+
+
+def report_worker(
+    client: redis.Redis, name: str, said: dict[str, Any], *, life_s: float, scripts: Mapping[str, Script]
+) -> None:
+    """Keep what a worker says of itself for `life_s` seconds; taken also while the server is out of memory."""
+    scripts["report"](
+        keys=[WORKERS, worker_key(name)], args=[name, json.dumps(said), int(life_s * 1000)], client=client
+    )
 
 
 def live_workers(client: redis.Redis) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ class Settings:
         lease_s: how long a unit stays with a worker that is no longer heard of. Three times the beat and more, so
             that one lost beat frees nothing.
         beat_s: seconds between heartbeats.
-        stall_s: seconds without progress after which a worker stops beating and ends itself.
+        stall_s: seconds that one step of a worker may take without advancing; after that its process is replaced.
         roots: folders that workers may read inputs from; empty allows every folder.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
@@ -29,7 +29,7 @@ class Settings:
     broker_password: str = ""
     lease_s: float = 20.0
     beat_s: float = 5.0
-    stall_s: float = 120.0
+    stall_s: float = 45.0
     roots: tuple[str, ...] = ()
     cuda_visible: str | None = None
     omp_threads: str = ""

@@ -85,8 +85,9 @@ class Feeder:
     def _feed_queue(self, queue_key: str, runs: list[RunRecord], *, reap: bool) -> int:
         queue = hints.hint_queue(self.client, queue_key)
         waiting = self.client.llen(queue.key)
-        workers = len(live_workers(self.client))
-        high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * workers))
+        workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
+        idle = sum(worker.get("held") == 0 for worker in workers)
+        high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * len(workers)))
         room = max(0, high_water - waiting)
         fed: list[tuple[RunRecord, Manifest, Ledger, str]] = []
         for record in runs:
@@ -97,7 +98,8 @@ class Feeder:
                 fed.append((record, manifest, ledger, meta["gen"]))
         pushed = 0
         for record, manifest, ledger, gen in fed:
-            urgent, normal = ledger.next_units(gen, -(-room // len(fed)), queue_empty=waiting == 0, reap=reap)
+            share = -(-room // len(fed))
+            urgent, normal = ledger.next_units(gen, share, queue_empty=waiting == 0, reap=reap, idle=idle)
             for units, at_front in ((urgent, True), (normal, False)):
                 batch = [Hint(run=record.run, gen=gen, u=u, unit=manifest.unit(u)) for u in units]
                 hints.push(queue, batch, at_front=at_front)

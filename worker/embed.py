@@ -10,6 +10,7 @@ import numpy as np
 from core.errors import SampleError
 from core.units import Sample
 from worker.embedders.base import Embedder, Prepared
+from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
@@ -24,15 +25,23 @@ class EmbedStage:
     """Gathers samples until a batch is full or nothing more comes, embeds it, and gives the rows back to their units.
 
     Args:
+        board: where the stage says what it has in hand.
         hand_on: takes each complete unit.
     """
 
     def __init__(
-        self, embedder: Embedder, leases: Leases, stats: Stats, *, hand_on: Callable[[UnitWork], None]
+        self,
+        embedder: Embedder,
+        leases: Leases,
+        stats: Stats,
+        board: ProgressBoard,
+        *,
+        hand_on: Callable[[UnitWork], None],
     ) -> None:
         self.embedder = embedder
         self.leases = leases
         self.stats = stats
+        self.board = board
         self.hand_on = hand_on
         self._waiting: list[tuple[UnitWork, Sample, Prepared]] = []
 
@@ -53,6 +62,8 @@ class EmbedStage:
                 self._waiting.append((item.work, sample, prepared))
         while len(self._waiting) >= self.embedder.batch_size:
             self._embed(self.embedder.batch_size)
+        if item.work.careful:
+            self.flush()
 
     def flush(self) -> None:
         """Embed what waits, however little it is."""
@@ -85,7 +96,11 @@ class EmbedStage:
         batch = [entry for entry in batch if id(entry[0]) in kept]
         if not batch:
             return
-        with self.stats.busy("embed"):
+        in_hand: dict[str, Span] = {}
+        for work, sample, _ in batch:
+            first = in_hand[work.token].first if work.token in in_hand else sample.ordinal
+            in_hand[work.token] = Span(work.token, work.u, first, sample.ordinal)
+        with self.stats.busy("embed"), self.board.step("embed", in_hand.values()):
             vectors = self.embedder.embed([prepared for _, _, prepared in batch])
         self.stats.batch_done(len(batch))
         start = 0

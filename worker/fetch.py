@@ -64,7 +64,8 @@ class Fetcher:
             return
         ledger = Ledger(self.client, hint.run, scripts=self._scripts)
         token = new_token(hint.gen, self.name)
-        claim = ledger.claim(hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint)
+        idle = not self.leases.snapshot()
+        claim = ledger.claim(hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint, idle=idle)
         if claim.word == "fingerprint":
             raise ConfigError(
                 f"run {hint.run} was begun with other weights or settings of {self.model.spec} (fingerprint "
@@ -75,7 +76,7 @@ class Fetcher:
         if not claim.granted:
             self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
             return
-        work = UnitWork(hint, record, ledger, token)
+        work = UnitWork(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
         suspect = claim.attempts > 0
         if suspect:
             # A unit that ended a worker before runs alone, so that it cannot take others with it a second time.

@@ -1,9 +1,7 @@
-"""The heartbeat: keeps leases alive while work moves, says what this worker does, and ends a process that is stuck."""
+"""The heartbeat: keeps leases alive while work moves, and says what this worker does."""
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections import defaultdict
@@ -12,10 +10,11 @@ from typing import Any
 
 import redis
 
-from core.errors import Exit
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.protocol import WORKERS, worker_key
+from core.registry import report_worker
+from worker.progress import ProgressBoard
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
 
@@ -26,8 +25,8 @@ RATE_WINDOW_S = 20.0
 class Heartbeat(threading.Thread):
     """Beats from a thread with a client of its own, from before the first claim until the last unit is published.
 
-    A beat says that work moves, not that a thread lives: when no stage gets anything done for `stall_s` although units
-    are held, the process ends itself, its supervisor frees its leases, and the units go on elsewhere.
+    A beat says that work moves, not that a thread lives: while a step of any stage has not advanced for `stall_s`, no
+    lease is extended. The supervisor sees the same and replaces the process; without one, the leases lapse.
 
     Args:
         client: a patient client used by nobody else.
@@ -39,6 +38,7 @@ class Heartbeat(threading.Thread):
         client: redis.Redis,
         leases: Leases,
         stats: Stats,
+        board: ProgressBoard,
         *,
         name: str,
         lease_s: float,
@@ -50,6 +50,7 @@ class Heartbeat(threading.Thread):
         self.client = client
         self.leases = leases
         self.stats = stats
+        self.board = board
         self.worker = name
         self.lease_s = lease_s
         self.beat_s = beat_s
@@ -59,14 +60,9 @@ class Heartbeat(threading.Thread):
         self._scripts = load_scripts(client)
         self._ledgers: dict[str, Ledger] = {}
         self._stop_requested = threading.Event()
-        self._waiting_on_purpose = False
         self._rates: list[tuple[float, int]] = []
         self._shares: list[tuple[float, dict[str, float]]] = []
         self.failed: redis.exceptions.RedisError | None = None
-
-    def waiting(self, on_purpose: bool) -> None:
-        """Say that standing still is intended: the writer has no room."""
-        self._waiting_on_purpose = on_purpose
 
     def stop(self) -> None:
         """Beat no more and sign off."""
@@ -79,17 +75,12 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Report every second, or as often as it beats where that is more often; beat every `beat_s` seconds."""
-        last_ticks, moved_at, beat_at = -1, time.monotonic(), 0.0
+        beat_at = 0.0
         while not self._stop_requested.wait(min(REPORT_S, self.beat_s)):
             now = time.monotonic()
             held = self.leases.snapshot()
-            if self.stats.ticks != last_ticks or not held or self._waiting_on_purpose:
-                last_ticks, moved_at = self.stats.ticks, now
-            if now - moved_at > self.stall_s:
-                self.log.error("stuck", seconds=round(now - moved_at), units=len(held))
-                os._exit(Exit.DEVICE)
             try:
-                if now - beat_at >= self.beat_s:
+                if now - beat_at >= self.beat_s and not self.board.stuck(self.stall_s):
                     self._beat(held)
                     beat_at = now
                 self._report(held, now)
@@ -138,8 +129,4 @@ class Heartbeat(threading.Thread):
         }
         if self.stats.first_batch_at is not None and self.stats.last_batch_at is not None:
             fields["embed_s"] = round(self.stats.last_batch_at - self.stats.first_batch_at, 2)
-        life_ms = int(self.lease_s * 3000)
-        with self.client.pipeline() as pipe:
-            pipe.zadd(WORKERS, {self.worker: int(time.time() * 1000)})
-            pipe.set(worker_key(self.worker), json.dumps(fields), px=life_ms)
-            pipe.execute()
+        report_worker(self.client, self.worker, fields, life_s=self.lease_s * 3, scripts=self._scripts)

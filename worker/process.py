@@ -7,6 +7,8 @@ broker is.
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -22,7 +24,9 @@ from core.registry import registered
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embedders.registry import load
-from worker.serving import READY, ModelService, Options, Report
+from worker.embedders.warm_up import warm_up
+from worker.progress import ProgressBoard
+from worker.serving import ModelService, Options, Report
 
 MODEL_POLL_S = 0.3
 
@@ -32,6 +36,7 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     client = connect(settings.broker_url, password=settings.broker_password, patient=True)
     log = Events("worker")
     report = Report(options.report_fd)
+    board = ProgressBoard(options.progress_fd)
     refused: set[ModelConfig] = set()
     while not stopped():
         model = _wait_for_model(client, options.run, stopped, refused)
@@ -49,10 +54,11 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
             continue
         if options.batch_size:
             embedder.batch_size = options.batch_size
+        warm_up(embedder, model.modalities)
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
-        report.say(READY)
-        ModelService(options, settings, stopped, model, embedder, report, load_s=load_s).serve()
+        report.ready()
+        ModelService(options, settings, stopped, model, embedder, board, load_s=load_s).serve()
         del embedder  # before the next model is loaded: a device may hold only one
 
 
@@ -89,12 +95,15 @@ def main() -> None:
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--drain-s", type=float, default=150.0)
     parser.add_argument("--report-fd", type=int, default=-1)
+    parser.add_argument("--progress-fd", type=int, default=-1)
     parser.add_argument("--version", default="")
     options = Options(**vars(parser.parse_args()))
     configure()
     log = Events("worker")
     stopped = StopFlag()
     stopped.install()
+    # For the supervisor, which asks a process that is stuck where: this handler needs no interpreter.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         run(options, Settings.from_environment(), stopped)
     except EmbqError as error:

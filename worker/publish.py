@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from core.durable import output_error
+from core.errors import OutputError
 from core.layout import Layout
 from core.log import Events
+from core.protocol import VERSION
 from core.results import embedding_columns, encode_result, row_schema
+from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
 
@@ -27,46 +30,48 @@ class PublishStage:
     """Encodes results and hands them to the writer.
 
     Args:
+        board: where the stage says what it has in hand.
         transport: "payload" (through the broker), "staging" (a file in the output folder) or "auto": a file where the
             result is large and this machine sees the writer's folder.
         dims: modality -> vector length of the model.
-        waiting: told True while the writer has no room, so that the pause is not taken for a hang.
     """
 
     def __init__(
         self,
         leases: Leases,
         stats: Stats,
+        board: ProgressBoard,
         *,
         fingerprint: str,
         dims: Mapping[str, int],
         transport: str,
-        waiting: Callable[[bool], None],
     ) -> None:
         self.leases = leases
         self.stats = stats
+        self.board = board
         self.fingerprint = fingerprint
         self.dims = dims
         self.transport = transport
-        self.waiting = waiting
         self.log = Events("worker")
         self._shared: dict[tuple[str, str], bool] = {}
+        self._staging_is_full = False
 
     def run(self, work: UnitWork) -> None:
         """Publish one complete unit; the lease ends here, whatever the answer is."""
-        with self.stats.busy("publish"):
+        with self.stats.busy("publish"), self.board.step("publish", [Span(work.token, work.u)]):
             data = self._encode(work)
-            fields: dict[str, str | bytes | int] = {
-                "unit_id": work.unit_id,
-                "rows": len(work.samples),
-                "failures": len(work.failures),
-                "fingerprint": self.fingerprint,
-            }
-            staged = self._stage(work, data) if self._use_file(work, len(data)) else None
-            if staged is None:
-                fields["data"] = data
-            else:
-                fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
+        fields: dict[str, str | bytes | int] = {
+            "v": VERSION,
+            "unit_id": work.unit_id,
+            "rows": len(work.samples),
+            "failures": len(work.failures),
+            "fingerprint": self.fingerprint,
+        }
+        staged = self._stage_when_it_fits(work, data) if self._use_file(work, len(data)) else None
+        if staged is None:
+            fields["data"] = data
+        else:
+            fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
         accepted = self._hand_over(work, fields, len(data))
         if accepted == 1:
             self.stats.unit_done(len(work.failures))
@@ -79,22 +84,17 @@ class PublishStage:
 
     def _hand_over(self, work: UnitWork, fields: Mapping[str, str | bytes | int], size: int) -> int:
         wait_s = FIRST_WAIT_S
-        try:
-            while True:
-                if work.lost:
-                    return 0
-                # A large result is not sent only to find that there is no room for it.
-                if size <= INLINE_BYTES or work.ledger.room():
-                    answer = work.ledger.publish(work.u, work.token, fields, size=size)
-                    self.stats.tick()
-                    if answer >= 0:
-                        return answer
-                self.waiting(True)
-                with self.stats.busy("full"):
-                    time.sleep(wait_s)
-                wait_s = min(LONGEST_WAIT_S, wait_s * 2)
-        finally:
-            self.waiting(False)
+        while True:
+            if work.lost:
+                return 0
+            # A large result is not sent only to find that there is no room for it.
+            if size <= INLINE_BYTES or work.ledger.room():
+                answer = work.ledger.publish(work.u, work.token, fields, size=size)
+                if answer >= 0:
+                    return answer
+            with self.stats.busy("full"):
+                time.sleep(wait_s)
+            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
 
     def _encode(self, work: UnitWork) -> bytes:
         modalities = work.record.model.modalities
@@ -125,6 +125,30 @@ class PublishStage:
                 there = ""
             self._shared[key] = bool(nonce) and there == nonce
         return self._shared[key]
+
+    def _stage_when_it_fits(self, work: UnitWork, data: bytes) -> Path | None:
+        """The staging file of a result; None where the lease was lost while the disk was full.
+
+        A full disk is full for every worker of the output, so none could do better with the unit: the result is kept
+        and the lease with it. Any other error is this machine's own, and ends the process, which gives its units back.
+        """
+        wait_s = FIRST_WAIT_S
+        while not work.lost:
+            try:
+                with self.stats.busy("publish"):
+                    staged = self._stage(work, data)
+                self._staging_is_full = False
+                return staged
+            except OutputError as error:
+                if error.code != "no_space":
+                    raise
+                if not self._staging_is_full:
+                    self._staging_is_full = True
+                    self.log.warning("staging_full", run=work.run, why=error.message, bytes=len(data))
+            with self.stats.busy("full"):
+                time.sleep(wait_s)
+            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
+        return None
 
     def _stage(self, work: UnitWork, data: bytes) -> Path:
         # Not synced: a staging file that a power loss destroys fails its hash and the unit is only computed again.

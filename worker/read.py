@@ -13,11 +13,15 @@ from core.log import Events
 from core.units import Sample
 from sources.kinds import read
 from worker.embedders.base import Embedder, Prepared
+from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
 from worker.work import UnitWork
 
 CHUNK_SAMPLES = 32
 """Samples prepared by one thread at a time: large enough to hide the hand-over, small enough to spread one unit."""
+
+CAREFUL_POLL_S = 0.0005
+"""How often the reader of a suspect unit looks whether its last sample has been dealt with."""
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
@@ -55,6 +59,7 @@ class ReadStage:
     """Reads one unit after the other.
 
     Args:
+        board: where the stage says what it has in hand.
         pool: threads that prepare.
         roots: folders that inputs may come from; empty allows all.
         hand_on: takes each chunk in order; it blocks while the device is behind.
@@ -65,6 +70,7 @@ class ReadStage:
         embedder: Embedder,
         pool: ThreadPoolExecutor,
         stats: Stats,
+        board: ProgressBoard,
         *,
         roots: Sequence[str],
         hand_on: Callable[[Chunk | EndOfUnit], None],
@@ -72,6 +78,7 @@ class ReadStage:
         self.embedder = embedder
         self.pool = pool
         self.stats = stats
+        self.board = board
         self.roots = roots
         self.hand_on = hand_on
         self.log = Events("worker")
@@ -101,11 +108,14 @@ class ReadStage:
     def _read(self, work: UnitWork) -> tuple[int, SourceError | None]:
         """Hand on the unit's chunks; gives their samples, and why there are no more where that is not the end."""
         count = 0
+        size = 1 if work.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
             samples = iter(read(work.unit, self.roots))
-            while chunk := self._next_chunk(samples):
+            while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
-                self.hand_on(Chunk(work, chunk, self.pool.submit(self._prepare, chunk)))
+                self.hand_on(Chunk(work, chunk, self.pool.submit(self._prepare, work, chunk)))
+                while work.careful and work.handled < count and not work.lost:
+                    time.sleep(CAREFUL_POLL_S)
                 if work.lost:
                     return count, None
         except SourceError as error:
@@ -120,18 +130,25 @@ class ReadStage:
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            self.stats.tick()  # waiting on purpose is not standing still
             time.sleep(min(1.0, left))
 
-    def _next_chunk(self, samples: Iterator[Sample]) -> list[Sample]:
-        with self.stats.busy("read"):
-            return list(itertools.islice(samples, min(CHUNK_SAMPLES, self.embedder.batch_size)))
+    def _next_chunk(self, work: UnitWork, samples: Iterator[Sample], size: int) -> list[Sample]:
+        with self.stats.busy("read"), self.board.step("read", [Span(work.token, work.u)]):
+            return list(itertools.islice(samples, size))
 
-    def _prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
-        with self.stats.busy("prepare"):
-            usable = [sample for sample in samples if sample.error is None]
+    def _prepare(self, work: UnitWork, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
+        in_hand = [Span(work.token, work.u, samples[0].ordinal, samples[-1].ordinal)]
+        with self.stats.busy("prepare"), self.board.step("prepare", in_hand):
+            errors = [_error(work, sample) for sample in samples]
+            usable = [sample for sample, error in zip(samples, errors, strict=True) if error is None]
             answers = iter(self.embedder.prepare(usable) if usable else [])
-            return [
-                next(answers) if sample.error is None else SampleError(sample.error[0], sample.error[1])
-                for sample in samples
-            ]
+            return [next(answers) if error is None else error for error in errors]
+
+
+def _error(work: UnitWork, sample: Sample) -> SampleError | None:
+    """Why a sample is not even looked at, if it is not."""
+    if sample.ordinal in work.poison:
+        return SampleError(
+            "crash", "each worker that handled this sample died, or stood still; see the supervisor's log"
+        )
+    return SampleError(*sample.error) if sample.error is not None else None

@@ -13,7 +13,6 @@ import redis
 from core import hints
 from core.broker import connect
 from core.errors import OutputError
-from core.hints import Hint
 from core.ledger import Ledger, load_scripts
 from core.models import ModelConfig
 from core.registry import registered
@@ -24,14 +23,15 @@ from worker.embedders.base import Embedder
 from worker.fetch import Fetcher
 from worker.heartbeat import Heartbeat
 from worker.pipeline import Pipeline
+from worker.progress import ProgressBoard
 from worker.publish import PublishStage
 from worker.read import ReadStage
 from worker.rq_worker import HintWorker
 from worker.stats import Stats
 from worker.work import Leases
 
-READY, WORKED = b"R", b"W"
-"""What the process tells its supervisor through a pipe: the model is loaded; a unit has been published."""
+READY = b"R"
+"""What the process tells its supervisor through a pipe: the model is loaded and has embedded something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class Options:
         batch_size: samples per batch; 0 leaves it to the embedder.
         transport: "auto", "payload" or "staging".
         drain_s: time to finish begun units after a stop was asked for.
-        report_fd: where READY and WORKED go; -1 for nowhere.
+        report_fd: where READY goes; -1 for nowhere.
+        progress_fd: memory that is shared with the supervisor, see `worker.progress`; -1 for none.
     """
 
     name: str
@@ -59,11 +60,12 @@ class Options:
     transport: str
     drain_s: float
     report_fd: int
+    progress_fd: int
     version: str
 
 
 class Report:
-    """Tells the supervisor, once each, how far this process has come.
+    """Tells the supervisor, once, that this process is ready for work.
 
     Args:
         descriptor: the pipe to it; -1 for nowhere.
@@ -71,13 +73,13 @@ class Report:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._said: set[bytes] = set()
+        self._said = False
 
-    def say(self, word: bytes) -> None:
-        """Say READY or WORKED."""
-        if self._descriptor >= 0 and word not in self._said:
-            self._said.add(word)
-            os.write(self._descriptor, word)
+    def ready(self) -> None:
+        """Say READY."""
+        if self._descriptor >= 0 and not self._said:
+            self._said = True
+            os.write(self._descriptor, READY)
 
 
 class ModelService:
@@ -90,7 +92,7 @@ class ModelService:
         stopped: StopFlag,
         model: ModelConfig,
         embedder: Embedder,
-        report: Report,
+        board: ProgressBoard,
         *,
         load_s: float,
     ) -> None:
@@ -99,7 +101,7 @@ class ModelService:
         self.stopped = stopped
         self.model = model
         self.embedder = embedder
-        self.report = report
+        self.board = board
         self.load_s = load_s
         self.client = self._connect()
         self.leases, self.stats = Leases(), Stats()
@@ -124,7 +126,7 @@ class ModelService:
             hints.hint_queue(client, self.model.queue_key),
             name=self.options.name,
             client=client,
-            take=self._take,
+            take=self.fetcher.take,
             stopped=self._over,
             idle=self._idle,
         )
@@ -148,17 +150,8 @@ class ModelService:
     def _over(self) -> bool:
         return bool(self.stopped() or self._no_work_left or self.pipeline.error or self.heartbeat.failed)
 
-    def _take(self, hint: Hint) -> None:
-        self._report_work()
-        self.fetcher.take(hint)
-
     def _idle(self) -> None:
-        self._report_work()
         self._no_work_left = not self.leases.snapshot() and not _has_work(self.client, self.options.run, self.model)
-
-    def _report_work(self) -> None:
-        if self.stats.units:
-            self.report.say(WORKED)
 
     def _connect(self) -> redis.Redis:
         return connect(self.settings.broker_url, password=self.settings.broker_password, patient=True)
@@ -168,6 +161,7 @@ class ModelService:
             self._connect(),
             self.leases,
             self.stats,
+            self.board,
             name=self.options.name,
             lease_s=self.settings.lease_s,
             beat_s=self.settings.beat_s,
@@ -177,21 +171,21 @@ class ModelService:
 
     def _make_pipeline(self) -> Pipeline:
         pool = ThreadPoolExecutor(self.options.threads, thread_name_prefix="prepare")
-        embedder, leases, stats = self.embedder, self.leases, self.stats
+        embedder, leases, stats, board = self.embedder, self.leases, self.stats, self.board
         return Pipeline(
             leases,
             prefetch=self.options.prefetch,
             batch_size=embedder.batch_size,
             pool=pool,
-            make_read=lambda put: ReadStage(embedder, pool, stats, roots=self.settings.roots, hand_on=put),
-            make_embed=lambda put: EmbedStage(embedder, leases, stats, hand_on=put),
+            make_read=lambda put: ReadStage(embedder, pool, stats, board, roots=self.settings.roots, hand_on=put),
+            make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
             publish=PublishStage(
                 leases,
                 stats,
+                board,
                 fingerprint=embedder.fingerprint,
                 dims=embedder.dims,
                 transport=self.options.transport,
-                waiting=self.heartbeat.waiting,
             ),
         )
 

@@ -16,7 +16,6 @@ class Stats:
     """Counters of one worker process. Safe to use from any thread.
 
     Attributes:
-        ticks: moves whenever any stage gets something done; a worker whose ticks stand still is stuck.
         rows: samples that got a vector.
         failed: samples and units that did not.
         units: units published.
@@ -25,7 +24,6 @@ class Stats:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy = dict.fromkeys(STAGES, 0.0)
-        self.ticks = 0
         self.rows = 0
         self.failed = 0
         self.units = 0
@@ -34,7 +32,7 @@ class Stats:
 
     @contextmanager
     def busy(self, stage: str) -> Iterator[None]:
-        """Add the time spent inside to a stage, and count it as progress."""
+        """Add the time spent inside to a stage."""
         began = time.perf_counter()
         try:
             yield
@@ -42,12 +40,6 @@ class Stats:
             spent = time.perf_counter() - began
             with self._lock:
                 self._busy[stage] += spent
-                self.ticks += 1
-
-    def tick(self) -> None:
-        """Count progress without time."""
-        with self._lock:
-            self.ticks += 1
 
     def batch_done(self, rows: int) -> None:
         """Count a batch of vectors."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from core.hints import Hint
 from core.ledger import Ledger
+from core.protocol import MAX_ATTEMPTS
 from core.registry import RunRecord
 from core.units import Failure, Sample
 
@@ -26,9 +27,13 @@ class UnitWork:
         token: the lease.
         lost: True once the lease is known to be gone; the unit's remaining work is dropped.
         stage: where the unit is now, for `embq status`.
+        careful: goes sample by sample, one after the other, so that the sample that ends the process can be named.
+        poison: ordinals of samples that ended their worker; they become failures unseen.
     """
 
-    def __init__(self, hint: Hint, record: RunRecord, ledger: Ledger, token: str) -> None:
+    def __init__(
+        self, hint: Hint, record: RunRecord, ledger: Ledger, token: str, *, attempts: int, poison: frozenset[int]
+    ) -> None:
         self.u = hint.u
         self.run = hint.run
         self.gen = hint.gen
@@ -37,6 +42,8 @@ class UnitWork:
         self.record = record
         self.ledger = ledger
         self.token = token
+        self.careful = attempts >= MAX_ATTEMPTS - 1
+        self.poison = poison
         self.lost = False
         self.stage = "queued"
         self.claimed_at = time.monotonic()
@@ -66,9 +73,14 @@ class UnitWork:
         self._announced = samples
 
     @property
+    def handled(self) -> int:
+        """Samples that have become a row or a failure."""
+        return len(self.samples) + len(self.failures)
+
+    @property
     def complete(self) -> bool:
         """Whether every sample has become a row or a failure."""
-        return self._announced is not None and len(self.samples) + len(self.failures) == self._announced
+        return self.handled == self._announced
 
 
 class Leases:

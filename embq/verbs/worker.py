@@ -28,7 +28,8 @@ def command(
     """Pull units and embed them, with one persistent process per device. Runs until stopped."""
     from core.log import configure
     from core.stopping import StopFlag
-    from worker.daemon import Fleet, Supervisor, devices_of
+    from worker.daemon import Supervisor, devices_of
+    from worker.slot import Fleet
 
     configure()
     stopped = StopFlag()

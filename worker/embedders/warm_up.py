@@ -1,0 +1,42 @@
+"""One made-up sample through a loaded model, before it is trusted with work.
+
+A device that is broken shows it here, where no unit is charged for it; and what a first batch costs once (kernels,
+allocations) is not taken for a slow unit.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+from core.errors import SampleError
+from core.units import Sample
+from worker.embedders.base import Embedder
+
+SIDE = 32
+
+
+def warm_up(embedder: Embedder, modalities: Sequence[str]) -> None:
+    """Prepare and embed one sample that has every modality of the model; whatever that raises ends the process."""
+    sample = Sample(
+        ordinal=0,
+        key="warm-up",
+        image=_grey_png() if "image" in modalities else None,
+        text="warm up" if "text" in modalities else None,
+    )
+    (prepared,) = embedder.prepare([sample])
+    if isinstance(prepared, SampleError):
+        raise prepared
+    embedder.embed([prepared])
+
+
+def _grey_png() -> bytes:
+    """A grey square of 8-bit RGB (PNG specification, sections 5 and 11)."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
+    lines = (b"\0" + b"\x80" * (3 * SIDE)) * SIDE
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")

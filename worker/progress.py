@@ -1,0 +1,156 @@
+"""What each thread of a worker process has in hand, and since when, where its supervisor can read it.
+
+Shared memory, because it must tell about a process that is stuck, even in a call that holds the interpreter's lock, and
+about one that is dead. A step that does not advance for too long is a hang, however long its unit takes as a whole; and
+of a process that died, the units that were in hand are to blame, and no others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from core.errors import InputError
+
+THREADS = 128
+"""Most threads of one process that are told apart; more share the last place, and are seen less exactly."""
+PLACE_BYTES = 16 * 1024
+"""Room of one thread: about 200 units, as many as one batch of very small ones holds."""
+_HEAD = struct.Struct("<dI12s")
+"""Monotonic seconds of the last advance (0: nothing in hand), length of the text that follows, stage."""
+_LINE = re.compile(r"(\S+) (\d+) (-?\d+) (-?\d+)")
+
+
+class Span(NamedTuple):
+    """Samples of one unit. A tuple, because one is made for each unit of each batch.
+
+    Attributes:
+        token: lease of the unit.
+        u: index of the unit.
+        first, last: ordinals, or -1 where none is known.
+    """
+
+    token: str
+    u: int
+    first: int = -1
+    last: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """What a thread works on.
+
+    Attributes:
+        since: monotonic seconds at which the step began or last advanced.
+        stage: "read", "prepare", "embed" or "publish".
+        units: of each unit, its lease and where in it the step is.
+    """
+
+    since: float
+    stage: str
+    units: tuple[Span, ...]
+
+
+class ProgressBoard:
+    """The shared memory of one worker process.
+
+    Args:
+        descriptor: of the memory that the supervisor made; -1 for a private one that nobody else reads.
+    """
+
+    def __init__(self, descriptor: int = -1) -> None:
+        self._memory = mmap.mmap(descriptor, THREADS * PLACE_BYTES)
+        self._mine = threading.local()
+        self._lock = threading.Lock()
+        self._places = 0
+
+    @staticmethod
+    def allocate() -> int:
+        """The descriptor of empty memory for one process, to be inherited by it. Close it when the process is gone."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("embq-progress")
+        else:  # macOS
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, THREADS * PLACE_BYTES)
+        return descriptor
+
+    # --- the worker process ---
+
+    @contextmanager
+    def step(self, stage: str, units: Iterable[Span] = ()) -> Iterator[None]:
+        """Say that this thread has `units` in hand until the block ends.
+
+        An error that ends the process leaves what it said, so that the supervisor can see whom to blame.
+        """
+        place = self._place()
+        text = "\n".join(f"{token} {u} {first} {last}" for token, u, first, last in units).encode()
+        text = text[: PLACE_BYTES - _HEAD.size]
+        start = place + _HEAD.size
+        self._memory[start : start + len(text)] = text
+        # Last, so that a reader sees nothing in hand rather than half of it.
+        _HEAD.pack_into(self._memory, place, time.monotonic(), len(text), stage.encode())
+        try:
+            yield
+        except InputError:  # an answer, not an accident
+            self._clear(place)
+            raise
+        self._clear(place)
+
+    def advance(self) -> None:
+        """Say that this thread's step gets on; does nothing outside of one."""
+        place = self._place()
+        since, length, stage = _HEAD.unpack_from(self._memory, place)
+        if since:
+            _HEAD.pack_into(self._memory, place, time.monotonic(), length, stage)
+
+    def _clear(self, place: int) -> None:
+        _HEAD.pack_into(self._memory, place, 0.0, 0, b"")
+
+    def _place(self) -> int:
+        place: int | None = getattr(self._mine, "place", None)
+        if place is None:
+            with self._lock:
+                place = min(self._places, THREADS - 1) * PLACE_BYTES
+                self._places += 1
+            self._mine.place = place
+        return place
+
+    # --- the supervisor, and the heartbeat ---
+
+    def in_hand(self) -> list[InHand]:
+        """What every thread has in hand now, or had when the process died."""
+        found = []
+        for place in range(0, THREADS * PLACE_BYTES, PLACE_BYTES):
+            since, length, stage = _HEAD.unpack_from(self._memory, place)
+            if not since:
+                continue
+            text = self._memory[place + _HEAD.size : place + _HEAD.size + min(length, PLACE_BYTES - _HEAD.size)]
+            found.append(InHand(since, stage.rstrip(b"\0").decode("ascii", "replace"), tuple(_units(text))))
+        return found
+
+    def stuck(self, limit_s: float) -> InHand | None:
+        """The step that has not advanced for longest, where that is more than `limit_s` seconds."""
+        oldest = min(self.in_hand(), key=lambda step: step.since, default=None)
+        return oldest if oldest is not None and time.monotonic() - oldest.since > limit_s else None
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+
+def _units(text: bytes) -> Iterator[Span]:
+    for line in text.decode("utf-8", "replace").splitlines():
+        # The last line may have been cut off where a place is full.
+        if found := _LINE.fullmatch(line):
+            token, u, first, last = found.groups()
+            yield Span(token, int(u), int(first), int(last))

@@ -1,0 +1,168 @@
+"""One device of a machine, and the worker process that serves it now."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from core.embedded import die_with_parent
+from core.errors import Exit
+from core.settings import Settings, child_environment
+from worker.progress import InHand, ProgressBoard, Span
+from worker.serving import READY
+
+DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
+"""So many device faults with different units within this time are the fault of the device, and not of a unit."""
+NEVER = float("inf")
+DUMP_S = 0.5
+"""What a stuck process gets to say where it stands."""
+BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
+"""Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What the supervisor runs.
+
+    Attributes:
+        devices: one process for each entry, "cpu" or "cuda:N"; a device may be named several times.
+        run: serve only this run and end when it is over; "" serves every run until stopped.
+    """
+
+    devices: tuple[str, ...]
+    run: str
+    prefetch: int
+    threads: int
+    batch_size: int
+    transport: str
+    drain_s: float
+    version: str
+    settings: Settings
+
+
+class Slot:
+    """One device and the process that serves it now."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.name = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.report: int = -1
+        self.board_fd: int = -1
+        self.board: ProgressBoard | None = None
+        self.ready = False
+        self.early_deaths = 0
+        self.stuck_in: InHand | None = None
+        self._faults: list[tuple[float, set[int]]] = []
+        self.start_at = 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether no process will be started any more: the one run asked for is over, or the device was given up."""
+        return self.process is None and self.start_at == NEVER
+
+    def start(self, fleet: Fleet) -> None:
+        """Start a fresh process under a fresh name; a name that is used twice could not be told from a zombie."""
+        host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
+        self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
+        self.ready = False
+        self.stuck_in = None
+        self.report, report_for_child = os.pipe()
+        os.set_blocking(self.report, False)
+        self.board_fd = ProgressBoard.allocate()
+        self.board = ProgressBoard(self.board_fd)
+        try:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "worker.process",
+                    *("--name", self.name),
+                    *("--device", self.device),
+                    *("--run", fleet.run),
+                    *("--prefetch", str(fleet.prefetch)),
+                    *("--threads", str(fleet.threads)),
+                    *("--batch-size", str(fleet.batch_size)),
+                    *("--transport", fleet.transport),
+                    *("--drain-s", str(fleet.drain_s)),
+                    *("--report-fd", str(report_for_child)),
+                    *("--progress-fd", str(self.board_fd)),
+                    *("--version", fleet.version),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(report_for_child, self.board_fd),
+                env=_child_env(fleet),
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            os.close(report_for_child)
+
+    def read_report(self) -> None:
+        """Take note of what the process has said since the last call."""
+        try:
+            said = os.read(self.report, 64)
+        except BlockingIOError:
+            return
+        if READY in said:
+            self.ready = True
+            self.early_deaths = 0
+
+    def replace_stuck(self, limit_s: float) -> InHand | None:
+        """End a process of which one step has not advanced for that long; gives the step.
+
+        It may hold the interpreter's lock in a call that never returns, so it is asked only where it stands.
+        """
+        step = self.board.stuck(limit_s) if self.board is not None and self.process is not None else None
+        if step is not None and self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(DUMP_S)
+            self.process.kill()
+            self.stuck_in = step
+            return step
+        return None
+
+    def in_hand(self) -> list[Span]:
+        """What its process had in hand when it ended: where it was stuck in a step, only that."""
+        if self.stuck_in is not None:
+            return list(self.stuck_in.units)
+        return [span for step in self.board.in_hand() for span in step.units] if self.board is not None else []
+
+    def is_broken(self, status: int) -> bool:
+        """Whether a death with `status` is one device fault too many: each came with other units."""
+        if status != Exit.DEVICE:
+            return False
+        now = time.monotonic()
+        self._faults = [(at, units) for at, units in self._faults if now - at < DEVICE_FAULTS_S]
+        self._faults.append((now, {span.u for span in self.in_hand()}))
+        seen: set[int] = set()
+        different = 0
+        for _, units in self._faults:
+            different += not units & seen
+            seen |= units
+        return different >= DEVICE_FAULTS
+
+    def clear(self) -> None:
+        """Forget a process that has ended."""
+        os.close(self.report)
+        os.close(self.board_fd)
+        if self.board is not None:
+            self.board.close()
+        self.process = self.board = None
+
+
+def _child_env(fleet: Fleet) -> dict[str, str]:
+    """Share the cores out between the processes of this machine; without it each starts a thread per core."""
+    share = max(1, (os.cpu_count() or 1) // len(fleet.devices))
+    return child_environment(
+        # By environment, because a password does not belong on a command line.
+        EMBQ_BROKER_URL=fleet.settings.broker_url,
+        OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
+    )
