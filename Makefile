@@ -16,7 +16,7 @@ install: .venv/installed
 demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m demo
 
-test: install   ## unit, contract, end-to-end and the first fault tests
+test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
 	$(BIN)/python -m pytest -q
 
 check: install   ## lint, types, architecture
@@ -32,8 +32,9 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.tar_reader
 
-test-faults: install   ## the fault tests alone; EMBQ_TEST_SEED=n for another seed
-	$(BIN)/python -m pytest -q tests/faults
+test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SECONDS=n] [SERVER=redis]
+	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \
+		$(BIN)/python -m pytest -q tests/faults --all-faults --fault-table bench/results/faults.json
 
 clean:
 	rm -rf .venv build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -31,7 +31,7 @@ from core.layout import Layout, RunInfo, run_id
 from core.ledger import Ledger, load_scripts, new_token
 from core.manifest import write_manifest
 from core.models import ModelConfig
-from core.protocol import RUNS
+from core.protocol import RUNS, VERSION
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.units import Failure, Sample, Unit
@@ -41,6 +41,14 @@ from writer.service import RunWriter
 DIM = 4
 FINGERPRINT = "f" * 32
 LEASE_S = 20.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the fault tests."""
+    group = parser.getgroup("faults")
+    group.addoption("--all-faults", action="store_true", help="also the fault tests that take long")
+    group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
+
 
 # --- brokers ---
 
@@ -218,6 +226,7 @@ class RunCase:
     def fields(self, u: int, failed: Sequence[int] = (), **changes: str | bytes | int) -> dict[str, str | bytes | int]:
         """What a worker publishes for a unit."""
         fields: dict[str, str | bytes | int] = {
+            "v": VERSION,
             "unit_id": self.units[u].unit_id,
             "rows": (self.units[u].samples or 0) - len(failed),
             "failures": len(failed),
@@ -232,6 +241,12 @@ class RunCase:
     def work_one(self, u: int, failed: Sequence[int] = (), worker: str = "alive", **changes: str | bytes | int) -> None:
         """One unit from claim to publish."""
         assert self.publish(u, self.claim(u, worker), failed, **changes) == 1
+
+    def die(self, worker: str, ordinal: int | None = None) -> int:
+        """A worker dies under its supervisor's eyes, with all it had begun in hand; gives the leases freed."""
+        held = {**self.client.hgetall(self.key("owner")), **self.client.hgetall(self.key("spare"))}
+        tokens = [token.decode() for token in held.values() if f":{worker}:" in token.decode()]
+        return self.ledger.abandon(worker, "killed by signal 9", blame=dict.fromkeys(tokens, ordinal))
 
     def age(self) -> None:
         """Much time passes for leases, delays, hints and published results."""

@@ -104,6 +104,7 @@ def kill_the_writer(command: Command, case: Case, number: int) -> None:
     await_in(command, lambda: not writer.is_running() or writer.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.fault("W1", "`embq run`: ten worker processes and three writers are killed in mid-run", gate=True)
 def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(make_case) -> None:
     case = make_case(300)
     random_ = random.Random(SEED)
@@ -129,6 +130,7 @@ def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(ma
     case.assert_verified()
 
 
+@pytest.mark.fault("R1", "`embq run`: its broker is killed in mid-run", gate=True)
 def test_a_run_outlives_its_broker(make_case) -> None:
     case = make_case(120)
     with started(*case.command(10), environment=QUICK_LEASES) as command:
@@ -144,6 +146,7 @@ def test_a_run_outlives_its_broker(make_case) -> None:
     case.assert_exact()
 
 
+@pytest.mark.fault("R2", "`embq run`: its broker forgets everything", gate=True)
 def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
     case = make_case(120)
     with started(*case.command(10), environment=QUICK_LEASES) as command:
@@ -156,6 +159,7 @@ def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
     assert "queue_lost" in logs(case.root)
 
 
+@pytest.mark.fault("C1", "`embq run`: everything is killed at once; `embq resume` completes it", gate=True)
 @pytest.mark.parametrize("loss", ["nothing", "the queue", "the folder of the broker"])
 def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: str) -> None:
     case = make_case(120)
@@ -178,6 +182,7 @@ def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: 
     assert committed(case.root)[: len(before)] == before
 
 
+@pytest.mark.fault("W1", "`embq run`: the supervisor is killed", gate=True)
 def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
     case = make_case(100)
     with started(*case.command(10), environment=QUICK_LEASES) as command:
@@ -192,6 +197,7 @@ def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
     case.assert_exact()
 
 
+@pytest.mark.fault("N1", "a worker process is stopped past its lease and comes back", gate=True)
 def test_a_worker_that_was_stopped_past_its_lease_cannot_publish(make_case) -> None:
     case = make_case(120)
     with started(*case.command(8), environment={"EMBQ_LEASE_S": "2", "EMBQ_BEAT_S": "0.5"}) as command:

@@ -1,0 +1,133 @@
+"""Fault tests: which of them run, what they are given, and the table at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import core.embedded
+from faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
+from faults.kit.table import Outcome, Recovery, Table
+
+FOLDER = Path(__file__).parent
+TABLE = pytest.StashKey[Table]()
+RECOVERY = pytest.StashKey[Recovery]()
+BEGAN = time.monotonic()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long ones to `--all-faults`; every test here says which fault it injects."""
+    kept, left = [], []
+    for item in items:
+        if FOLDER in item.path.parents:
+            marker = item.get_closest_marker("fault")
+            if marker is None:
+                raise pytest.UsageError(f"{item.nodeid} has no @pytest.mark.fault(id, sentence, gate=...)")
+            if not marker.kwargs.get("gate", False) and not config.getoption("--all-faults"):
+                left.append(item)
+                continue
+        kept.append(item)
+    items[:] = kept
+    if left:
+        config.hook.pytest_deselected(items=left)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keep how each test ended."""
+    report = yield
+    marker = item.get_closest_marker("fault")
+    if marker is None:
+        return report
+    table = item.config.stash.setdefault(TABLE, Table())
+    fault, sentence = marker.args
+    outcome = table.outcomes.setdefault(item.nodeid, Outcome(fault, sentence, item.nodeid))
+    outcome.seconds += report.duration
+    outcome.recovery = item.stash.get(RECOVERY, outcome.recovery)
+    if report.failed:
+        outcome.result = "FAIL"
+    elif report.skipped and outcome.result == "pass":
+        outcome.result = "skip"
+        outcome.reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table."""
+    table = config.stash.get(TABLE, None)
+    if table is None or not table.outcomes:
+        return
+    seconds = time.monotonic() - BEGAN
+    footer = f"seed {SEED}, {server_version()}, Python {platform.python_version()}, {seconds:.0f} s"
+    terminalreporter.section("faults")
+    terminalreporter.write_line(table.render(footer))
+    if path := config.getoption("--fault-table"):
+        table.write(Path(path), seed=SEED, server=server_version(), seconds=round(seconds))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _on_the_server_under_test() -> Iterator[None]:
+    """Let `embq run` and in-process servers start Debian's redis-server where that one is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        if SERVER == "redis":
+            program = server_program()
+            patch.setattr(core.embedded, "server_binary", lambda: program)
+            patch.setenv("PYTHONPATH", str(SABOTAGE), prepend=os.pathsep)
+            patch.setenv("EMBQ_SABOTAGE", json.dumps([{"server": str(program)}]))
+        yield
+
+
+@pytest.fixture
+def recovery(request: pytest.FixtureRequest) -> Recovery:
+    """Counts the faults of this test, and measures how soon they are mended."""
+    return request.node.stash.setdefault(RECOVERY, Recovery())
+
+
+@pytest.fixture
+def random_(request: pytest.FixtureRequest) -> random.Random:
+    """Chance that repeats itself: the same for the same EMBQ_TEST_SEED and test."""
+    return random.Random(f"{SEED}:{request.node.name}")
+
+
+@pytest.fixture
+def make_cluster(short_tmp: Path, recovery: Recovery) -> Iterator[MakeCluster]:
+    """Makes a cluster with a broker of its own; the arguments are those of `Broker`."""
+    made: list[Cluster] = []
+
+    def make(**broker: object) -> Cluster:
+        cluster = Cluster(short_tmp / f"c{len(made)}", recovery, **broker)  # type: ignore[arg-type]
+        made.append(cluster)
+        return cluster
+
+    try:
+        yield make
+    finally:
+        for cluster in made:
+            cluster.close()
+
+
+@pytest.fixture
+def cluster(make_cluster: MakeCluster) -> Cluster:
+    """A cluster with a running broker; start services in it as on several machines."""
+    return make_cluster()
+
+
+@pytest.fixture
+def needs() -> object:
+    """Skips the test where a program is not on PATH."""
+
+    def check(program: str) -> str:
+        path = shutil.which(program)
+        if path is None:
+            pytest.skip(f"{program} is not on PATH")
+        return path
+
+    return check
