@@ -28,6 +28,7 @@ from core.layout import Layout, RunInfo
 from core.ledger import Ledger, load_scripts
 from core.manifest import write_manifest
 from core.models import ModelConfig
+from core.protocol import VERSION
 from core.reader import row_tables
 from core.registry import RunRecord
 from core.results import encode_result, row_schema
@@ -121,6 +122,7 @@ def publish(ledger: Ledger, layout: Layout, u: int, unit_id: str, vectors: np.nd
     token = f"{ledger.gen()}:bench:{u}"
     assert ledger.claim(u, token, lease_s=600, fingerprint=FINGERPRINT).granted
     fields: dict[str, str | bytes | int] = {
+        "v": VERSION,
         "unit_id": unit_id,
         "rows": UNIT_ROWS,
         "failures": 0,

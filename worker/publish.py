@@ -115,15 +115,16 @@ class PublishStage:
         return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(work))
 
     def _shares_storage(self, work: UnitWork) -> bool:
-        """Whether the writer's nonce can be read here; looked up once per generation of a run."""
+        """Whether the writer's nonce can be read here and files left beside it; once per generation of a run."""
         key = (work.run, work.gen)
         if key not in self._shared:
             nonce = work.ledger.meta().get("nonce", "")
+            folder = Layout(Path(work.record.output)).staging
             try:
-                there = (Layout(Path(work.record.output)).staging / ".shared").read_text()
+                there = (folder / ".shared").read_text()
             except OSError:
                 there = ""
-            self._shared[key] = bool(nonce) and there == nonce
+            self._shared[key] = bool(nonce) and there == nonce and os.access(folder, os.W_OK)
         return self._shared[key]
 
     def _stage_when_it_fits(self, work: UnitWork, data: bytes) -> Path | None:

@@ -15,6 +15,7 @@ from core.errors import OutputError
 from core.layout import Layout
 from core.ledger import Entry
 from core.manifest import Manifest
+from core.protocol import VERSION
 from core.results import Result, decode_result, failure_batch
 from core.units import Failure
 
@@ -101,6 +102,9 @@ class Acceptor:
                 staged="",
                 bytes=0,
             )
+        if text.get("v") != str(VERSION):
+            version = text.get("v", "none")
+            raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
         if text["unit_id"] != unit_id:
             raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {text['unit_id']}")
         if self.fingerprint and text["fingerprint"] != self.fingerprint:

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 from core.commits import CommitLog
 from core.errors import InputError, OutputError, TryLaterError
-from core.protocol import MAX_ATTEMPTS
+from core.protocol import MAX_ATTEMPTS, VERSION
 from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
 from core.units import Failure
@@ -121,8 +121,8 @@ def test_a_quarantined_unit_is_one_failure_that_closes_the_run(make_run: MakeRun
     writer = run.writer()
     run.work_one(0)
     for _ in range(MAX_ATTEMPTS):
-        run.claim(1, "dies")
-        run.ledger.abandon("dies", "killed by signal 9")
+        token = run.claim(1, "dies")
+        run.ledger.abandon("dies", "killed by signal 9", blame={token: None})
         run.age()
         run.ledger.next_units(run.gen, 0, queue_empty=True, reap=False)
     writer.step()
@@ -215,6 +215,8 @@ def test_a_unit_that_is_published_twice_is_taken_once(run: RunCase) -> None:
 BAD: dict[str, tuple[str, dict[str, str | bytes | int]]] = {
     "of another unit": ("wrong_unit", {"unit_id": "0" * 32}),
     "of another model": ("wrong_model", {"fingerprint": "0" * 32}),
+    "of another protocol version": ("wrong_version", {"v": VERSION - 1}),
+    "of a version that is no number": ("wrong_version", {"v": f"{VERSION}.0"}),
     "with fewer rows than it says": ("wrong_count", {"rows": 4}),
     "with failures that it does not have": ("wrong_count", {"failures": 1}),
     "that is cut": ("bad_result", {"data": b"\xff\xff\xff\xff\x10"}),
@@ -244,12 +246,14 @@ def test_a_result_that_cannot_be_trusted_is_rejected_and_made_again(
     run.assert_exact()
 
 
-@pytest.mark.parametrize("missing", ["unit_id", "fingerprint", "rows", "failures", "data"])
+@pytest.mark.parametrize("missing", ["v", "unit_id", "fingerprint", "rows", "failures", "data"])
 def test_a_result_without_one_of_its_fields_is_rejected(run: RunCase, missing: str) -> None:
     writer = run.writer()
     fields = run.fields(0)
     del fields[missing]
     assert run.ledger.publish(0, run.claim(0), fields, size=10) == 1
+    writer.step()
+    assert run.client.hexists(run.key("pub"), "0") == 0
     run.finish(writer)
     run.assert_exact()
 
