@@ -66,11 +66,12 @@ def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monke
     run = make_run(20)
     run.build()
     monkeypatch.setattr(module, "HINTS_PER_WORKER", 3)
-    alive = [{"name": f"w{n}"} for n in range(4)]
+    model = run.record.model.spec
+    alive = [{"name": f"w{n}", "model": model} for n in range(4)]
     monkeypatch.setattr(module, "live_workers", lambda _: alive)
     assert run.feeder().tick() == 12
     monkeypatch.setattr(module, "MAX_HINTS", 13)
-    alive.extend({"name": f"w{n}"} for n in range(4, 100))
+    alive.extend({"name": f"w{n}", "model": model} for n in range(4, 100))
     assert run.feeder().tick() == 1
     assert MAX_HINTS == 5_000
 
@@ -84,7 +85,7 @@ def test_urgent_units_go_to_the_front(make_run: MakeRun) -> None:
         assert run.pop() is not None
     run.claim(0, "w")
     run.claim(1, "w")
-    run.ledger.abandon("w", "gone")
+    run.die("w")
     assert feeder.tick() == 2
     assert sorted(units_in_queue(run)[:2]) == [0, 1]
 

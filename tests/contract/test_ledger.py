@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from core.commits import Commit, CommittedUnit, LogState
 from core.ledger import LIMIT_BYTES, Entry, Ledger, load_scripts, new_token
-from core.protocol import FREEING, GROUP, MAX_ATTEMPTS, RUN_PARTS, SCRIPTS, WORKERS, worker_key
+from core.protocol import FREEING, GROUP, MAX_ATTEMPTS, RUN_PARTS, SCRIPTS, VERSION, WORKERS, worker_key
 from core.registry import RunRecord, live_workers
 
 
@@ -35,13 +35,19 @@ def table(run: RunCase, part: str) -> dict[int, str]:
     return {int(u): value.decode() for u, value in run.client.hgetall(run.key(part)).items()}
 
 
+def begun(run: RunCase) -> set[str]:
+    """The tokens whose units are being read."""
+    return {token.decode() for token in run.client.hkeys(run.key("busy"))}
+
+
 def state(run: RunCase) -> dict[str, object]:
     """Everything that the server keeps for the run, times rounded away."""
     meta = {name: value for name, value in run.ledger.meta().items() if not name.endswith("_ms")}
     return {
         "meta": meta,
         **{part: sorted(scores(run, part)) for part in ("hinted", "due")},
-        **{part: table(run, part) for part in ("owner", "busy", "att", "pub")},
+        **{part: table(run, part) for part in ("owner", "spare", "att", "poison", "pub")},
+        "busy": begun(run),
         "res": run.client.xrange(run.key("res")),
         "done": run.client.get(run.key("done")),
     }
@@ -56,9 +62,9 @@ def commit(run: RunCase, *pairs: tuple[str, int | None]) -> int:
 
 
 def feed(
-    run: RunCase, room: int = 100, *, queue_empty: bool = False, reap: bool = False
+    run: RunCase, room: int = 100, *, queue_empty: bool = False, reap: bool = False, idle: int = 0
 ) -> tuple[list[int], list[int]]:
-    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap=reap)
+    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap=reap, idle=idle)
 
 
 def overdue(run: RunCase, u: int) -> None:
@@ -66,14 +72,14 @@ def overdue(run: RunCase, u: int) -> None:
     assert run.client.zadd(run.key("due"), {str(u): 1}, xx=True, ch=True) == 1
 
 
-def claim(run: RunCase, u: int, token: str, fingerprint: str = FINGERPRINT) -> str:
-    return run.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=fingerprint).word
+def claim(run: RunCase, u: int, token: str, fingerprint: str = FINGERPRINT, *, idle: bool = False) -> str:
+    return run.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=fingerprint, idle=idle).word
 
 
 def crash(run: RunCase, u: int) -> None:
     """An attempt that begins and ends badly."""
     run.claim(u, "dies")
-    assert run.ledger.abandon("dies", "killed by signal 9") == 1
+    assert run.die("dies") == 1
 
 
 # --- claim ---
@@ -143,7 +149,7 @@ def test_a_start_charges_one_attempt_however_often_it_is_sent(run: RunCase) -> N
     for _ in range(2):
         assert run.ledger.start([(0, token), (1, "1-0:a:lost")]) == {"1-0:a:lost"}
         assert table(run, "att") == {0: "1"}
-    assert table(run, "busy") == {0: token}
+    assert begun(run) == {token}
 
 
 def test_starting_nothing_is_nothing(run: RunCase) -> None:
@@ -252,7 +258,7 @@ def test_an_undone_lease_costs_no_attempt(run: RunCase, started: bool) -> None:
     before = state(run)
     assert not run.ledger.release(0, token)
     assert state(run) == before
-    assert (table(run, "owner"), table(run, "busy"), scores(run, "due")) == ({}, {}, {})
+    assert (table(run, "owner"), begun(run), scores(run, "due")) == ({}, set(), {})
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -286,6 +292,7 @@ def test_the_third_crash_quarantines_the_unit_by_name(run: RunCase) -> None:
         "u": b"0",
         "token": b"quarantine",
         "bytes": b"0",
+        "v": str(VERSION).encode(),
         "code": b"crash",
         "message": b"killed by signal 9",
     }
@@ -306,12 +313,133 @@ def test_three_failures_of_a_source_keep_their_own_code(run: RunCase) -> None:
 def test_abandoning_frees_one_workers_leases_and_charges_what_was_busy(run: RunCase) -> None:
     busy, idle = run.claim(0, "w1"), run.claim(1, "w1", started=False)
     others = {2: run.claim(2, "w10"), 3: run.claim(3, "1")}
-    assert run.ledger.abandon("w1", "gone") == 2
-    assert run.ledger.abandon("w1", "gone") == 0
+    assert run.die("w1") == 2
+    assert run.die("w1") == 0
     assert table(run, "owner") == others
     assert table(run, "att") == {0: "1", 2: "1", 3: "1"}
     assert scores(run, "hinted") == {0: 0, 1: 0}
     assert (run.publish(0, busy), run.publish(1, idle)) == (0, 0)
+
+
+def test_only_what_a_dead_worker_had_in_hand_is_charged(run: RunCase) -> None:
+    in_hand, queued = run.claim(0, "w"), run.claim(1, "w")
+    assert run.ledger.abandon("w", "gone", blame={in_hand: None}) == 2
+    assert table(run, "att") == {0: "1", 1: "0"}
+    assert queued not in begun(run)
+
+
+def test_a_third_crash_in_one_sample_leaves_it_out_and_tries_the_rest_again(run: RunCase) -> None:
+    for _ in range(MAX_ATTEMPTS - 1):
+        crash(run, 0)
+    overdue(run, 0)
+    run.claim(0, "dies")
+    run.die("dies", ordinal=2)
+    assert entries(run) == []
+    answer = run.ledger.claim(0, new_token(run.gen, "dies"), lease_s=LEASE_S, fingerprint=FINGERPRINT)
+    assert (answer.attempts, answer.poison) == (MAX_ATTEMPTS - 1, {2})
+    run.ledger.start([(0, run.client.hget(run.key("owner"), "0").decode())])
+    run.die("dies", ordinal=0)
+    answer = run.ledger.claim(0, new_token(run.gen, "a"), lease_s=LEASE_S, fingerprint=FINGERPRINT)
+    assert answer.poison == {0, 2}
+
+
+def test_samples_that_end_their_worker_are_left_out_up_to_eight(run: RunCase) -> None:
+    for _ in range(MAX_ATTEMPTS - 1):
+        crash(run, 0)
+    for ordinal in range(9):
+        assert entries(run) == []
+        run.age()
+        run.claim(0, "dies")
+        run.die("dies", ordinal=ordinal)
+    (entry,) = entries(run)
+    assert entry.fields["code"] == b"crash"
+    commit(run, (entry.id, 0))
+    assert table(run, "poison") == {}
+
+
+# --- the tail: nothing is left to hint ---
+
+
+@pytest.fixture
+def tail(run: RunCase) -> RunCase:
+    """Every unit but 0 is done; `slow` holds 0, and a unit takes 100 ms."""
+    feed(run)
+    for u in range(1, 8):
+        run.work_one(u)
+        commit(run, (entries(run)[0].id, u))
+    run.client.hset(run.key("meta"), "unit_ms", 100)
+    return run
+
+
+def began_long_ago(run: RunCase, token: str) -> None:
+    seconds, _ = run.client.time()
+    assert run.client.hset(run.key("busy"), token, seconds * 1000 - 5_000) == 0
+
+
+def test_an_idle_worker_takes_over_what_its_holder_has_not_begun(tail: RunCase) -> None:
+    slow = tail.claim(0, "slow", started=False)
+    assert feed(tail, queue_empty=True, idle=1) == ([], [0])
+    assert claim(tail, 0, new_token(tail.gen, "busy")) == "leased"
+    fast = new_token(tail.gen, "fast")
+    assert claim(tail, 0, fast, idle=True) == "ok"
+    assert tail.ledger.start([(0, slow)]) == {slow}
+    assert tail.ledger.beat(tail.gen, [(0, slow), (0, fast)], lease_s=LEASE_S)[1] == {slow}
+
+
+def test_a_unit_that_takes_long_is_run_a_second_time_and_the_first_result_stands(tail: RunCase) -> None:
+    slow = tail.claim(0, "slow")
+    assert feed(tail, queue_empty=True, idle=1) == ([], []), "it has only just begun"
+    began_long_ago(tail, slow)
+    tail.client.hdel(tail.key("meta"), "helped_ms")
+    assert feed(tail, queue_empty=True, idle=1) == ([], [0])
+    assert feed(tail, queue_empty=True, idle=1) == ([], []), "once a second"
+    fast, third = new_token(tail.gen, "fast"), new_token(tail.gen, "third")
+    assert claim(tail, 0, new_token(tail.gen, "slow"), idle=True) == "leased"
+    assert [claim(tail, 0, token, idle=True) for token in (fast, fast, third)] == ["ok", "ok", "leased"]
+    assert tail.ledger.start([(0, fast), (0, slow)]) == set()
+    assert tail.ledger.beat(tail.gen, [(0, slow), (0, fast)], lease_s=LEASE_S)[1] == set()
+    assert [tail.publish(0, token) for token in (fast, fast, slow)] == [1, 1, 2]
+    assert (table(tail, "owner"), table(tail, "spare"), begun(tail)) == ({}, {}, set())
+
+
+@pytest.mark.parametrize("dies", ["slow", "fast"])
+@pytest.mark.parametrize("how", ["killed", "gives back", "fails"])
+def test_of_two_leases_on_a_unit_the_other_goes_on_where_one_ends(tail: RunCase, dies: str, how: str) -> None:
+    tokens = {"slow": tail.claim(0, "slow")}
+    began_long_ago(tail, tokens["slow"])
+    tokens["fast"] = new_token(tail.gen, "fast")
+    assert claim(tail, 0, tokens["fast"], idle=True) == "ok"
+    tail.ledger.start([(0, tokens["fast"])])
+    if how == "killed":
+        assert tail.die(dies) == 1
+    else:
+        assert tail.ledger.release(0, tokens[dies], failed=("storage", "away") if how == "fails" else None)
+    assert scores(tail, "hinted") == {}
+    lives = next(name for name in tokens if name != dies)
+    assert table(tail, "owner") == {0: tokens[lives]}
+    assert table(tail, "spare") == {}
+    assert tail.publish(0, tokens[dies]) == 0
+    assert tail.publish(0, tokens[lives]) == 1
+
+
+def test_a_unit_that_ended_a_worker_runs_once_at_a_time(tail: RunCase) -> None:
+    crash(tail, 0)
+    feed(tail)
+    began_long_ago(tail, tail.claim(0, "slow"))
+    assert feed(tail, queue_empty=True, idle=1) == ([], [])
+    assert claim(tail, 0, new_token(tail.gen, "fast"), idle=True) == "leased"
+
+
+def test_nobody_helps_while_something_is_left_to_hint(run: RunCase) -> None:
+    feed(run, 3)
+    run.claim(0, "slow", started=False)
+    assert claim(run, 0, new_token(run.gen, "fast"), idle=True) == "leased"
+
+
+def test_a_queue_of_another_protocol_version_is_none(run: RunCase) -> None:
+    assert run.gen == "1-0"
+    run.client.hset(run.key("meta"), "v", VERSION - 1)
+    assert run.gen == ""
 
 
 # --- next ---
@@ -342,7 +470,7 @@ def test_feeding_passes_a_long_run_of_done_units_in_one_step(make_run: MakeRun) 
 def test_urgent_units_come_first_and_within_the_room(run: RunCase) -> None:
     run.claim(5, "w")
     run.claim(6, "w")
-    run.ledger.abandon("w", "gone")
+    run.die("w")
     assert feed(run, 1) == ([5], [])
     assert feed(run, 3) == ([6], [0, 1])
 
@@ -578,10 +706,10 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
     assert commit(run, (first.id, 0)) == 1
     run.ledger.reject(second.id, 1, second.fields["token"].decode(), "x", "x")
     assert run.ledger.release(3, idle)
-    assert run.ledger.abandon("alive", "gone") == 1
+    assert run.die("alive") == 1
     own_client.config_set("maxmemory", "0")
     assert feed(run)[0] == [1, 2, 3]
-    assert set(SCRIPTS) > FREEING
+    assert {*SCRIPTS, "report"} > FREEING
 
 
 # --- the loss of one key ---
@@ -677,11 +805,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # the feeder
 
-    @rule(room=st.integers(0, 5), queue_empty=st.booleans(), reap=st.booleans())
-    def feed(self, room: int, queue_empty: bool, reap: bool) -> None:
+    @rule(room=st.integers(0, 5), queue_empty=st.booleans(), reap=st.booleans(), idle=st.integers(0, 2))
+    def feed(self, room: int, queue_empty: bool, reap: bool, idle: int = 0) -> None:
         gen = self.ledger.gen()
-        urgent, normal = self.ledger.next_units(gen, room, queue_empty=queue_empty, reap=reap)
-        assert len(urgent) + len(normal) <= room
+        urgent, normal = self.ledger.next_units(gen, room, queue_empty=queue_empty, reap=reap, idle=idle)
+        assert len(urgent) + len(normal) <= max(room, idle)
         self.hints = [(gen, u) for u in urgent] + self.hints + [(gen, u) for u in normal]
 
     @precondition(lambda self: self.hints)
@@ -697,12 +825,12 @@ class LedgerMachine(RuleBasedStateMachine):
     # the workers
 
     @precondition(lambda self: self.hints)
-    @rule(worker=st.sampled_from(["w1", "w2"]), again=st.booleans())
-    def take(self, worker: str, again: bool) -> None:
+    @rule(worker=st.sampled_from(["w1", "w2"]), again=st.booleans(), idle=st.booleans())
+    def take(self, worker: str, again: bool, idle: bool = False) -> None:
         gen, u = self.hints.pop(0)
         token = new_token(gen, worker)
         for _ in range(1 + again):
-            answer = self.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT)
+            answer = self.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT, idle=idle)
         assert not (answer.granted and gen != self.ledger.gen())
         if answer.granted:
             self.held[worker].append((u, token))
@@ -734,13 +862,13 @@ class LedgerMachine(RuleBasedStateMachine):
             for _ in range(1 + again):
                 self.ledger.release(u, token, failed=("storage", "away") if failed else None)
 
-    @rule(worker=st.sampled_from(["w1", "w2"]), seen=st.booleans())
-    def crash(self, worker: str, seen: bool) -> None:
+    @rule(worker=st.sampled_from(["w1", "w2"]), seen=st.booleans(), ordinal=st.sampled_from([None, 0, 1]))
+    def crash(self, worker: str, seen: bool, ordinal: int | None) -> None:
         """The worker dies, or is only believed to be dead: what it held may be published long after."""
         self.zombies += self.held[worker]
         self.held[worker] = []
         if seen:
-            self.ledger.abandon(worker, "gone")
+            self.run.die(worker, ordinal)
 
     @precondition(lambda self: self.zombies)
     @rule(at=st.integers(0, 20))
@@ -818,7 +946,10 @@ class LedgerMachine(RuleBasedStateMachine):
         tokens = {fields[b"token"].decode() for _, fields in waiting} - {"quarantine"}
         assert all(token.startswith(f"{meta['gen']}:") for token in tokens), "a result from before the rebuild"
         assert int(meta["bytes"]) == sum(int(fields[b"bytes"]) for _, fields in waiting)
-        assert set(table(self.run, "owner")) <= set(due)
+        owner, spare = table(self.run, "owner"), table(self.run, "spare")
+        assert set(spare) <= set(owner) <= set(due)
+        assert begun(self.run) <= {*owner.values(), *spare.values()}, "a lease that is gone counts as begun"
+        assert all(int(attempts) >= 0 for attempts in table(self.run, "att").values())
 
     def teardown(self) -> None:
         """Whatever happened, the run now goes to its end, and every unit is done once."""
@@ -874,4 +1005,4 @@ def test_whatever_happens_no_unit_is_committed_twice_and_all_are_in_the_end(
 
 def test_the_bound_of_waiting_results_is_the_documented_one(run: RunCase) -> None:
     assert int(run.ledger.meta()["limit_bytes"]) == LIMIT_BYTES
-    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock"}
+    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock", "report"}
