@@ -94,7 +94,8 @@ class ProgressBoard:
         """
         place = self._place()
         text = "\n".join(f"{token} {u} {first} {last}" for token, u, first, last in units).encode()
-        text = text[: PLACE_BYTES - _HEAD.size]
+        if len(text) > PLACE_BYTES - _HEAD.size:
+            text = text[: PLACE_BYTES - _HEAD.size].rpartition(b"\n")[0]
         start = place + _HEAD.size
         self._memory[start : start + len(text)] = text
         # Last, so that a reader sees nothing in hand rather than half of it.
@@ -150,7 +151,7 @@ class ProgressBoard:
 
 def _units(text: bytes) -> Iterator[Span]:
     for line in text.decode("utf-8", "replace").splitlines():
-        # The last line may have been cut off where a place is full.
+        # What is being written at this moment may not fit.
         if found := _LINE.fullmatch(line):
             token, u, first, last = found.groups()
             yield Span(token, int(u), int(first), int(last))
