@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
@@ -33,6 +34,7 @@ from sources.base import ReadOptions
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
 from worker.pipeline import Pipeline
+from worker.progress import ProgressBoard, Span
 from worker.publish import PublishStage
 from worker.read import ReadStage
 from worker.stats import Stats
@@ -73,6 +75,17 @@ class FreeLedger:
         return 1
 
 
+class NoBoard(ProgressBoard):
+    """Nobody watches, so nothing is said."""
+
+    def step(self, stage: str, units: Iterable[Span] = ()) -> AbstractContextManager[None]:
+        del stage, units
+        return nullcontext()
+
+    def advance(self) -> None:
+        return
+
+
 def work(root: Path, results: Connection) -> None:
     """The worker process: every unit of the manifest through the pipeline, in order; then the time of the first."""
     layout, info = Layout(root), load_run(root)
@@ -80,27 +93,28 @@ def work(root: Path, results: Connection) -> None:
     embedder = load(info.model, "cpu")
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
-    leases, stats = Leases(), Stats()
+    leases, stats, board = Leases(), Stats(), NoBoard()
     pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="prepare")
     pipeline = Pipeline(
         leases,
         prefetch=PREFETCH,
         batch_size=embedder.batch_size,
         pool=pool,
-        make_read=lambda put: ReadStage(embedder, pool, stats, roots=(), hand_on=put),
-        make_embed=lambda put: EmbedStage(embedder, leases, stats, hand_on=put),
+        make_read=lambda put: ReadStage(embedder, pool, stats, board, roots=(), hand_on=put),
+        make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
         publish=PublishStage(
             leases,
             stats,
+            board,
             fingerprint=embedder.fingerprint,
             dims=embedder.dims,
             transport="auto",
-            waiting=lambda _on_purpose: None,
         ),
     )
     pipeline.start()
     for u, unit in enumerate(Manifest(layout)):
-        one = UnitWork(Hint(run=info.run, gen="bare", u=u, unit=unit), record, ledger, f"bare:{u}")
+        hint = Hint(run=info.run, gen="bare", u=u, unit=unit)
+        one = UnitWork(hint, record, ledger, f"bare:{u}", attempts=0, poison=frozenset())
         leases.add(one)
         pipeline.submit(one)
     while not leases.wait_until_at_most(0, timeout_s=1.0):
