@@ -21,7 +21,7 @@ class StopFlag:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock = clock
-        self._last = float("-inf")
+        self._first = self._last = float("-inf")
 
     def install(self) -> None:
         """Take over both signals."""
@@ -31,8 +31,13 @@ class StopFlag:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         now = self._clock()
         if now - self._last >= REPEAT_S:
+            self._first = self._first if self.count else now
             self.count += 1
             self._last = now
 
     def __call__(self) -> bool:
         return self.count > 0
+
+    def longer_than(self, seconds: float) -> bool:
+        """Whether the first request is older than that, or was repeated."""
+        return self.count > 1 or (self.count > 0 and self._clock() - self._first > seconds)

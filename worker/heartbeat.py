@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+from core.errors import EmbqError
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.protocol import WORKERS, worker_key
@@ -62,7 +63,7 @@ class Heartbeat(threading.Thread):
         self._stop_requested = threading.Event()
         self._rates: list[tuple[float, int]] = []
         self._shares: list[tuple[float, dict[str, float]]] = []
-        self.failed: redis.exceptions.RedisError | None = None
+        self.failed: redis.exceptions.RedisError | EmbqError | None = None
 
     def stop(self) -> None:
         """Beat no more and sign off."""
@@ -84,8 +85,8 @@ class Heartbeat(threading.Thread):
                     self._beat(held)
                     beat_at = now
                 self._report(held, now)
-            except redis.exceptions.RedisError as error:
-                # The client waits out every outage; what is left is a refusal that waiting does not mend.
+            except (redis.exceptions.RedisError, EmbqError) as error:
+                # The client waits out every outage; what is left is a refusal that waiting does not mend, or a stop.
                 self.failed = error
                 self.log.error("heartbeat_refused", why=error)
                 return

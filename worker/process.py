@@ -33,7 +33,7 @@ MODEL_POLL_S = 0.3
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     """Serve until stopped or until the one run asked for is over."""
-    client = connect(settings.broker_url, password=settings.broker_password, patient=True)
+    client = connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped)
     log = Events("worker")
     report = Report(options.report_fd)
     board = ProgressBoard(options.progress_fd)

@@ -154,7 +154,12 @@ class ModelService:
         self._no_work_left = not self.leases.snapshot() and not _has_work(self.client, self.options.run, self.model)
 
     def _connect(self) -> redis.Redis:
-        return connect(self.settings.broker_url, password=self.settings.broker_password, patient=True)
+        return connect(
+            self.settings.broker_url,
+            password=self.settings.broker_password,
+            patient=True,
+            give_up=lambda: self.stopped.longer_than(self.options.drain_s),
+        )
 
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(

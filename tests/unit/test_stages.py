@@ -22,6 +22,7 @@ from worker import read as read_module
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector
+from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit, ReadStage
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
@@ -54,16 +55,27 @@ def stages(tmp_path: Path) -> Iterator[SimpleNamespace]:
     finished: list[UnitWork] = []
     handed: list[Chunk | EndOfUnit] = []
     with ThreadPoolExecutor(2) as pool:
-        embed = EmbedStage(embedder, leases, stats, hand_on=finished.append)
-        read = ReadStage(embedder, pool, stats, roots=(), hand_on=handed.append)
+        board = ProgressBoard()
+        embed = EmbedStage(embedder, leases, stats, board, hand_on=finished.append)
+        read = ReadStage(embedder, pool, stats, board, roots=(), hand_on=handed.append)
         yield SimpleNamespace(
-            embed=embed, read=read, ledger=ledger, leases=leases, finished=finished, handed=handed, folder=tmp_path
+            embed=embed,
+            read=read,
+            board=board,
+            ledger=ledger,
+            leases=leases,
+            finished=finished,
+            handed=handed,
+            folder=tmp_path,
         )
 
 
-def make_work(stages: SimpleNamespace, unit: Unit, token: str) -> UnitWork:
+def make_work(
+    stages: SimpleNamespace, unit: Unit, token: str, *, attempts: int = 0, poison: frozenset[int] = frozenset()
+) -> UnitWork:
     record = RunRecord(run="r", output="/nowhere", model=MODEL, dtype="float16", units=9)
-    work = UnitWork(Hint(run="r", gen="1-0", u=0, unit=unit), record, stages.ledger, token)
+    hint = Hint(run="r", gen="1-0", u=0, unit=unit)
+    work = UnitWork(hint, record, stages.ledger, token, attempts=attempts, poison=poison)
     stages.leases.add(work)
     return work
 
@@ -186,3 +198,27 @@ def test_a_vector_that_is_not_finite_is_a_failure_and_its_neighbours_are_rows(
     drive(stages, work)
     assert [sample.text for sample in work.samples] == ["one", "four"]
     assert [(f.ordinal, f.code) for f in work.failures] == [(1, "non_finite"), (2, "non_finite")]
+
+
+def test_the_last_attempt_goes_sample_by_sample_and_leaves_out_what_ended_a_worker(
+    stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["one", "two", "three", "four"]
+    work = make_work(stages, texts(stages, "a.txt", words), "t1", attempts=2, poison=frozenset({1}))
+    in_hand: list[tuple[str, tuple[Span, ...]]] = []
+    embedder = stages.embed.embedder
+    for stage in ("prepare", "embed"):
+        real = getattr(embedder, stage)
+
+        def seen(batch: Any, real: Any = real) -> Any:
+            in_hand.extend((step.stage, step.units) for step in stages.board.in_hand())
+            return real(batch)
+
+        monkeypatch.setattr(embedder, stage, seen)
+    stages.read.hand_on = stages.embed.take  # the reader waits for each sample to be dealt with
+    stages.read.run(work)
+    assert stages.finished == [work]
+    assert [sample.text for sample in work.samples] == ["one", "three", "four"]
+    assert [(failure.ordinal, failure.code) for failure in work.failures] == [(1, "crash")]
+    steps = [(stage, (Span("t1", 0, n, n),)) for n in (0, 2, 3) for stage in ("prepare", "embed")]
+    assert in_hand == steps

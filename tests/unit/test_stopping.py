@@ -24,3 +24,14 @@ def test_a_signal_that_comes_twice_within_a_second_is_one_request_and_a_later_on
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_a_stop_is_old_after_its_time_or_once_it_is_repeated() -> None:
+    now = [100.0]
+    stopped = StopFlag(clock=lambda: now[0])
+    assert not stopped.longer_than(0)
+    stopped._on_signal(signal.SIGTERM, None)
+    now[0] += 2
+    assert (stopped.longer_than(1), stopped.longer_than(3)) == (True, False)
+    stopped._on_signal(signal.SIGTERM, None)
+    assert stopped.longer_than(3)
