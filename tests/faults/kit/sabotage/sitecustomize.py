@@ -22,6 +22,9 @@ each wraps one function or method when its module has been imported.
 ``{"server": "/usr/bin/redis-server"}``
     The server that `embq run` starts.
 
+``{"set": "core.protocol:VERSION", "to": 99}``
+    Another value of a constant, before anybody has imported it.
+
 ``do`` is one of: ``kill`` (SIGKILL), ``exit`` (with ``status``), ``stop`` (SIGSTOP), ``hang``, ``hang_gil`` (a C call
 that never returns and keeps every other thread from running), ``pause`` (``seconds``), ``gate`` (creates the file
 ``<gate>.reached`` and waits for ``<gate>.open``), ``raise_device``, ``raise_oom`` (torch.OutOfMemoryError),
@@ -210,6 +213,8 @@ def _target_and_wrap(entry):
         }[entry["where"]]
     if "slow" in entry:
         return f"{STUB}.embed", _slow(entry)
+    if "set" in entry:
+        return entry["set"], lambda _value: entry["to"]
     if "server" in entry:
         return "core.embedded:server_binary", _another_server(entry)
     raise ValueError(f"nothing is known of {entry}")
