@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from core.units import Sample, Unit
+
+Moved = Callable[[], None]
+"""Called whenever bytes have come in, so that who watches the reader can tell slow storage from a hang."""
+
+
+def unwatched() -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,7 @@ class Source(Protocol):
         """
         ...
 
-    def read(self, unit: Unit) -> Iterator[Sample]:
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """The unit's samples with ordinals 0, 1, 2, ...
 
         Raises SourceError before or between samples where the unit as a whole cannot be trusted; the caller then

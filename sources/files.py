@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from core.errors import InputError, SampleError, SourceError
 from core.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
-from sources.base import ReadOptions
+from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
-from sources.storage import SAMPLE_MAX_BYTES, source_errors
+from sources.storage import SAMPLE_MAX_BYTES, WatchedFile, read_all, source_errors
 
 log = Events("sources")
 
@@ -59,13 +59,13 @@ class FilesSource:
             )
         yield _unit(empty, items, first)
 
-    def read(self, unit: Unit) -> Iterator[Sample]:
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
         with source_errors(unit.source):
             os.stat(unit.source)
         root = os.path.realpath(unit.source)
         for ordinal, (relative, size) in enumerate(unit.items):
-            yield _sample(root, ordinal, relative, size)
+            yield _sample(root, ordinal, relative, size, moved)
 
 
 def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -115,28 +115,28 @@ def _size(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _sample(root: str, ordinal: int, relative: str, size: int) -> Sample:
+def _sample(root: str, ordinal: int, relative: str, size: int, moved: Moved) -> Sample:
     image = text = metadata = error = None
     stem = os.path.splitext(relative)[0]
     try:
-        image = _read(root, relative, size)
-        if (data := _read_beside(root, f"{stem}.txt")) is not None:
+        image = _read(root, relative, size, moved)
+        if (data := _read_beside(root, f"{stem}.txt", moved)) is not None:
             text = decode_text(data)
-        if (data := _read_beside(root, f"{stem}.json")) is not None:
+        if (data := _read_beside(root, f"{stem}.json", moved)) is not None:
             metadata = decode_metadata(data)
     except SampleError as problem:
         error = (problem.code, problem.message)
     return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
 
 
-def _read_beside(root: str, relative: str) -> bytes | None:
+def _read_beside(root: str, relative: str, moved: Moved) -> bytes | None:
     """The file's bytes, or None where there is no such file."""
     if not os.path.lexists(os.path.join(root, relative)):
         return None
-    return _read(root, relative, None)
+    return _read(root, relative, None, moved)
 
 
-def _read(root: str, relative: str, size: int | None) -> bytes:
+def _read(root: str, relative: str, size: int | None, moved: Moved) -> bytes:
     """The bytes of a plain file under `root`, of `size` bytes where that is known.
 
     Raises SampleError `outside_root`, `source_missing`, `source_denied`, `source_changed`, `unsupported_member` or
@@ -154,8 +154,8 @@ def _read(root: str, relative: str, size: int | None) -> bytes:
             raise SampleError("source_changed", f"{path} had {size} bytes when planned, now {status.st_size}")
         if status.st_size > SAMPLE_MAX_BYTES:
             raise SampleError("too_large", f"{path} has {status.st_size} bytes, more than {SAMPLE_MAX_BYTES}")
-        with open(real, "rb", buffering=0) as file:
-            data = file.readall()
+        with WatchedFile(real, moved) as file:
+            data = read_all(file, status.st_size)
     except PermissionError as error:
         raise SampleError("source_denied", f"{path} may not be read by this user") from error
     except OSError as error:

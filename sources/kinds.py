@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from core.errors import InputError, SourceError
 from core.units import Sample, Unit
-from sources.base import Source
+from sources.base import Moved, Source, unwatched
 from sources.files import FilesSource, is_image, walk_images
 from sources.storage import source_errors
 from sources.tar import COMPRESSED_SUFFIXES, TarSource
@@ -98,12 +98,13 @@ def check_local(source: str) -> None:
         )
 
 
-def read(unit: Unit, roots: Sequence[str]) -> Iterator[Sample]:
+def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
     """The samples of a unit that came over the network, as its `Source.read` gives them.
 
     Args:
         unit: what to read.
         roots: the folders that units may lie in, links resolved; empty allows every local path.
+        moved: called whenever bytes have come in.
 
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source does.
     """
@@ -119,7 +120,7 @@ def read(unit: Unit, roots: Sequence[str]) -> Iterator[Sample]:
             code="source_denied",
             next_step="move the input, or start the worker with its folder among the allowed ones",
         )
-    return source_for(unit.kind).read(unit)
+    return source_for(unit.kind).read(unit, moved)
 
 
 def _is_inside(path: str, root: str) -> bool:

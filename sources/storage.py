@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any
 
 from core.errors import SourceError
 from core.units import Unit
+from sources.base import Moved
+
+PIECE_BYTES = 1 << 20
+"""Read at once: storage that gives 25 kB/s still moves within a worker's time for one step."""
 
 SAMPLE_MAX_BYTES = 32_000_000
 """Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""
@@ -58,19 +63,54 @@ def stat_file(path: str) -> os.stat_result:
     return status
 
 
+class WatchedFile(io.FileIO):
+    """A file open for reading that calls `moved` for each piece that comes in."""
+
+    def __init__(self, path: str, moved: Moved) -> None:
+        super().__init__(path, "r")
+        self._moved = moved
+
+    def readinto(self, buffer: Any) -> int:
+        """As the base class does; the number of bytes read."""
+        count = super().readinto(buffer)
+        if count:
+            self._moved()
+        return count
+
+
+def read_all(file: io.BufferedReader[WatchedFile] | WatchedFile, expected: int) -> bytes:
+    """The rest of a file of probably `expected` bytes, in pieces and without ever holding it twice."""
+    whole = io.BytesIO()
+    piece = memoryview(bytearray(min(PIECE_BYTES, expected + 1)))
+    while count := file.readinto(piece):
+        whole.write(piece[:count])
+    return whole.getvalue()
+
+
 @contextmanager
-def open_unchanged(unit: Unit, code: str) -> Iterator[BinaryIO]:
+def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedReader[WatchedFile]]:
     """The unit's file, open for reading, which must be the version that was planned before and after the block.
+
+    Args:
+        code: of the error where it is another version.
+        moved: called for each piece that comes in.
 
     Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
     """
     with source_errors(unit.source):
         # Looked at before opening: opening a named pipe would wait for its writer.
         _require_regular(unit.source, os.stat(unit.source))
-        with open(unit.source, "rb", buffering=1 << 20) as file:
+        with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as file:
             _require_same(unit, os.fstat(file.fileno()), code)
             yield file
             _require_same(unit, os.fstat(file.fileno()), code)
+
+
+def forget_cached(path: str) -> None:
+    """Let the next read of a file ask the storage, as far as the system can be asked to."""
+    if hasattr(os, "posix_fadvise"):  # macOS has none
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _require_regular(path: str, status: os.stat_result) -> None:

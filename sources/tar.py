@@ -6,11 +6,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from core.errors import SampleError, SourceError
+from core.log import Events
 from core.units import Sample, Unit
-from sources.base import ReadOptions
+from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
-from sources.storage import SAMPLE_MAX_BYTES, etag, open_unchanged, stat_file
-from sources.tar_members import Member, walk
+from sources.storage import (
+    SAMPLE_MAX_BYTES,
+    etag,
+    forget_cached,
+    open_unchanged,
+    read_all,
+    source_errors,
+    stat_file,
+)
+from sources.tar_members import DAMAGE_CODES, Member, walk
+
+log = Events("sources")
 
 SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -37,21 +48,18 @@ class TarSource:
         status = stat_file(path)
         yield Unit(kind=self.kind, source=path, stop=status.st_size, etag=etag(status))
 
-    def read(self, unit: Unit) -> Iterator[Sample]:
-        """The samples in order of their first member, after the whole shard has been checked."""
-        with open_unchanged(unit, "shard_changed") as file:
-            data = file.read()
-        if len(data) != unit.stop:
-            raise SourceError(
-                f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
-                code="shard_length_mismatch",
-                next_step="check the disk or the network share",
-                transient=True,
-            )
-        for magic, name in _MAGICS.items():
-            if data.startswith(magic):
-                raise _compressed(unit.source, f"it starts like {name}")
-        members = walk(data, unit.source)
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """The samples in order of their first member, after the whole shard has been checked.
+
+        A shard that looks damaged is read once more: what was damaged may have been only the way to here.
+        """
+        try:
+            data, members = _load(unit, moved)
+        except SourceError as damage:
+            if damage.code not in DAMAGE_CODES:
+                raise
+            log.warning("shard_read_again", source=unit.source, code=damage.code, why=damage.message)
+            data, members = _load_again(unit, moved, damage)
         entries = group(members)
         if members and not entries:
             raise SourceError(
@@ -62,6 +70,43 @@ class TarSource:
             )
         for ordinal, entry in enumerate(entries):
             yield _sample(ordinal, entry, data)
+
+
+def _load(unit: Unit, moved: Moved) -> tuple[bytes, list[Member]]:
+    """The shard and its members, all of them checked."""
+    with open_unchanged(unit, "shard_changed", moved) as file:
+        data = read_all(file, unit.stop)
+    if len(data) != unit.stop:
+        raise SourceError(
+            f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
+            code="shard_length_mismatch",
+            next_step="check the disk or the network share",
+            transient=True,
+        )
+    for magic, name in _MAGICS.items():
+        if data.startswith(magic):
+            raise _compressed(unit.source, f"it starts like {name}")
+    return data, walk(data, unit.source)
+
+
+def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[bytes, list[Member]]:
+    """The shard as the storage has it, not this machine's memory; SourceError `damage` where it is damaged as before.
+
+    Two reads that do not agree say something about the storage and nothing about the shard.
+    """
+    with source_errors(unit.source):
+        forget_cached(unit.source)
+    try:
+        return _load(unit, moved)
+    except SourceError as again:
+        if again.code not in DAMAGE_CODES or again.message == damage.message:
+            raise
+        raise SourceError(
+            f"{unit.source}: two reads of it differ: {damage.message}; {again.message}",
+            code="source_unreadable",
+            next_step="check the disk or the network share",
+            transient=True,
+        ) from again
 
 
 class Entry(NamedTuple):

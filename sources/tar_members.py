@@ -17,6 +17,9 @@ NAME_MAX_BYTES = 4096
 EXTENSION_MAX_BYTES = 1 << 20
 """Largest PAX or GNU header extension; real ones are below 10 kB."""
 
+DAMAGE_CODES = frozenset({"shard_truncated", "shard_bad_header", "shard_no_end_marker", "shard_trailing_data"})
+"""What `walk` calls an archive that is not whole."""
+
 _ZERO = bytes(BLOCK)
 _REGULAR = b"0\x007"
 _FOLDER = ord("5")

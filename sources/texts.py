@@ -12,7 +12,7 @@ from typing import Any
 
 from core.errors import SampleError
 from core.units import Sample, Unit
-from sources.base import ReadOptions
+from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import compact_json, decode_text, is_unicode, parse_object
 from sources.slices import read_lines, split_lines
 from sources.storage import SAMPLE_MAX_BYTES, open_unchanged
@@ -34,9 +34,9 @@ class LinesSource:
         """Units of `unit_samples` lines, from one pass over the file."""
         return split_lines(Unit(kind=self.kind, source=path), options.unit_samples)
 
-    def read(self, unit: Unit) -> Iterator[Sample]:
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
-        for ordinal, key, line in _keyed_lines(unit):
+        for ordinal, key, line in _keyed_lines(unit, moved):
             text = error = None
             try:
                 text = _decode_line(line)
@@ -62,11 +62,11 @@ class JsonLinesSource:
         columns = tuple((name, value) for name, value in named if value)
         return split_lines(Unit(kind=self.kind, source=path, options=columns), options.unit_samples)
 
-    def read(self, unit: Unit) -> Iterator[Sample]:
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
         columns = dict(unit.options)
         seen: set[str] = set()
-        for ordinal, key, line in _keyed_lines(unit):
+        for ordinal, key, line in _keyed_lines(unit, moved):
             sample = _parse(ordinal, key, line, columns.get("text_column", ""), columns.get("id_column", ""))
             if sample.key in seen and sample.error is None:
                 message = f"line {unit.first + ordinal + 1} repeats the id of an earlier line"
@@ -75,10 +75,10 @@ class JsonLinesSource:
             yield sample
 
 
-def _keyed_lines(unit: Unit) -> Iterator[tuple[int, str, bytes | None]]:
+def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
     """(ordinal, key by line number, line) of each line."""
     name = os.path.basename(unit.source)
-    with open_unchanged(unit, "source_changed") as file:
+    with open_unchanged(unit, "source_changed", moved) as file:
         for ordinal, line in enumerate(read_lines(file, unit)):
             yield ordinal, f"{name}:{unit.first + ordinal + 1}", line
 

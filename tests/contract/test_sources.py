@@ -15,7 +15,7 @@ import pytest
 from core.errors import InputError, SourceError
 from core.units import Unit
 from sources.base import ReadOptions
-from sources.kinds import SOURCES
+from sources.kinds import SOURCES, read
 
 OPTIONS = ReadOptions(unit_samples=7)
 ROWS = {f"{number:03d}": f"the text of {number}" for number in range(40)}
@@ -194,7 +194,19 @@ def test_storage_that_fails_is_worth_another_try(case: Case, tmp_path: Path, mon
     def stale(*_: object, **__: object) -> object:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("builtins.open", stale)
+    monkeypatch.setattr("sources.storage.WatchedFile.__init__", stale)
     with pytest.raises(SourceError) as caught:
         list(SOURCES[case.kind].read(unit))
     assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
+
+
+def test_who_watches_is_told_of_what_comes_in(case: Case, tmp_path: Path) -> None:
+    (unit, *_) = split(case, case.write(tmp_path))
+    told = 0
+
+    def moved() -> None:
+        nonlocal told
+        told += 1
+
+    list(read(unit, (), moved=moved))
+    assert told > 0

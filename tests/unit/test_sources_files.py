@@ -13,6 +13,7 @@ from core.errors import InputError, SourceError
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
 from sources.base import ReadOptions
 from sources.files import FilesSource
+from sources.storage import PIECE_BYTES
 
 FILES = FilesSource()
 
@@ -149,3 +150,12 @@ def test_a_folder_without_images_says_what_it_holds_instead(tmp_path: Path) -> N
     write(tmp_path, "a.tiff", "b/c.tiff", "README")
     with pytest.raises(InputError, match=r"found: \.tiff \(2\), no extension \(1\)"):
         units_of(tmp_path)
+
+
+def test_a_large_image_tells_of_each_piece_that_comes_in(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"x" * 3 * PIECE_BYTES)
+    (unit,) = units_of(tmp_path)
+    pieces: list[int] = []
+    (sample,) = FILES.read(unit, lambda: pieces.append(1))
+    assert len(sample.image or b"") == 3 * PIECE_BYTES
+    assert len(pieces) >= 3

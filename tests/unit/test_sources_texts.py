@@ -12,7 +12,7 @@ from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
-from sources.storage import etag
+from sources.storage import PIECE_BYTES, etag
 
 
 def units_of(path: Path, **options: object) -> list[Unit]:
@@ -165,3 +165,13 @@ def test_a_slice_that_does_not_hold_the_planned_lines_fails_the_unit(tmp_path: P
         with pytest.raises(SourceError) as caught:
             list(SOURCES["lines"].read(unit))
         assert caught.value.code == "source_changed"
+
+
+def test_a_long_line_tells_of_each_piece_that_comes_in(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 3 * PIECE_BYTES + b"\n")
+    (unit,) = units_of(path)
+    pieces: list[int] = []
+    (sample,) = SOURCES["lines"].read(unit, lambda: pieces.append(1))
+    assert len(sample.text or "") == 3 * PIECE_BYTES
+    assert len(pieces) >= 3

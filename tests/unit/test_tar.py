@@ -12,6 +12,7 @@ import pytest
 from core.errors import SourceError
 from core.units import Sample
 from sources.base import ReadOptions
+from sources.storage import PIECE_BYTES
 from sources.tar import TarSource, split_name
 from sources.tar_members import BLOCK, Member, walk
 
@@ -296,3 +297,81 @@ def test_a_shard_written_by_webdataset_is_read_whole(tmp_path: Path) -> None:
     assert [(s.key, s.image, s.text, s.metadata) for s in samples] == [
         (f"{n:04d}", b"%d" % n, f"t{n}", '{"n":1}') for n in range(20)
     ]
+
+
+# --- damage that is only on the way ---
+
+
+class Storage:
+    """A shard whose bytes are exchanged, as by a bad cable, whenever a reader has fetched it; its version stays.
+
+    Args:
+        versions: content for each reading, all of one length; the last one stays.
+    """
+
+    def __init__(self, folder: Path, *versions: bytes) -> None:
+        self.path = folder / "shard.tar"
+        self.versions = list(versions)
+        self.path.write_bytes(self.versions[0])
+        self._status = self.path.stat()
+        (self.unit,) = TAR.split(str(self.path), ReadOptions())
+        self.readings = 0
+
+    def moved(self) -> None:
+        self.readings += 1
+        if self.versions[1:]:
+            self.versions.pop(0)
+            with open(self.path, "r+b") as file:
+                file.write(self.versions[0])
+            os.utime(self.path, ns=(self._status.st_atime_ns, self._status.st_mtime_ns))
+
+    def read(self) -> list[Sample]:
+        return list(TAR.read(self.unit, self.moved))
+
+
+WHOLE = archive(SAMPLES)
+
+
+def damaged_at(*offsets: int) -> bytes:
+    data = bytearray(WHOLE)
+    for offset in offsets:
+        data[offset] ^= 0xFF
+    return bytes(data)
+
+
+def test_a_shard_that_was_damaged_on_the_way_is_read_again(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, damaged_at(0), WHOLE)
+    assert [sample.key for sample in storage.read()] == ["a", "b", "c"]
+    assert storage.readings == 2
+
+
+def test_damage_that_two_readings_agree_on_is_believed(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, damaged_at(0))
+    with pytest.raises(SourceError) as caught:
+        storage.read()
+    assert (caught.value.code, caught.value.transient) == ("shard_bad_header", False)
+    assert storage.readings == 2
+
+
+def test_readings_that_differ_are_the_storages_fault(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, damaged_at(0), damaged_at(BLOCK * 3))
+    with pytest.raises(SourceError, match="two reads of it differ") as caught:
+        storage.read()
+    assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
+    storage.versions.append(WHOLE)
+    storage.moved()
+    assert len(storage.read()) == 3
+
+
+def test_a_shard_that_is_no_tar_at_all_is_not_read_again(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, b"\x1f\x8b" + WHOLE)
+    with pytest.raises(SourceError) as caught:
+        storage.read()
+    assert caught.value.code == "shard_compressed"
+    assert storage.readings == 1
+
+
+def test_a_large_shard_tells_of_each_piece(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, archive([("a.jpg", b"x" * 5 * PIECE_BYTES), ("b.jpg", b"y")]))
+    assert [len(sample.image or b"") for sample in storage.read()] == [5 * PIECE_BYTES, 1]
+    assert storage.readings >= 5
