@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,15 +30,32 @@ MIN_VALKEY = (7, 2)
 """First Valkey release."""
 
 WAIT_FOR_EVER = -1
+FEW_TRIES = 5
+"""As often does a client try again that does not wait for ever: about two seconds."""
+
+ANSWER_S = 5.0
+"""A connection that gives no answer for this long is taken for dead, and the command is sent again on a new one. Much
+less than a lease, so that a beat that a dead connection swallowed costs no unit."""
+
+RESULT_S = 30.0
+"""The same where commands carry results, because the time that it takes to send one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Which server answered: `name` is "Redis" or "Valkey", `version` its own (major, minor, patch)."""
+    """Which server answered.
+
+    Attributes:
+        name: "Redis" or "Valkey".
+        version: its own (major, minor, patch).
+        uptime_s: by its own clock, which somebody may set.
+        incarnation: another one after each start.
+    """
 
     name: str
     version: tuple[int, ...]
     uptime_s: int
+    incarnation: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {'.'.join(map(str, self.version))}"
@@ -53,7 +71,35 @@ def mask(url: str) -> str:
     return re.sub(r"([?&]password=)[^&]*", r"\1****", url)
 
 
-def connect(url: str, *, password: str = "", patient: bool = False) -> redis.Redis:
+class _Patience(ExponentialWithJitterBackoff):
+    """Pauses of at most a second between tries; once a stop was asked for, only a few."""
+
+    def __init__(self, give_up: Callable[[], bool]) -> None:
+        super().__init__(base=0.05, cap=1.0)
+        self._give_up = give_up
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Patience:
+        # redis-py copies it for every connection; what is asked must stay the one that was given.
+        return _Patience(self._give_up)
+
+    def compute(self, failures: int) -> float:
+        """The pause before the next try; BrokerError instead of it where nobody wants to wait any longer."""
+        if self._give_up() and failures > FEW_TRIES:
+            raise BrokerError(
+                "the broker was away when the stop was asked for",
+                next_step="nothing that was committed is lost; what was in hand is done again once the broker is back",
+            )
+        return super().compute(failures)
+
+
+def connect(
+    url: str,
+    *,
+    password: str = "",
+    patient: bool = False,
+    give_up: Callable[[], bool] = lambda: False,
+    answer_s: float = ANSWER_S,
+) -> redis.Redis:
     """A client for `url`; nothing is sent yet.
 
     Args:
@@ -61,6 +107,9 @@ def connect(url: str, *, password: str = "", patient: bool = False) -> redis.Red
         password: used where the URL has none.
         patient: True for services: wait as long as it takes while the server is away, loading or out of memory.
             False for commands that a person waits for: give up after about two seconds.
+        give_up: asked before each further try, in the thread that waits. Once it says yes, a patient client waits no
+            longer than another one, and raises BrokerError.
+        answer_s: how long to wait for one answer, the sending of the command included.
 
     Raises:
         ConfigError: the URL is not one that can be used.
@@ -71,14 +120,19 @@ def connect(url: str, *, password: str = "", patient: bool = False) -> redis.Red
             next_step="for example --broker redis://localhost:6379",
         )
     # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
-    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), WAIT_FOR_EVER if patient else 5)
+    retry = Retry(_Patience(give_up), WAIT_FOR_EVER if patient else FEW_TRIES)
     errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
     if patient:
         errors.append(OutOfMemoryError)
     options: dict[str, Any] = {"password": password} if password and not urlsplit(url).password else {}
     try:
         return redis.Redis.from_url(
-            url, retry=retry, retry_on_error=errors, socket_timeout=30.0 if patient else 5.0, **options
+            url,
+            retry=retry,
+            retry_on_error=errors,
+            socket_timeout=answer_s,
+            socket_connect_timeout=ANSWER_S,
+            **options,
         )
     except ValueError as error:
         raise ConfigError(f"broker URL {mask(url)!r} cannot be used: {error}") from error
@@ -101,7 +155,7 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
     name = "Valkey" if "valkey_version" in info else "Redis"
     text = str(info.get("valkey_version") or info["redis_version"])
     version = tuple(int(part) for part in re.findall(r"\d+", text)[:3])
-    return ServerInfo(name, version, int(info.get("uptime_in_seconds", 0)))
+    return ServerInfo(name, version, int(info.get("uptime_in_seconds", 0)), str(info.get("run_id", "")))
 
 
 def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:

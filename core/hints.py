@@ -6,7 +6,6 @@ has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ def push(queue: Queue, hints: Sequence[Hint], *, at_front: bool) -> None:
     """Enqueue hints. Each gets an id of its own, so a doubled hint never shares RQ's bookkeeping with another."""
     if not hints:
         return
-    stamp = int(time.time() * 1000)
+    stamp = _now_ms(queue.connection)
     queue.enqueue_many(
         [
             Queue.prepare_data(
@@ -126,14 +125,22 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
 
 def sweep(client: redis.Redis, queue: Queue) -> int:
     """Remove popped hints of workers that died before they dropped them; gives their number."""
+    popped = client.lrange(queue.intermediate_queue.key, 0, -1)
+    oldest_ms = _now_ms(client) - STALE_S * 1000 if popped else 0
     swept = 0
-    for raw in client.lrange(queue.intermediate_queue.key, 0, -1):
+    for raw in popped:
         job_id = as_text(raw)
         stamp = job_id.rsplit("-", 1)[-1]
-        if stamp.isdigit() and time.time() * 1000 - int(stamp) < STALE_S * 1000:
+        if stamp.isdigit() and int(stamp) > oldest_ms:
             continue
         with client.pipeline() as pipe:
             drop(pipe, queue, job_id)
             pipe.execute()
         swept += 1
     return swept
+
+
+def _now_ms(client: redis.Redis) -> int:
+    """Milliseconds by the broker's clock, the only one that all clients share."""
+    seconds, micros = client.time()
+    return int(seconds * 1000 + micros // 1000)

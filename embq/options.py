@@ -150,13 +150,17 @@ def settings_with(broker: str) -> Settings:
     return replace(settings, broker_url=broker) if broker else settings
 
 
-def service_client(settings: Settings) -> redis.Redis:
-    """A patient client for a resident service, after checking that the broker can be used."""
+def service_client(settings: Settings, *, give_up: Callable[[], bool]) -> redis.Redis:
+    """A patient client for a resident service, after checking that the broker can be used.
+
+    Args:
+        give_up: whether it is to stop; then it does not wait for a broker that is away.
+    """
     from core.broker import check, connect
 
     url = required_url(settings)
     check(connect(url, password=settings.broker_password), url)
-    return connect(url, password=settings.broker_password, patient=True)
+    return connect(url, password=settings.broker_password, patient=True, give_up=give_up)
 
 
 def required_url(settings: Settings) -> str:

@@ -126,6 +126,10 @@ class HintWorker(SimpleWorker):
         """Nothing: RQ's sweep would fail hints that are merely being claimed. The feeder sweeps."""
         self.last_cleaned_at = now()  # type: ignore[assignment]
 
+    def _set_connection(self, connection: redis.Redis) -> redis.Redis:
+        """Nothing: RQ would wait most of a minute for each answer, and so on a connection that died unseen."""
+        return connection
+
     def check_for_suspension(self, burst: bool) -> None:
         """Nothing: RQ's suspension is one flag for every queue of the server."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from core import hints
-from core.broker import connect
+from core.broker import ANSWER_S, RESULT_S, connect
 from core.errors import OutputError
 from core.ledger import Ledger, load_scripts
 from core.models import ModelConfig
@@ -103,7 +103,7 @@ class ModelService:
         self.embedder = embedder
         self.board = board
         self.load_s = load_s
-        self.client = self._connect()
+        self.client = self._connect(RESULT_S)
         self.leases, self.stats = Leases(), Stats()
         self.heartbeat = self._make_heartbeat()
         self.pipeline = self._make_pipeline()
@@ -153,12 +153,13 @@ class ModelService:
     def _idle(self) -> None:
         self._no_work_left = not self.leases.snapshot() and not _has_work(self.client, self.options.run, self.model)
 
-    def _connect(self) -> redis.Redis:
+    def _connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
         return connect(
             self.settings.broker_url,
             password=self.settings.broker_password,
             patient=True,
             give_up=lambda: self.stopped.longer_than(self.options.drain_s),
+            answer_s=answer_s,
         )
 
     def _make_heartbeat(self) -> Heartbeat:

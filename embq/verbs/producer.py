@@ -20,4 +20,4 @@ def command(broker: str, only: str) -> None:
     stopped = StopFlag()
     stopped.install()
     settings = settings_with(broker)
-    serve(service_client(settings), lease_s=settings.lease_s, only=only, stopped=stopped)
+    serve(service_client(settings, give_up=stopped), lease_s=settings.lease_s, only=only, stopped=stopped)

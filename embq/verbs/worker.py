@@ -47,4 +47,4 @@ def command(
         version=embq.__version__,
         settings=settings,
     )
-    Supervisor(service_client(settings), fleet).serve(stopped)
+    Supervisor(service_client(settings, give_up=stopped), fleet).serve(stopped)

@@ -22,5 +22,5 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool) -> None:
     configure()
     stopped = StopFlag()
     stopped.install()
-    client = service_client(settings_with(broker))
+    client = service_client(settings_with(broker), give_up=stopped)
     Writer(client, version=embq.__version__, only=only, takeover=takeover, rebuild=rebuild).serve(stopped)
