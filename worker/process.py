@@ -54,7 +54,7 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
             continue
         if options.batch_size:
             embedder.batch_size = options.batch_size
-        warm_up(embedder, model.modalities)
+        board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.ready()

@@ -25,8 +25,12 @@ THREADS = 128
 """Most threads of one process that are told apart; more share the last place, and are seen less exactly."""
 PLACE_BYTES = 16 * 1024
 """Room of one thread: about 200 units, as many as one batch of very small ones holds."""
-_HEAD = struct.Struct("<dI12s")
-"""Monotonic seconds of the last advance (0: nothing in hand), length of the text that follows, stage."""
+_HEAD = struct.Struct("<ddI12s")
+"""Monotonic seconds of the last advance (0: nothing in hand), longest step of the stage so far in seconds, length of
+the text that follows, stage."""
+PATIENCE = 5
+"""A step is not a hang before it has taken so many times as long as the longest one before it: a batch of a large model
+on a slow device may take minutes."""
 _LINE = re.compile(r"(\S+) (\d+) (-?\d+) (-?\d+)")
 
 
@@ -51,11 +55,13 @@ class InHand:
 
     Attributes:
         since: monotonic seconds at which the step began or last advanced.
+        longest_s: what the longest step of its stage took before.
         stage: "read", "prepare", "embed" or "publish".
         units: of each unit, its lease and where in it the step is.
     """
 
     since: float
+    longest_s: float
     stage: str
     units: tuple[Span, ...]
 
@@ -72,6 +78,7 @@ class ProgressBoard:
         self._mine = threading.local()
         self._lock = threading.Lock()
         self._places = 0
+        self._longest_s: dict[str, float] = {}
 
     @staticmethod
     def allocate() -> int:
@@ -86,6 +93,10 @@ class ProgressBoard:
 
     # --- the worker process ---
 
+    def expect(self, stage: str, seconds: float) -> None:
+        """Say how long a step of a stage may well take, before there has been one."""
+        self._longest_s[stage] = max(seconds, self._longest_s.get(stage, 0.0))
+
     @contextmanager
     def step(self, stage: str, units: Iterable[Span] = ()) -> Iterator[None]:
         """Say that this thread has `units` in hand until the block ends.
@@ -99,23 +110,27 @@ class ProgressBoard:
         start = place + _HEAD.size
         self._memory[start : start + len(text)] = text
         # Last, so that a reader sees nothing in hand rather than half of it.
-        _HEAD.pack_into(self._memory, place, time.monotonic(), len(text), stage.encode())
+        _HEAD.pack_into(
+            self._memory, place, time.monotonic(), self._longest_s.get(stage, 0.0), len(text), stage.encode()
+        )
         try:
             yield
         except InputError:  # an answer, not an accident
             self._clear(place)
             raise
+        since = _HEAD.unpack_from(self._memory, place)[0]
         self._clear(place)
+        self.expect(stage, time.monotonic() - since)
 
     def advance(self) -> None:
         """Say that this thread's step gets on; does nothing outside of one."""
         place = self._place()
-        since, length, stage = _HEAD.unpack_from(self._memory, place)
+        since, *rest = _HEAD.unpack_from(self._memory, place)
         if since:
-            _HEAD.pack_into(self._memory, place, time.monotonic(), length, stage)
+            _HEAD.pack_into(self._memory, place, time.monotonic(), *rest)
 
     def _clear(self, place: int) -> None:
-        _HEAD.pack_into(self._memory, place, 0.0, 0, b"")
+        _HEAD.pack_into(self._memory, place, 0.0, 0.0, 0, b"")
 
     def _place(self) -> int:
         place: int | None = getattr(self._mine, "place", None)
@@ -132,17 +147,18 @@ class ProgressBoard:
         """What every thread has in hand now, or had when the process died."""
         found = []
         for place in range(0, THREADS * PLACE_BYTES, PLACE_BYTES):
-            since, length, stage = _HEAD.unpack_from(self._memory, place)
+            since, longest_s, length, stage = _HEAD.unpack_from(self._memory, place)
             if not since:
                 continue
             text = self._memory[place + _HEAD.size : place + _HEAD.size + min(length, PLACE_BYTES - _HEAD.size)]
-            found.append(InHand(since, stage.rstrip(b"\0").decode("ascii", "replace"), tuple(_units(text))))
+            found.append(InHand(since, longest_s, stage.rstrip(b"\0").decode("ascii", "replace"), tuple(_units(text))))
         return found
 
     def stuck(self, limit_s: float) -> InHand | None:
-        """The step that has not advanced for longest, where that is more than `limit_s` seconds."""
-        oldest = min(self.in_hand(), key=lambda step: step.since, default=None)
-        return oldest if oldest is not None and time.monotonic() - oldest.since > limit_s else None
+        """The step that has not advanced for longest, where that is over `limit_s` seconds and far more than usual."""
+        now = time.monotonic()
+        late = [step for step in self.in_hand() if now - step.since > max(limit_s, PATIENCE * step.longest_s)]
+        return min(late, key=lambda step: step.since, default=None)
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -49,6 +49,17 @@ def test_a_step_that_advances_is_not_stuck_however_long_it_takes() -> None:
     assert board.in_hand() == [], "there is nothing that could advance"
 
 
+def test_a_step_is_no_hang_before_it_has_taken_far_longer_than_any_before() -> None:
+    board = ProgressBoard()
+    board.expect("embed", 0.1)
+    with board.step("embed", [SPAN]):
+        began = time.monotonic()
+        wait_until(lambda: board.stuck(0.01))
+        assert time.monotonic() - began > 0.5
+    with board.step("read", [SPAN]):
+        wait_until(lambda: board.stuck(0.01), 0.4)
+
+
 def test_a_batch_of_more_units_than_fit_is_cut_off_at_a_whole_one() -> None:
     board = ProgressBoard()
     spans = [Span(f"1-0:worker:{n:012d}", n, 0, 0) for n in range(1000)]

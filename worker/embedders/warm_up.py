@@ -7,6 +7,7 @@ allocations) is not taken for a slow unit.
 from __future__ import annotations
 
 import struct
+import time
 import zlib
 from collections.abc import Sequence
 
@@ -17,8 +18,11 @@ from worker.embedders.base import Embedder
 SIDE = 32
 
 
-def warm_up(embedder: Embedder, modalities: Sequence[str]) -> None:
-    """Prepare and embed one sample that has every modality of the model; whatever that raises ends the process."""
+def warm_up(embedder: Embedder, modalities: Sequence[str]) -> float:
+    """Prepare and embed one sample that has every modality of the model; gives the seconds that embedding it took.
+
+    Whatever this raises ends the process.
+    """
     sample = Sample(
         ordinal=0,
         key="warm-up",
@@ -28,7 +32,9 @@ def warm_up(embedder: Embedder, modalities: Sequence[str]) -> None:
     (prepared,) = embedder.prepare([sample])
     if isinstance(prepared, SampleError):
         raise prepared
+    began = time.monotonic()
     embedder.embed([prepared])
+    return time.monotonic() - began
 
 
 def _grey_png() -> bytes:
