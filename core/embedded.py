@@ -15,6 +15,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -45,6 +47,23 @@ logfile {log}
 """
 
 _PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def kept_off(folder: Path) -> Iterator[bool]:
+    """Keep every server off a state folder for the length of the block; False where one is at work there already."""
+    try:
+        lock = open(folder / "lock", "w")  # noqa: SIM115 - closed below
+    except FileNotFoundError:  # no server has ever been there
+        yield True
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def die_with_parent() -> None:
