@@ -158,6 +158,12 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
     return ServerInfo(name, version, int(info.get("uptime_in_seconds", 0)), str(info.get("run_id", "")))
 
 
+def now_ms(client: redis.Redis) -> int:
+    """Milliseconds by the broker's clock, the only one that all clients share."""
+    seconds, micros = client.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
 def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
     """What is wrong with the server's version, persistence and eviction: (what, how to mend it), worst first."""
     found: list[tuple[str, str]] = []

@@ -19,6 +19,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
+from core.broker import now_ms
 from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION, queue_name
 from core.units import Unit
 
@@ -99,7 +100,7 @@ def push(queue: Queue, hints: Sequence[Hint], *, at_front: bool) -> None:
     """Enqueue hints. Each gets an id of its own, so a doubled hint never shares RQ's bookkeeping with another."""
     if not hints:
         return
-    stamp = _now_ms(queue.connection)
+    stamp = now_ms(queue.connection)
     queue.enqueue_many(
         [
             Queue.prepare_data(
@@ -126,7 +127,7 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
 def sweep(client: redis.Redis, queue: Queue) -> int:
     """Remove popped hints of workers that died before they dropped them; gives their number."""
     popped = client.lrange(queue.intermediate_queue.key, 0, -1)
-    oldest_ms = _now_ms(client) - STALE_S * 1000 if popped else 0
+    oldest_ms = now_ms(client) - STALE_S * 1000 if popped else 0
     swept = 0
     for raw in popped:
         job_id = as_text(raw)
@@ -138,9 +139,3 @@ def sweep(client: redis.Redis, queue: Queue) -> int:
             pipe.execute()
         swept += 1
     return swept
-
-
-def _now_ms(client: redis.Redis) -> int:
-    """Milliseconds by the broker's clock, the only one that all clients share."""
-    seconds, micros = client.time()
-    return int(seconds * 1000 + micros // 1000)

@@ -134,14 +134,16 @@ class Ledger:
         return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], *named))
 
     def next_units(
-        self, gen: str, room: int, *, queue_empty: bool, reap: bool, idle: int = 0
+        self, gen: str, room: int, *, queue_empty: bool, reap_at: int, idle: int = 0
     ) -> tuple[list[int], list[int]]:
         """The units to hint now, urgent ones first apart; see the script `next`.
 
         Args:
+            reap_at: when it was decided, in ms of the broker's clock, that leases that have run out may be taken away;
+                0 where they may not.
             idle: workers that hold nothing, and could help at the tail of the run.
         """
-        urgent, *units = self._call("next", gen, max(0, room), int(queue_empty), int(reap), MAX_ATTEMPTS, idle)
+        urgent, *units = self._call("next", gen, max(0, room), int(queue_empty), reap_at, MAX_ATTEMPTS, idle)
         numbers = [int(u) for u in units]
         return numbers[: int(urgent)], numbers[int(urgent) :]
 

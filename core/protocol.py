@@ -296,11 +296,22 @@ end
 return freed
 """
 
-# next(gen, room, queue_empty, reap, max_attempts, idle) -> {number of urgent units, u ...}: what to hint now, urgent
-# ones first
+# next(gen, room, queue_empty, reap_at, max_attempts, idle) -> {number of urgent units, u ...}: what to hint now, urgent
+# ones first. Leases that have run out are taken away only within two seconds of `reap_at`, when that was decided: where
+# this was sent before an outage and is carried out after it, the holders must get to beat first.
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
 local room, max_attempts = tonumber(ARGV[2]), tonumber(ARGV[5])
+local reap = math.abs(now - tonumber(ARGV[4])) < 2000
+-- The server's clock was set back: what was to be looked at soon would otherwise wait as long as that.
+local back = tonumber(get('fed_ms') or '0') - now
+if back > 2000 then
+  for _, key in ipairs({due, hinted}) do
+    local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES')
+    for i = 1, #later, 2 do redis.call('ZADD', key, later[i + 1] - back, later[i]) end
+  end
+  redis.call('HDEL', meta, 'helped_ms')
+end
 for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
   local there = redis.call('HGET', pub, u)
   local held = redis.call('HGET', owner, u)
@@ -314,7 +325,7 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
     end
   elseif not held then
     hint_at_once(u)
-  elseif ARGV[4] == '1' then
+  elseif reap then
     lapse(u, begun(held), max_attempts, 'crash', 'the worker was not heard of for one lease')
   end
 end
@@ -341,7 +352,7 @@ while #units < room and cursor < total do
     cursor = cursor + 1
   end
 end
-redis.call('HSET', meta, 'cursor', cursor)
+redis.call('HSET', meta, 'cursor', cursor, 'fed_ms', now)
 local answer = {urgent}
 for _, u in ipairs(units) do
   redis.call('ZADD', hinted, now, u)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis
 
 from core import hints
-from core.broker import ServerInfo, reach
+from core.broker import ServerInfo, now_ms, reach
 from core.errors import EmbqError
 from core.hints import Hint
 from core.layout import Layout
@@ -30,7 +31,7 @@ keeps RQ's jobs at about 5 MB."""
 HINTS_PER_WORKER = 12
 SWEEP_S = 60.0
 OUTAGE_S = 2.0
-"""A tick that took this long was an outage: the holders of overdue leases may be alive and must get to beat first."""
+"""An answer that took this long was an outage: holders of overdue leases may be alive, and must get to beat first."""
 
 
 class Feeder:
@@ -38,7 +39,8 @@ class Feeder:
 
     Args:
         client: a patient client of its own.
-        lease_s: length of a lease; no lease is taken away until the server has been heard for that long.
+        lease_s: length of a lease; no lease is taken away until one server has been heard for that long, without an
+            outage, and without a jump of its clock.
         clock: monotonic seconds.
     """
 
@@ -60,49 +62,79 @@ class Feeder:
         self._unreadable: set[str] = set()
         self._steady_since = clock()
         self._last_sweep = clock()
-        self._last_tick = clock()
+        self._ticked = clock()
+        self._server = ""
+        self._offset_s = 0.0
 
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
-        before = self._clock()
-        records = [r for r in registered(self.client).values() if self.only in ("", r.run)]
+        self._listen()
+        with self._answered():
+            records = [r for r in registered(self.client).values() if self.only in ("", r.run)]
         queues: dict[str, list[RunRecord]] = defaultdict(list)
         for record in records:
             queues[record.model.queue_key].append(record)
-        server = reach(self.client, "")
-        now = self._clock()
-        if now - before > OUTAGE_S or before - self._last_tick > OUTAGE_S + TICK_S:
-            self._steady_since = now
-        reap = now - self._steady_since >= self.lease_s and server.uptime_s >= self.lease_s
-        pushed = sum(self._feed_queue(key, runs, reap=reap) for key, runs in queues.items())
+        pushed = sum(self._feed_queue(key, runs) for key, runs in queues.items())
         if self._clock() - self._last_sweep > SWEEP_S:
             self._last_sweep = self._clock()
             for key in queues:
-                hints.sweep(self.client, hints.hint_queue(self.client, key))
-        self._last_tick = self._clock()
+                with self._answered():
+                    hints.sweep(self.client, hints.hint_queue(self.client, key))
+        self._ticked = self._clock()
         return pushed
 
-    def _feed_queue(self, queue_key: str, runs: list[RunRecord], *, reap: bool) -> int:
+    def _listen(self) -> None:
+        """Notes another server, or a jump of its clock, as an outage."""
+        paused = self._clock() - self._ticked > OUTAGE_S + TICK_S
+        with self._answered():
+            server_ms = now_ms(self.client)
+            server = reach(self.client, "").incarnation
+        now = self._clock()
+        offset_s = server_ms / 1000 - now
+        if paused or server != self._server or abs(offset_s - self._offset_s) > OUTAGE_S:
+            self._steady_since = now
+        self._server, self._offset_s = server, offset_s
+
+    def _reap_at(self) -> int:
+        """The broker's time where leases may be taken away now, 0 where their holders must get to beat first."""
+        now = self._clock()
+        return int((now + self._offset_s) * 1000) if now - self._steady_since >= self.lease_s else 0
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Notes an outage where what is asked in it takes that long."""
+        asked = self._clock()
+        yield
+        if self._clock() - asked > OUTAGE_S:
+            self._steady_since = self._clock()
+
+    def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:
         queue = hints.hint_queue(self.client, queue_key)
-        waiting = self.client.llen(queue.key)
-        workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
+        with self._answered():
+            waiting = self.client.llen(queue.key)
+            workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
         idle = sum(worker.get("held") == 0 for worker in workers)
         high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * len(workers)))
         room = max(0, high_water - waiting)
         fed: list[tuple[RunRecord, Manifest, Ledger, str]] = []
         for record in runs:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
-            meta = ledger.meta()
+            with self._answered():
+                meta = ledger.meta()
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
             if meta.get("gen") and meta.get("state") == "running" and (manifest := self._manifest(record)) is not None:
                 fed.append((record, manifest, ledger, meta["gen"]))
         pushed = 0
         for record, manifest, ledger, gen in fed:
             share = -(-room // len(fed))
-            urgent, normal = ledger.next_units(gen, share, queue_empty=waiting == 0, reap=reap, idle=idle)
+            with self._answered():
+                urgent, normal = ledger.next_units(
+                    gen, share, queue_empty=waiting == 0, reap_at=self._reap_at(), idle=idle
+                )
             for units, at_front in ((urgent, True), (normal, False)):
                 batch = [Hint(run=record.run, gen=gen, u=u, unit=manifest.unit(u)) for u in units]
-                hints.push(queue, batch, at_front=at_front)
+                with self._answered():
+                    hints.push(queue, batch, at_front=at_front)
                 pushed += len(batch)
         return pushed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from conftest import FakeClock, MakeRun, RunCase
@@ -169,39 +170,78 @@ def test_a_manifest_that_comes_later_is_read_then(run: RunCase) -> None:
     assert feeder.tick() == 6
 
 
-@pytest.mark.parametrize(("silent_s", "reaps"), [(0.2, True), (2.5, False)])
-def test_after_an_outage_leases_are_left_alone_for_one_lease(
-    run: RunCase, clock: FakeClock, silent_s: float, reaps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.build()
+# --- when leases may be taken away ---
+
+
+def steady(run: RunCase, clock: FakeClock) -> Feeder:
+    """A feeder that has heard the same server for a lease of 20 s, and is about to take what has run out."""
     feeder = Feeder(run.client, lease_s=20.0, only=run.info.run, clock=clock)
-    real = module.reach
-    server = real(run.client, "")
-    monkeypatch.setattr(module, "reach", lambda *a: type(server)(server.name, server.version, 10_000))
     for _ in range(110):
         clock.advance(0.2)
         feeder.tick()
+    return feeder
+
+
+def reaps(run: RunCase, feeder: Feeder) -> bool:
+    """Whether the next tick takes away a lease that has run out."""
     assert run.pop() is not None
     token = run.claim(0)
     run.age()
-    clock.advance(silent_s)
     feeder.tick()
-    assert (run.publish(0, token) == 0) == reaps
-    for _ in range(110):
-        clock.advance(0.2)
-        run.age()
-        feeder.tick()
-    assert run.publish(0, token) in (0, 1)
+    return run.publish(0, token) == 0
 
 
-def test_a_server_that_has_just_started_reaps_nothing(run: RunCase, clock: FakeClock) -> None:
+def test_a_lease_that_has_run_out_is_taken_away(run: RunCase, clock: FakeClock) -> None:
     run.build()
-    feeder = Feeder(run.client, lease_s=1e6, only=run.info.run, clock=clock)
-    clock.advance(2e6)
-    token = run.claim(0)
-    run.age()
-    feeder.tick()
-    assert run.publish(0, token) == 1
+    assert reaps(run, steady(run, clock))
+
+
+def test_after_a_pause_leases_are_left_alone_for_one_lease(run: RunCase, clock: FakeClock) -> None:
+    run.build()
+    feeder = steady(run, clock)
+    clock.advance(2.5)
+    assert not reaps(run, feeder)
+
+
+@pytest.mark.parametrize("call", ["registered", "now_ms", "live_workers", "Ledger.meta", "Ledger.next_units"])
+def test_after_an_answer_that_took_long_leases_are_left_alone(
+    run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    run.build()
+    feeder = steady(run, clock)
+    name, _, method = call.partition(".")
+    owner, attribute = (getattr(module, name), method) if method else (module, name)
+    real = getattr(owner, attribute)
+
+    def slow(*arguments: object, **options: object) -> object:
+        clock.advance(3.0)
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, attribute, slow)
+        feeder.tick()
+    assert not reaps(run, feeder)
+
+
+def test_after_a_restart_of_the_server_leases_are_left_alone(
+    run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.build()
+    feeder = steady(run, clock)
+    server = module.reach(run.client, "")
+    monkeypatch.setattr(module, "reach", lambda *_: replace(server, incarnation="another"))
+    assert not reaps(run, feeder)
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_after_a_jump_of_the_servers_clock_leases_are_left_alone(
+    run: RunCase, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    run.build()
+    feeder = steady(run, clock)
+    real = module.now_ms
+    monkeypatch.setattr(module, "now_ms", lambda client: real(client) + int(seconds * 1000))
+    assert not reaps(run, feeder)
 
 
 def test_popped_hints_of_dead_workers_are_swept(
@@ -211,8 +251,8 @@ def test_popped_hints_of_dead_workers_are_swept(
     feeder = run.feeder(clock=clock)
     feeder.tick()
     run.client.lmove(run.queue.key, run.queue.intermediate_queue.key)
-    now = hints.time.time()
-    monkeypatch.setattr(hints.time, "time", lambda: now + 1000)
+    now = hints.now_ms(run.client)
+    monkeypatch.setattr(hints, "now_ms", lambda _: now + 1_000_000)
     clock.advance(61)
     feeder.tick()
     assert run.client.llen(run.queue.intermediate_queue.key) == 0

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from core.broker import now_ms
 from core.commits import Commit, CommittedUnit, LogState
 from core.ledger import LIMIT_BYTES, Entry, Ledger, load_scripts, new_token
 from core.protocol import FREEING, GROUP, MAX_ATTEMPTS, RUN_PARTS, SCRIPTS, VERSION, WORKERS, worker_key
@@ -64,7 +65,8 @@ def commit(run: RunCase, *pairs: tuple[str, int | None]) -> int:
 def feed(
     run: RunCase, room: int = 100, *, queue_empty: bool = False, reap: bool = False, idle: int = 0
 ) -> tuple[list[int], list[int]]:
-    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap=reap, idle=idle)
+    reap_at = now_ms(run.client) if reap else 0
+    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap_at=reap_at, idle=idle)
 
 
 def overdue(run: RunCase, u: int) -> None:
@@ -495,6 +497,31 @@ def test_leases_lapse_only_when_the_feeder_may_reap(run: RunCase) -> None:
     assert table(run, "att") == {0: "1"}
 
 
+@pytest.mark.parametrize("ms", [-3000, 3000])
+def test_what_was_decided_before_an_outage_takes_no_lease_away_after_it(run: RunCase, ms: int) -> None:
+    token = run.claim(0)
+    overdue(run, 0)
+    run.ledger.next_units(run.gen, 0, queue_empty=False, reap_at=now_ms(run.client) + ms)
+    assert table(run, "owner") == {0: token}
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up(run: RunCase) -> None:
+    hour = 3_600_000
+    feed(run, 3)
+    run.claim(0)
+    run.work_one(1)
+    before = {key: scores(run, key) for key in ("due", "hinted")}
+    assert (set(before["due"]), set(before["hinted"])) == ({0, 1}, {2})
+    for key, there in before.items():
+        for u, score in there.items():
+            run.client.zadd(run.key(key), {str(u): score + hour})
+    run.client.hincrby(run.key("meta"), "fed_ms", hour)
+    for _ in range(2):
+        feed(run, 0)
+        for key, there in before.items():
+            assert scores(run, key) == pytest.approx(there, abs=10_000)
+
+
 def test_a_lease_that_lapses_a_third_time_is_quarantined_as_a_crash(run: RunCase) -> None:
     for _ in range(MAX_ATTEMPTS):
         run.claim(0)
@@ -524,7 +551,7 @@ def test_a_published_result_that_vanished_is_made_again(run: RunCase) -> None:
 
 
 def test_a_feeder_of_another_generation_or_state_gets_nothing(run: RunCase) -> None:
-    assert run.ledger.next_units("0-9", 10, queue_empty=True, reap=True) == ([], [])
+    assert run.ledger.next_units("0-9", 10, queue_empty=True, reap_at=now_ms(run.client)) == ([], [])
     run.client.hset(run.key("meta"), "state", "paused")
     assert feed(run) == ([], [])
 
@@ -620,7 +647,7 @@ def test_after_a_rebuild_everything_old_is_worthless(run: RunCase) -> None:
     assert run.publish(1, published) == 0
     assert claim(run, 2, new_token(old, "a")) == "gen"
     assert run.ledger.beat(old, [(0, held)], lease_s=LEASE_S) == ("gen", {held})
-    assert run.ledger.next_units(old, 10, queue_empty=True, reap=True) == ([], [])
+    assert run.ledger.next_units(old, 10, queue_empty=True, reap_at=now_ms(run.client)) == ([], [])
     assert entries(run) == []
     assert feed(run)[1] == [0, 1, 2, 3, 4, 5, 6]
     meta = run.ledger.meta()
@@ -808,7 +835,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(room=st.integers(0, 5), queue_empty=st.booleans(), reap=st.booleans(), idle=st.integers(0, 2))
     def feed(self, room: int, queue_empty: bool, reap: bool, idle: int = 0) -> None:
         gen = self.ledger.gen()
-        urgent, normal = self.ledger.next_units(gen, room, queue_empty=queue_empty, reap=reap, idle=idle)
+        reap_at = now_ms(self.ledger.client) if reap else 0
+        urgent, normal = self.ledger.next_units(gen, room, queue_empty=queue_empty, reap_at=reap_at, idle=idle)
         assert len(urgent) + len(normal) <= max(room, idle)
         self.hints = [(gen, u) for u in urgent] + self.hints + [(gen, u) for u in normal]
 

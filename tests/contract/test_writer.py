@@ -124,7 +124,7 @@ def test_a_quarantined_unit_is_one_failure_that_closes_the_run(make_run: MakeRun
         token = run.claim(1, "dies")
         run.ledger.abandon("dies", "killed by signal 9", blame={token: None})
         run.age()
-        run.ledger.next_units(run.gen, 0, queue_empty=True, reap=False)
+        run.ledger.next_units(run.gen, 0, queue_empty=True, reap_at=0)
     writer.step()
     assert writer.finished
     assert run.failures() == [("", "crash")]

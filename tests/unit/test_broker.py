@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
+from faults.kit.proxy import Proxy
 from waiting import wait_until
 
 from core.broker import ServerInfo, check, connect, mask, problems, reach
@@ -88,6 +92,84 @@ def test_every_problem_is_found_and_mended_one_after_the_other(
 def test_an_old_server_is_refused(client: redis.Redis, name: str, version: tuple[int, ...], old: bool) -> None:
     found = problems(client, ServerInfo(name, version, 1))
     assert [what for what, _ in found] == ([f"{name} {'.'.join(map(str, version))} is too old"] if old else [])
+
+
+# --- patience ---
+
+NOWHERE = "redis://127.0.0.1:1"
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """Run a call that waits; its answer, or the error it ended with, comes into the list."""
+    answers: list[object] = []
+
+    def run() -> None:
+        try:
+            answers.append(call())
+        except EmbqError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, answers
+
+
+def test_a_patient_client_waits_until_the_server_is_there(short_tmp: Path) -> None:
+    server = EmbeddedServer(short_tmp / "b")
+    with server, connect(server.url, patient=True) as client:
+        server.stop()
+        thread, answers = in_thread(client.ping)
+        thread.join(2.5)
+        assert answers == [], "an impatient one would have given up by now"
+        server.start()
+        thread.join(30)
+        assert answers == [True]
+
+
+def test_a_patient_client_waits_no_longer_once_a_stop_was_asked_for() -> None:
+    stop = threading.Event()
+    with connect(NOWHERE, patient=True, give_up=stop.is_set) as client:
+        thread, answers = in_thread(client.ping)
+        thread.join(2.5)
+        assert answers == []
+        stop.set()
+        thread.join(30)
+    (error,) = answers
+    assert isinstance(error, BrokerError)
+    assert "when the stop was asked for" in error.message
+    assert error.next_step
+
+
+def test_a_short_outage_after_the_stop_is_waited_out(client: redis.Redis, server: EmbeddedServer) -> None:
+    with Proxy(server.url) as proxy, connect(proxy.url, patient=True, give_up=lambda: True) as stopping:
+        stopping.ping()
+        for _ in range(3):
+            proxy.drop_reply(1)
+            assert stopping.echo("x") == b"x"
+        assert proxy.lost == 3
+
+
+def test_a_connection_that_swallows_everything_is_replaced(server: EmbeddedServer) -> None:
+    with Proxy(server.url) as proxy, connect(proxy.url, patient=True, answer_s=0.5) as client:
+        client.ping()
+        proxy.half_open()
+        assert client.ping()
+
+
+def test_a_full_server_is_waited_for(own_client: redis.Redis, own_server: EmbeddedServer) -> None:
+    own_client.config_set("maxmemory", 1)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        own_client.set("x", 1)
+    with connect(own_server.url, patient=True) as client:
+        thread, answers = in_thread(lambda: client.set("x", 1))
+        thread.join(1.0)
+        assert answers == []
+        own_client.config_set("maxmemory", 0)
+        thread.join(30)
+        assert answers == [True]
+
+
+# --- what cannot be reached ---
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "unix:///nowhere/server.sock", "redis://no-such-host.invalid"])

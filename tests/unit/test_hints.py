@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rq.serializers import JSONSerializer
 
 from core import hints
 from core.hints import Hint, HintJob, drop, hint_queue, push, sweep
-from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES
+from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
 
 
@@ -194,7 +195,8 @@ def test_json_of_another_shape_is_a_value_error(run: RunCase, value: Any) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"v": 2},
+        {"v": VERSION + 1},
+        {"v": VERSION - 1},
         {"v": None},
         {"func": "os.system"},
         {"u": "x"},
@@ -257,12 +259,20 @@ def test_the_sweep_removes_what_dead_workers_popped_and_nothing_younger(
     popped = run.queue.intermediate_queue.key
     assert sweep(run.client, run.queue) == 0
     assert run.client.llen(popped) == 1
-    now = hints.time.time()
-    monkeypatch.setattr(hints.time, "time", lambda: now + hints.STALE_S + 1)
+    now = hints.now_ms(run.client)
+    monkeypatch.setattr(hints, "now_ms", lambda _: now + hints.STALE_S * 1000 + 1000)
     assert sweep(run.client, run.queue) == 1
     assert run.client.llen(popped) == 0
     assert run.client.llen(run.queue.key) == 1, "hints that still wait are not the sweep's"
     assert sweep(run.client, run.queue) == 0
+
+
+def test_the_clock_of_the_client_decides_nothing(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    push(run.queue, [hint(run)], at_front=False)
+    monkeypatch.undo()
+    assert pop(run) is not None
+    assert sweep(run.client, run.queue) == 0, "it was pushed a moment ago, whatever the pusher's clock said"
 
 
 def test_the_sweep_removes_jobs_that_are_no_hints(run: RunCase) -> None:

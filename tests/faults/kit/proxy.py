@@ -192,8 +192,8 @@ class Proxy:
             ]
             # The end of the requests ends it all; the end of the replies only where nothing is swallowed.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            return
         finally:
             for task in tasks:
                 task.cancel()
