@@ -36,6 +36,9 @@ A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `ge
 rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks
 decide nothing.
 
+Where `meta` is lost, the queue is lost: every lease is void, and no script writes to `meta` until the writer has made
+the queue anew.
+
 Every script may be sent twice (a reply was lost): the second time changes nothing more, and `claim`, `start` and
 `publish` repeat their answer.
 """
@@ -121,7 +124,7 @@ end
 -- An entry that is there gives its bytes back once; one that is gone already gives nothing back.
 local function take_off_stream(id)
   local entry = redis.call('XRANGE', res, id, id)
-  if #entry == 1 then
+  if #entry == 1 and get('gen') then
     local fields = entry[1][2]
     for k = 1, #fields, 2 do
       -- Not -0: Redis 7.0 hands it on as "-0", which is no integer to it.
@@ -208,10 +211,10 @@ return {'ok', lane == spare and '0' or attempts, redis.call('HGET', poison, u) o
 
 # start(u, token, ...) -> the tokens whose lease is lost; their units must not be worked on
 START = """
-local lost = {}
+local lost, known = {}, get('gen')
 for i = 1, #ARGV, 2 do
   local u, token = ARGV[i], ARGV[i + 1]
-  if not holds(u, token) then
+  if not known or not holds(u, token) then
     lost[#lost + 1] = token
   elseif redis.call('HSETNX', busy, token, now) == 1 then
     redis.call('HINCRBY', att, u, 1)
@@ -241,6 +244,7 @@ return answer
 
 # publish(u, token, bytes, field, value, ...) -> 1 accepted, 2 another's result stands, 0 lease lost, -1 no room
 PUBLISH = """
+if not get('gen') then return 0 end
 local u, token, bytes = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local there = redis.call('HGET', pub, u)
 if there then
@@ -268,6 +272,7 @@ return 1
 
 # release(u, token, mode, code, message, max_attempts) -> 1 released, 0 lease was lost before. mode: undo | fail
 RELEASE = """
+if not get('gen') then return 0 end
 local u, token, mode = ARGV[1], ARGV[2], ARGV[3]
 if not holds(u, token) then return 0 end
 if mode == 'undo' and begun(token) then redis.call('HINCRBY', att, u, -1) end
@@ -279,6 +284,7 @@ return 1
 # abandon(worker name, max_attempts, message, token, ordinal or '', ...) -> number of leases freed. For the supervisor
 # that saw the worker die. Charged are the begun units among the tokens named, those that the worker had in hand.
 ABANDON = """
+if not get('gen') then return 0 end
 local freed, blamed = 0, {}
 for i = 4, #ARGV, 2 do blamed[ARGV[i]] = ARGV[i + 1] end
 for _, lane in ipairs({spare, owner}) do
@@ -384,6 +390,7 @@ for i = 5, #ARGV, 2 do
   end
 end
 local count = redis.call('BITCOUNT', done)
+if not get('gen') then return count end
 redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
   'last_commit_ms', now)
 if count == tonumber(get('total')) and get('state') == 'running' then
@@ -395,6 +402,7 @@ return count
 
 # reject(id, u, token, code, message, max_attempts) -> 1: the writer could not use this result, the unit runs again
 REJECT = """
+if not get('gen') then return 0 end
 local id, u, token = ARGV[1], ARGV[2], ARGV[3]
 take_off_stream(id)
 if redis.call('HGET', pub, u) ~= token .. ' ' .. id then return 0 end

@@ -742,6 +742,21 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
 # --- the loss of one key ---
 
 
+def test_where_the_run_is_forgotten_every_lease_is_void_and_nothing_of_it_is_written(run: RunCase) -> None:
+    run.work_one(1)
+    (entry,) = entries(run)
+    token = run.claim(0)
+    run.client.delete(run.key("meta"))
+    assert run.ledger.start([(0, token)]) == {token}
+    assert run.ledger.beat("1-0", [(0, token)], lease_s=LEASE_S) == ("gen", {token})
+    assert run.publish(0, token) == 0
+    assert not run.ledger.release(0, token)
+    assert run.die("alive") == 0
+    run.ledger.reject(entry.id, 1, entry.fields["token"].decode(), "x", "x")
+    commit(run, (entry.id, 1))
+    assert run.ledger.meta() == {}
+
+
 @pytest.mark.parametrize("part", [part for part in RUN_PARTS if part != "meta"])
 @pytest.mark.parametrize("after_commits", [False, True], ids=["at first", "later"])
 def test_a_run_outlives_the_loss_of_any_one_key(make_run: MakeRun, part: str, after_commits: bool) -> None:
