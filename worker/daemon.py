@@ -138,8 +138,8 @@ class Supervisor:
 
     def _free_leases(self, slot: Slot, status: int) -> None:
         how = f"ended with signal {-status}" if status < 0 else f"ended with status {status}"
-        if slot.stuck_in is not None:
-            how = f"stood still in the stage {slot.stuck_in.stage}"
+        if slot.stuck_in:
+            how = f"stood still in the stage {' and '.join(step.stage for step in slot.stuck_in)}"
         in_hand = [] if status in BLAMELESS else slot.in_hand()
         blame = {span.token: span.first if span.first == span.last >= 0 else None for span in in_hand}
         self.freer.submit(Death(worker=slot.name, message=f"the worker {slot.name} {how}", blame=blame))

@@ -31,6 +31,8 @@ the text that follows, stage."""
 PATIENCE = 5
 """A step is not a hang before it has taken so many times as long as the longest one before it: a batch of a large model
 on a slow device may take minutes."""
+PULSE, PULSE_S, FROZEN_S = "pulse", 1.0, 5.0
+"""A pulse that is late by so much is that of a process which does not run at all."""
 _LINE = re.compile(r"(\S+) (\d+) (-?\d+) (-?\d+)")
 
 
@@ -56,7 +58,7 @@ class InHand:
     Attributes:
         since: monotonic seconds at which the step began or last advanced.
         longest_s: what the longest step of its stage took before.
-        stage: "read", "prepare", "embed" or "publish".
+        stage: "read", "prepare", "embed", "publish" or "pulse".
         units: of each unit, its lease and where in it the step is.
     """
 
@@ -122,6 +124,24 @@ class ProgressBoard:
         self._clear(place)
         self.expect(stage, time.monotonic() - since)
 
+    @contextmanager
+    def pulse(self) -> Iterator[None]:
+        """Advance a step of its own every second, so that a process that stands still with nothing in hand is seen."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with self.step(PULSE):
+                while not over.wait(PULSE_S):
+                    self.advance()
+
+        thread = threading.Thread(target=beat, name="pulse", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def advance(self) -> None:
         """Say that this thread's step gets on; does nothing outside of one."""
         place = self._place()
@@ -154,11 +174,17 @@ class ProgressBoard:
             found.append(InHand(since, longest_s, stage.rstrip(b"\0").decode("ascii", "replace"), tuple(_units(text))))
         return found
 
-    def stuck(self, limit_s: float) -> InHand | None:
-        """The step that has not advanced for longest, where that is over `limit_s` seconds and far more than usual."""
+    def stuck(self, limit_s: float) -> list[InHand]:
+        """The steps that stand still, oldest first, where one has for over `limit_s` seconds and far more than usual.
+
+        All of them where the pulse stands still too: the process is stopped, or one step keeps all others from running,
+        and which one cannot be told.
+        """
         now = time.monotonic()
-        late = [step for step in self.in_hand() if now - step.since > max(limit_s, PATIENCE * step.longest_s)]
-        return min(late, key=lambda step: step.since, default=None)
+        steps = sorted(self.in_hand(), key=lambda step: step.since)
+        late = [step for step in steps if now - step.since > max(limit_s, PATIENCE * step.longest_s)]
+        frozen = any(step.stage == PULSE and now - step.since > FROZEN_S for step in steps)
+        return steps if late and frozen else late
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -133,12 +133,13 @@ class ModelService:
         self.heartbeat.start()
         self.pipeline.start()
         try:
-            worker.work(logging_level="WARNING")
-            if self.pipeline.error is None:
-                self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
-            if self.pipeline.error is None or isinstance(self.pipeline.error, OutputError):
-                # Where results cannot be stored, no unit is to blame.
-                self.pipeline.release_all()
+            with self.board.pulse():
+                worker.work(logging_level="WARNING")
+                if self.pipeline.error is None:
+                    self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
+                if self.pipeline.error is None or isinstance(self.pipeline.error, OutputError):
+                    # Where results cannot be stored, no unit is to blame.
+                    self.pipeline.release_all()
         finally:
             self.pipeline.close()
             if self.pipeline.error is None and self.heartbeat.failed is None:

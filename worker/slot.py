@@ -59,7 +59,7 @@ class Slot:
         self.board: ProgressBoard | None = None
         self.ready = False
         self.early_deaths = 0
-        self.stuck_in: InHand | None = None
+        self.stuck_in: list[InHand] = []
         self._faults: list[tuple[float, set[int]]] = []
         self.start_at = 0.0
 
@@ -73,7 +73,7 @@ class Slot:
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
         self.ready = False
-        self.stuck_in = None
+        self.stuck_in = []
         self.report, report_for_child = os.pipe()
         os.set_blocking(self.report, False)
         self.board_fd = ProgressBoard.allocate()
@@ -120,20 +120,19 @@ class Slot:
 
         It may hold the interpreter's lock in a call that never returns, so it is asked only where it stands.
         """
-        step = self.board.stuck(limit_s) if self.board is not None and self.process is not None else None
-        if step is not None and self.process is not None and self.process.poll() is None:
+        steps = self.board.stuck(limit_s) if self.board is not None and self.process is not None else []
+        if steps and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
             self.process.kill()
-            self.stuck_in = step
-            return step
+            self.stuck_in = steps
+            return next((step for step in steps if step.units), steps[0])
         return None
 
     def in_hand(self) -> list[Span]:
-        """What its process had in hand when it ended: where it was stuck in a step, only that."""
-        if self.stuck_in is not None:
-            return list(self.stuck_in.units)
-        return [span for step in self.board.in_hand() for span in step.units] if self.board is not None else []
+        """What its process had in hand when it ended: where it was stuck, only what stood still."""
+        steps = self.stuck_in or (self.board.in_hand() if self.board is not None else [])
+        return [span for step in steps for span in step.units]
 
     def is_broken(self, status: int) -> bool:
         """Whether a death with `status` is one device fault too many: each came with other units."""

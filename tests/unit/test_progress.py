@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from waiting import wait_until
 
 from core.errors import SourceError
-from worker.progress import PLACE_BYTES, InHand, ProgressBoard, Span
+from worker.progress import FROZEN_S, PLACE_BYTES, InHand, ProgressBoard, Span
 
 SPAN = Span("1-0:w:abc", 7, 3, 5)
 
@@ -43,7 +44,7 @@ def test_a_step_that_advances_is_not_stuck_however_long_it_takes() -> None:
     with board.step("read", [SPAN]):
         wait_until(lambda: board.stuck(0.05))
         board.advance()
-        assert board.stuck(0.05) is None
+        assert board.stuck(0.05) == []
         wait_until(lambda: board.stuck(0.05))
     board.advance()
     assert board.in_hand() == [], "there is nothing that could advance"
@@ -58,6 +59,33 @@ def test_a_step_is_no_hang_before_it_has_taken_far_longer_than_any_before() -> N
         assert time.monotonic() - began > 0.5
     with board.step("read", [SPAN]):
         wait_until(lambda: board.stuck(0.01), 0.4)
+
+
+def test_a_process_that_stands_still_with_nothing_in_hand_has_no_pulse() -> None:
+    descriptor = ProgressBoard.allocate()
+    board = ProgressBoard(descriptor)
+    program = (
+        "import sys, time\n"
+        "from worker.progress import ProgressBoard, Span\n"
+        "board = ProgressBoard(int(sys.argv[1]))\n"
+        "with board.pulse(), board.step('embed', [Span('1-0:w:abc', 7, 3, 5)]):\n"
+        "    while True:\n"
+        "        time.sleep(0.5)\n"
+        "        board.advance()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(descriptor)], pass_fds=(descriptor,))
+    try:
+        wait_until(lambda: {step.stage for step in board.in_hand()} == {"pulse", "embed"}, 30)
+        time.sleep(2.0)  # longer than either takes to advance
+        assert board.stuck(1.9) == []
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: board.stuck(FROZEN_S), 30)
+        wait_until(lambda: len(board.stuck(FROZEN_S)) == 2, 30)
+        assert (SPAN,) in [step.units for step in board.stuck(FROZEN_S)]
+    finally:
+        process.kill()
+        process.wait()
+        os.close(descriptor)
 
 
 def test_a_batch_of_more_units_than_fit_is_cut_off_at_a_whole_one() -> None:
