@@ -22,7 +22,7 @@ from core.layout import Layout
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
-from core.registry import RunRecord, live_workers, registered
+from core.registry import RunRecord, live_workers, register, registered
 
 TICK_S = 0.2
 MIN_HINTS, MAX_HINTS = 256, 5_000
@@ -60,6 +60,7 @@ class Feeder:
         self._scripts = load_scripts(client)
         self._manifests: dict[str, Manifest] = {}
         self._unreadable: set[str] = set()
+        self._unfinished: dict[str, RunRecord] = {}
         self._steady_since = clock()
         self._last_sweep = clock()
         self._ticked = clock()
@@ -69,8 +70,7 @@ class Feeder:
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
         self._listen()
-        with self._answered():
-            records = [r for r in registered(self.client).values() if self.only in ("", r.run)]
+        records = [record for record in self._records() if self.only in ("", record.run)]
         queues: dict[str, list[RunRecord]] = defaultdict(list)
         for record in records:
             queues[record.model.queue_key].append(record)
@@ -82,6 +82,18 @@ class Feeder:
                     hints.sweep(self.client, hints.hint_queue(self.client, key))
         self._ticked = self._clock()
         return pushed
+
+    def _records(self) -> list[RunRecord]:
+        """The runs that were announced. One that was being fed and is gone was lost with all that the broker held: it is
+        announced again, so that its writer makes its queue anew."""
+        with self._answered():
+            known = registered(self.client)
+        for run, record in self._unfinished.items():
+            if run not in known:
+                self.log.warning("run_announced_again", run=run)
+                register(self.client, record)
+                known[run] = record
+        return list(known.values())
 
     def _listen(self) -> None:
         """Notes another server, or a jump of its clock, as an outage."""
@@ -121,6 +133,10 @@ class Feeder:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
             with self._answered():
                 meta = ledger.meta()
+            if meta.get("state") == "running":
+                self._unfinished[record.run] = record
+            elif meta.get("state") == "done":
+                self._unfinished.pop(record.run, None)
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
             if meta.get("gen") and meta.get("state") == "running" and (manifest := self._manifest(record)) is not None:
                 fed.append((record, manifest, ledger, meta["gen"]))

@@ -9,7 +9,7 @@ import pytest
 from conftest import FakeClock, MakeRun, RunCase
 
 from core import hints
-from core.protocol import run_key
+from core.protocol import RUNS, run_key
 from core.registry import RunRecord, register
 from producer import feeder as module
 from producer.feeder import MAX_HINTS, Feeder, serve
@@ -272,3 +272,18 @@ def test_serving_ends_when_it_is_told_to(run: RunCase) -> None:
     serve(run.client, lease_s=20.0, only=run.info.run, stopped=lambda: next(answers))
     assert len(units_in_queue(run)) == 6
     assert run.client.exists(run_key(run.info.run, "meta"))
+
+
+def test_a_run_that_the_broker_forgot_is_announced_again_until_it_is_done(run: RunCase) -> None:
+    run.build()
+    feeder = run.feeder()
+    feeder.tick()
+    run.client.delete(*run.ledger.keys)
+    run.client.hdel(RUNS, run.info.run)
+    feeder.tick()
+    assert RunRecord.from_json(run.client.hget(RUNS, run.info.run)) == run.record
+    run.build(done=b"\xff")
+    feeder.tick()
+    run.client.hdel(RUNS, run.info.run)
+    feeder.tick()
+    assert not run.client.hexists(RUNS, run.info.run)
