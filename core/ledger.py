@@ -245,6 +245,16 @@ class Ledger:
             for id_, fields in messages
         ]
 
+    def unacknowledged(self) -> int:
+        """Entries of the result stream that were delivered to the one consumer and are not acknowledged."""
+        try:
+            found = self.client.xpending(self.keys[RUN_PARTS.index("res")], GROUP)
+        except ResponseError as error:
+            if "NOGROUP" not in str(error):
+                raise
+            return 0
+        return int(found["pending"])
+
     def lock_writer(self, writer: str, *, ttl_s: float, takeover: bool = False) -> str:
         """Take or renew the writer lock; gives "" or the id of the writer that holds it."""
         script = self._scripts["writer_lock"]

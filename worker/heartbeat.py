@@ -102,7 +102,7 @@ class Heartbeat(threading.Thread):
             _, lost = self._ledgers[run].beat(gen, pairs, lease_s=self.lease_s)
             for work in works:
                 # A unit that was published since the snapshot is no longer ours either, and that is no loss.
-                if work.token in lost and work.stage != "publish":
+                if work.token in lost and work.stage != "publish" and not work.lost:
                     work.lost = True
                     self.log.warning("lease_lost", run=run, u=work.u)
 

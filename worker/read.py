@@ -110,7 +110,7 @@ class ReadStage:
         count = 0
         size = 1 if work.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
-            samples = iter(read(work.unit, self.roots))
+            samples = iter(read(work.unit, self.roots, moved=self.board.advance))
             while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
                 self.hand_on(Chunk(work, chunk, self.pool.submit(self._prepare, work, chunk)))
@@ -134,7 +134,11 @@ class ReadStage:
 
     def _next_chunk(self, work: UnitWork, samples: Iterator[Sample], size: int) -> list[Sample]:
         with self.stats.busy("read"), self.board.step("read", [Span(work.token, work.u)]):
-            return list(itertools.islice(samples, size))
+            chunk = []
+            for sample in itertools.islice(samples, size):
+                chunk.append(sample)
+                self.board.advance()
+            return chunk
 
     def _prepare(self, work: UnitWork, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
         in_hand = [Span(work.token, work.u, samples[0].ordinal, samples[-1].ordinal)]

@@ -120,7 +120,9 @@ class Slot:
 
         It may hold the interpreter's lock in a call that never returns, so it is asked only where it stands.
         """
-        steps = self.board.stuck(limit_s) if self.board is not None and self.process is not None else []
+        if self.stuck_in or self.board is None:
+            return None  # it was killed already, and the kernel takes its time
+        steps = self.board.stuck(limit_s)
         if steps and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(DUMP_S)

@@ -29,6 +29,7 @@ class Buffer:
         self._oldest = 0.0
         self.results: list[Accepted] = []
         self.units: set[int] = set()
+        self.entries: set[str] = set()
         self.rows = 0
         self.bytes = 0
 
@@ -44,6 +45,7 @@ class Buffer:
             self._oldest = self._clock()
         self.results.append(result)
         self.units.add(result.u)
+        self.entries.add(result.entry)
         self.rows += result.rows.num_rows
         self.bytes += result.bytes
 
@@ -61,5 +63,5 @@ class Buffer:
     def take(self) -> list[Accepted]:
         """All results, leaving the buffer empty."""
         results, self.results = self.results, []
-        self.units, self.rows, self.bytes = set(), 0, 0
+        self.units, self.entries, self.rows, self.bytes = set(), set(), 0, 0
         return results

@@ -180,6 +180,8 @@ class RunWriter:
                 self._rebuild()
             elif not self.buffer.results and self._bits_differ() and not self._adopt():
                 self._rebuild()
+            elif self._pending_after is None and self.ledger.unacknowledged() > len(self.buffer.results):
+                self._pending_after = "0"  # the reply that held the others was lost
 
     def _bits_differ(self) -> bool:
         return int(self.ledger.meta().get("done", 0)) != self.committer.state.count
@@ -219,6 +221,8 @@ class RunWriter:
         if self.committer.state.is_done(u):
             self._mark([(entry.id, u)])
             self._drop_staged(entry)
+            return
+        if entry.id in self.buffer.entries:
             return
         if u in self.buffer.units:
             self._mark([(entry.id, None)])

@@ -25,7 +25,7 @@ from core.results import encode_result, row_schema
 from core.units import Failure
 from writer.daemon import LOOK_S, Writer
 from writer.lock import LOCK_TTL_S, WEDGED_S, LockKeeper
-from writer.service import RunWriter
+from writer.service import RECONCILE_S, RunWriter
 
 
 def kinds(run: RunCase) -> list[str]:
@@ -347,6 +347,22 @@ def test_what_was_delivered_before_a_restart_is_taken_after_it(run: RunCase) -> 
     run.finish(second)
     run.assert_exact()
     assert run.client.xpending(run.key("res"), "w")["pending"] == 0
+
+
+def test_results_whose_delivery_was_lost_on_the_way_are_taken_soon(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0)
+    writer.step()
+    for u in (1, 2):
+        run.work_one(u)
+    assert len(run.ledger.read_results(">", count=10, block_ms=None)) == 2, "a reply that does not arrive"
+    for _ in range(3):
+        run.clock.advance(RECONCILE_S + 0.1)
+        writer.step()
+    writer.flush()
+    run.assert_exact([0, 1, 2])
+    assert run.client.xlen(run.key("res")) == 0
+    assert run.ledger.meta()["bytes"] == "0"
 
 
 def test_a_commit_that_the_broker_did_not_hear_of_is_told_to_it(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,11 +134,11 @@ def test_storage_that_comes_back_is_waited_for(stages: SimpleNamespace, monkeypa
     work = make_work(stages, texts(stages, "a.txt", ["one", "two"]), "t1")
     real, tries = read_module.read, []
 
-    def sometimes(unit: Unit, roots: Any) -> Iterator[Sample]:
+    def sometimes(unit: Unit, roots: Any, **watched: Any) -> Iterator[Sample]:
         tries.append(unit)
         if len(tries) < 3:
             raise SourceError("storage is away", code="source_unreadable", transient=True)
-        return real(unit, roots)
+        return real(unit, roots, **watched)
 
     monkeypatch.setattr(read_module, "read", sometimes)
     monkeypatch.setattr(read_module, "PAUSES_S", (0.0, 0.0, 0.0))
@@ -153,7 +153,7 @@ def test_storage_that_stays_away_gives_the_unit_back_charged(
 ) -> None:
     work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
 
-    def never(unit: Unit, roots: Any) -> Iterator[Sample]:
+    def never(unit: Unit, roots: Any, **watched: Any) -> Iterator[Sample]:
         raise SourceError("storage is away", code="source_unreadable", transient=True)
 
     monkeypatch.setattr(read_module, "read", never)
@@ -169,8 +169,8 @@ def test_a_source_that_breaks_after_some_samples_leaves_no_row(
     work = make_work(stages, texts(stages, "a.txt", ["x"] * 70), "t1")
     real = read_module.read
 
-    def breaking(unit: Unit, roots: Any) -> Iterator[Sample]:
-        for number, sample in enumerate(real(unit, roots)):
+    def breaking(unit: Unit, roots: Any, **watched: Any) -> Iterator[Sample]:
+        for number, sample in enumerate(real(unit, roots, **watched)):
             if number == 50:
                 raise SourceError("cut", code="shard_truncated")
             yield sample
