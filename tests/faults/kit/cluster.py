@@ -23,6 +23,7 @@ from e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succe
 
 from core.broker import connect
 from core.embedded import die_with_parent, server_binary
+from embq.cli import VERBS
 from faults.kit.table import Recovery
 
 SEED = int(os.environ.get("EMBQ_TEST_SEED") or "20240611")
@@ -355,6 +356,20 @@ class Cluster:
             given += ["--unit-size", str(self._unit_size)]
         succeed("enqueue", self.input, *given, environment={"EMBQ_BROKER_URL": url or self.broker.url})
 
+    def begin(
+        self,
+        units: int,
+        model: str = MODEL,
+        *options: str,
+        samples: int = SAMPLES,
+        environment: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Input, run, writer and producer; workers are all that is missing."""
+        self.write_texts(units, samples)
+        self.enqueue(model, *options)
+        self.writer(environment=environment)
+        self.producer(environment=environment)
+
     # --- services ---
 
     def writer(self, *arguments: str, **options: Any) -> Service:
@@ -421,7 +436,7 @@ class Cluster:
 
     def busy(self) -> dict[int, str]:
         """Unit -> the token under which its samples are being read or embedded now."""
-        begun = {part for pair in self._hash("busy").items() for part in pair}
+        begun = self._hash("busy")
         held = [*self._hash("owner").items(), *self._hash("spare").items()]
         return {int(u): token.decode() for u, token in held if token in begun}
 
@@ -438,7 +453,7 @@ class Cluster:
 
     def attempts(self) -> dict[int, int]:
         """Unit -> attempts that were begun so far, the present one included; for units that are not committed."""
-        return {int(u): int(count) for u, count in self._hash("att").items()}
+        return {int(u): int(count) for u, count in self._hash("att").items() if int(count)}
 
     def worker_names(self, service: Service) -> dict[int, str]:
         """Process id -> worker name, for the living processes of a machine."""
@@ -512,13 +527,14 @@ class Cluster:
         dim: int = DIM,
         tracebacks: bool = False,
     ) -> Output:
-        """The run is complete, and holds exactly what its input says; `embq verify` says so too.
+        """The run is complete, and after `embq gc` holds exactly what its input says; `embq verify` says so too.
 
         Args:
             failures: key -> code of every sample that is a failure; the key is "" for a unit that failed whole.
             without: keys that are in units that failed whole.
             tracebacks: whether a traceback in a log is no defect here.
         """
+        self.collect_garbage()
         failures = failures or {}
         missing = {*failures, *without}
         rows = {key: data for key, data in self.expected.items() if key not in missing}
@@ -532,6 +548,14 @@ class Cluster:
             for service in self._all_services():
                 assert "Traceback (most recent call last)" not in service.log, service.said
         return output
+
+    def collect_garbage(self) -> None:
+        """`embq gc`: what dead workers left goes."""
+        if "gc" in VERBS:
+            succeed("gc", self.root, "--older-than", "0", environment={"EMBQ_BROKER_URL": self.broker.url})
+        else:
+            for path in (self.root / "_staging").glob(".*.arrow"):
+                path.unlink()
 
     def state(self) -> str:
         """What the broker and the folder say, for the text of a failed assertion."""

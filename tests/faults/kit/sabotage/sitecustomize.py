@@ -19,6 +19,9 @@ each wraps one function or method when its module has been imported.
 ``{"slow": 3.0}``
     `embed` of the stub takes three times as long.
 
+``{"slow_read": 0.5}``
+    Each sample takes half a second to read.
+
 ``{"server": "/usr/bin/redis-server"}``
     The server that `embq run` starts.
 
@@ -28,7 +31,10 @@ each wraps one function or method when its module has been imported.
 ``do`` is one of: ``kill`` (SIGKILL), ``exit`` (with ``status``), ``stop`` (SIGSTOP), ``hang``, ``hang_gil`` (a C call
 that never returns and keeps every other thread from running), ``pause`` (``seconds``), ``gate`` (creates the file
 ``<gate>.reached`` and waits for ``<gate>.open``), ``raise_device``, ``raise_oom`` (torch.OutOfMemoryError),
-``raise`` (``error``: name of a built-in exception), ``signal`` (``number``, to itself).
+``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows),
+``signal`` (``number``, to itself).
+
+The first call of `embed` and of `prepare` in a process is the warm-up, which no unit is charged for.
 """
 
 from __future__ import annotations
@@ -40,6 +46,7 @@ import importlib.abc
 import itertools
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -81,6 +88,15 @@ def _act(entry):
         import torch
 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    elif do == "allocate":
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20, before[1]))
+        try:
+            bytearray(2**30)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
     elif do == "raise":
         raise getattr(builtins, entry["error"])("sabotage")
     else:
@@ -192,6 +208,19 @@ def _slow(entry):
     return wrap
 
 
+def _slow_read(entry):
+    def wrap(read):
+        @functools.wraps(read)
+        def wrapper(*args, **kwargs):
+            for sample in read(*args, **kwargs):
+                time.sleep(entry["slow_read"])
+                yield sample
+
+        return wrapper
+
+    return wrap
+
+
 def _another_server(entry):
     def wrap(_server_binary):
         from pathlib import Path
@@ -215,6 +244,8 @@ def _target_and_wrap(entry):
         return f"{STUB}.embed", _slow(entry)
     if "set" in entry:
         return entry["set"], lambda _value: entry["to"]
+    if "slow_read" in entry:
+        return "sources.kinds:read", _slow_read(entry)
     if "server" in entry:
         return "core.embedded:server_binary", _another_server(entry)
     raise ValueError(f"nothing is known of {entry}")
