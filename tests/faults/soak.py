@@ -28,7 +28,7 @@ from typing import Any
 import redis
 from e2e.session import write_shards
 
-from core.protocol import RUN_PARTS
+from core.protocol import RUN_PARTS, RUNS
 from faults.kit.cluster import DIM, Cluster, Service, server_version
 from faults.kit.table import Recovery
 
@@ -39,9 +39,11 @@ GOOD_ENDS = (0, 69, 75, -9, -15)
 """How a service may end: as asked, for want of a broker at its start, taken over, killed, stopped before it was up."""
 
 LEAST_FAULTS, MOST_FAULTS = 6, 9
-RUN_S = 6.0
-"""What the devices of a seed take together where nothing goes wrong."""
+QUIET_S, REPLACE_S, RESTART_S = 3.0, 2.5, 0.8
+"""What the devices of a seed take together: so much with nothing going wrong, and so much more for each fault, so that
+the work is not over before the last one."""
 DEADLINE_S = 120.0
+FORGOTTEN_S = 5.0
 
 
 # --- what a seed is ---
@@ -99,7 +101,7 @@ def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     chance = random.Random(seed)
     kind = chance.choice(["texts", "texts", "shards"])
-    units, samples = chance.randint(25, 60), chance.choice([1, 3, 10, 20])
+    units, samples = chance.randint(30, 60), chance.choice([1, 3, 10, 20])
     total = units * samples
     poison = chance.randrange(total) if kind == "texts" and chance.random() < 0.15 else None
     empty = tuple(
@@ -115,7 +117,7 @@ def draw(seed: int) -> Schedule:
         for number in range(chance.choice([2, 2, 3]))
     ]
     moments = sorted(
-        chance.randrange(1, max(2, int(units * 0.5))) for _ in range(chance.randint(LEAST_FAULTS, MOST_FAULTS))
+        chance.randrange(1, max(2, int(units * 0.45))) for _ in range(chance.randint(LEAST_FAULTS, MOST_FAULTS))
     )
     events = [
         Event(
@@ -140,6 +142,20 @@ def draw(seed: int) -> Schedule:
     )
 
 
+def _lasts_s(event: Event) -> float:
+    """For how long the work of others goes on while a fault is being injected."""
+    if event.fault in (
+        "suspend machine",
+        "second writer",
+        "suspend broker",
+        "fill memory",
+        "kill broker",
+        "empty broker",
+    ):
+        return event.seconds + RESTART_S
+    return REPLACE_S if event.fault.startswith("replace") else RESTART_S
+
+
 # --- a seed at work ---
 
 
@@ -150,11 +166,15 @@ class Stage:
         self.schedule = schedule
         self.cluster = cluster
         self.failures: dict[str, str] = {}
+        self.resumed = 0
+        self._forgotten_since: float | None = None
+        self._client = cluster.broker.client()
         self.without: list[str] = []
         self._write_input()
         total = schedule.units * schedule.samples
         processes = sum(machine.processes / machine.slow for machine in schedule.machines)
-        self.model = f"stub:{DIM}?batch_size=8&ms_per_sample={RUN_S * 1000 * processes / total:.2f}"
+        device_s = QUIET_S + sum(_lasts_s(event) for event in schedule.events)
+        self.model = f"stub:{DIM}?batch_size=8&ms_per_sample={device_s * 1000 * processes / total:.2f}"
         cluster.enqueue(self.model)
         self.writer = self._start_writer()
         self.producer = self._start_producer()
@@ -200,7 +220,7 @@ class Stage:
         if self.schedule.poison is not None:
             sabotage.append({"poison": self.poison_text, "where": self.schedule.poison_stage, "do": "kill"})
         return self.cluster.workers(
-            *("--transport", machine.transport, "--prefetch", str(machine.prefetch), "--drain-timeout", "5"),
+            *("--transport", machine.transport, "--prefetch", str(machine.prefetch), "--drain-timeout", "1.5"),
             count=machine.processes,
             environment=QUICK,
             sabotage=sabotage or None,
@@ -217,6 +237,23 @@ class Stage:
             if not service.alive():
                 assert service.process.returncode in GOOD_ENDS, f"{service} ended by itself\n{service.log[-3000:]}"
                 self.machines[number] = self._start_machine(self.schedule.machines[number])
+
+        self._announce_where_nobody_can()
+
+    def _announce_where_nobody_can(self) -> None:
+        """Where the broker lost everything while neither writer nor producer knew the run, a user has to resume it."""
+        try:
+            known = self.cluster.broker.running and self._client.hexists(RUNS, self.cluster.run())
+        except redis.exceptions.RedisError:
+            return
+        if known:
+            self._forgotten_since = None
+        elif self._forgotten_since is None:
+            self._forgotten_since = time.monotonic()
+        elif time.monotonic() - self._forgotten_since > FORGOTTEN_S:
+            self._forgotten_since = None
+            self.resumed += 1
+            self.cluster.enqueue(self.model)
 
     def machine(self, event: Event) -> Service:
         """The machine that an event is aimed at."""
@@ -366,7 +403,7 @@ class Result:
     kinds: Counter[str] = field(default_factory=Counter)
     rows: int = 0
     failures: int = 0
-    given_up: int = 0
+    resumed: int = 0
     error: str = ""
 
 
@@ -387,6 +424,7 @@ def play(schedule: Schedule, folder: Path) -> Result:
             result.kinds[event.fault] += recovery.faults > before
         _until(stage, cluster.closed)
         output = cluster.assert_exact(stage.failures)
+        result.resumed = stage.resumed
         result.rows, result.failures = len(output.keys), len(output.failures)
     except Exception as error:  # noqa: BLE001 - what went wrong in a seed is its result
         result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}\n{cluster.logs()}"
@@ -480,6 +518,7 @@ def _report(results: list[Result], seconds: float, path: Path | None) -> int:
         "fewest_faults_in_a_seed": min((result.faults for result in results), default=0),
         "rows": sum(result.rows for result in results),
         "failures_as_expected": sum(result.failures for result in results),
+        "resumed_by_hand": sum(result.resumed for result in results),
         "failed_seeds": failed,
         "seconds": round(seconds),
         "server": server_version(),
