@@ -23,6 +23,9 @@ LIMIT_BYTES = 512 * 1024 * 1024
 LIMIT_ENTRIES = 20_000
 """Most results waiting for the writer."""
 
+BULK_BYTES = 256 * 1024
+"""A larger result may take longer to send than another answer takes to come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -60,16 +63,28 @@ class Entry:
 
 
 class Ledger:
-    """Typed access to the scripts for one run and one connection. Safe to share between threads."""
+    """Typed access to the scripts for one run and one connection. Safe to share between threads.
 
-    def __init__(self, client: redis.Redis, run: str, *, scripts: Mapping[str, Script] | None = None) -> None:
+    Args:
+        bulk: for results that take long to send; None where there are none.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        run: str,
+        *,
+        scripts: Mapping[str, Script] | None = None,
+        bulk: redis.Redis | None = None,
+    ) -> None:
         self.client = client
+        self.bulk = bulk or client
         self.run = run
         self.keys = [run_key(run, part) for part in RUN_PARTS]
         self._scripts = scripts if scripts is not None else load_scripts(client)
 
-    def _call(self, script: str, *arguments: Any) -> Any:
-        return self._scripts[script](keys=self.keys, args=list(arguments), client=self.client)
+    def _call(self, script: str, *arguments: Any, client: redis.Redis | None = None) -> Any:
+        return self._scripts[script](keys=self.keys, args=list(arguments), client=client or self.client)
 
     def meta(self) -> dict[str, str]:
         """The run's counters and settings; empty where the broker does not know the run."""
@@ -104,7 +119,9 @@ class Ledger:
 
     def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
         """Hand a result to the writer: 1 accepted, 2 another attempt's stands, 0 lease lost, -1 no room now."""
-        return int(self._call("publish", u, token, size, *(part for pair in fields.items() for part in pair)))
+        client = self.bulk if size > BULK_BYTES else self.client
+        parts = (part for pair in fields.items() for part in pair)
+        return int(self._call("publish", u, token, size, *parts, client=client))
 
     def room(self) -> bool:
         """Whether the result stream is below its bounds, without sending a result to find out."""

@@ -24,6 +24,7 @@ class Fetcher:
 
     Args:
         client: a patient client.
+        bulk: one that waits longer for an answer, because it sends results.
         model: the loaded model's config; hints of other models are dropped.
         fingerprint: the loaded model's; a run that began with another one is refused.
     """
@@ -31,6 +32,7 @@ class Fetcher:
     def __init__(
         self,
         client: redis.Redis,
+        bulk: redis.Redis,
         pipeline: Pipeline,
         leases: Leases,
         *,
@@ -41,6 +43,7 @@ class Fetcher:
         stopped: Callable[[], bool],
     ) -> None:
         self.client = client
+        self.bulk = bulk
         self.pipeline = pipeline
         self.leases = leases
         self.name = name
@@ -62,7 +65,7 @@ class Fetcher:
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
             return
-        ledger = Ledger(self.client, hint.run, scripts=self._scripts)
+        ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
         token = new_token(hint.gen, self.name)
         idle = not self.leases.snapshot()
         claim = ledger.claim(hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint, idle=idle)

@@ -103,12 +103,13 @@ class ModelService:
         self.embedder = embedder
         self.board = board
         self.load_s = load_s
-        self.client = self._connect(RESULT_S)
+        self.client = self._connect()
         self.leases, self.stats = Leases(), Stats()
         self.heartbeat = self._make_heartbeat()
         self.pipeline = self._make_pipeline()
         self.fetcher = Fetcher(
             self.client,
+            self._connect(RESULT_S),
             self.pipeline,
             self.leases,
             name=options.name,

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import redis
 from conftest import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
+from faults.kit.proxy import Proxy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from core.broker import now_ms
+from core.broker import connect, now_ms
 from core.commits import Commit, CommittedUnit, LogState
-from core.ledger import LIMIT_BYTES, Entry, Ledger, load_scripts, new_token
+from core.embedded import EmbeddedServer
+from core.ledger import BULK_BYTES, LIMIT_BYTES, Entry, Ledger, load_scripts, new_token
 from core.protocol import FREEING, GROUP, MAX_ATTEMPTS, RUN_PARTS, SCRIPTS, VERSION, WORKERS, worker_key
 from core.registry import RunRecord, live_workers
 
@@ -246,6 +248,15 @@ def test_a_result_waits_where_the_stream_is_full(run: RunCase) -> None:
 def test_there_is_room_where_the_broker_knows_no_run(run: RunCase) -> None:
     run.client.delete(*run.ledger.keys)
     assert run.ledger.room()
+
+
+def test_only_a_large_result_goes_through_the_client_that_waits_long(run: RunCase, server: EmbeddedServer) -> None:
+    with Proxy(server.url) as proxy, connect(proxy.url) as bulk:
+        run.ledger = Ledger(run.client, run.info.run, bulk=bulk)
+        for u, size in enumerate((BULK_BYTES, BULK_BYTES + 1)):
+            assert run.ledger.publish(u, run.claim(u), run.fields(u), size=size) == 1
+            assert (proxy.commands > 0) == (size > BULK_BYTES)
+    assert set(table(run, "pub")) == {0, 1}
 
 
 # --- release, abandon ---
