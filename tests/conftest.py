@@ -303,11 +303,27 @@ class RunCase:
         CommitLog(self.layout).replay(len(self.units))
         return [unit.u for commit in CommitLog(self.layout).read() for unit in commit.units]
 
-    def assert_exact(self, units: Sequence[int] | None = None) -> None:
-        """Every sample of the units (all, unless named) is a row exactly once, with its own vector and dense ids."""
+    def assert_exact(
+        self,
+        units: Sequence[int] | None = None,
+        *,
+        failures: Sequence[tuple[str, str]] = (),
+        whole: Sequence[int] = (),
+    ) -> None:
+        """Every sample of the units (all, unless named) is a row exactly once, with its own vector and dense ids.
+
+        Args:
+            failures: (key, code) of what is a failure instead; the key is "" for a unit that failed whole.
+            whole: these units.
+        """
         numbers = range(len(self.units)) if units is None else units
         rows = self.rows()
         wanted = {f"{u}:{i}": vector(u, i) for u in numbers for i in range(self.units[u].samples or 0)}
+        for key in [f"{u}:{i}" for u in whole for i in range(self.units[u].samples or 0)]:
+            del wanted[key]
+        for key in (key for key, _ in failures if key):
+            del wanted[key]
+        assert sorted(self.failures()) == sorted(failures)
         assert len(rows) == len(wanted)
         assert {key: values for _, key, values in rows} == wanted
         assert [id_ for id_, _, _ in rows] == list(range(len(rows)))

@@ -75,14 +75,15 @@ class Committer:
                     if commit.epoch > self.epoch:
                         raise self._lost(commit) from None
                     self.state.apply(commit)
-        self._sweep()
+        self.sweep()
 
     def _epochs(self) -> list[int]:
         names = (path.name.removeprefix("epoch-") for path in self.layout.writer.glob("epoch-*"))
         return [int(name) for name in names if name.isdigit()]
 
-    def _sweep(self) -> None:
-        """Remove what no record names. Staging files stay: live workers own them.
+    def sweep(self) -> None:
+        """Remove what no record names, once the log ends with our fence or is closed. Staging files stay: live workers
+        own them.
 
         Every file of a predecessor has a number up to that of our fence. A higher one belongs to a successor: this
         process may have been paused since its fence, for as long as it takes to be succeeded.

@@ -77,7 +77,9 @@ class RunWriter:
         state = log.replay(self.info.units)
         self.committer = Committer(self.layout, self.info, log, state, writer=self.id, version=version)
         self.finished = state.closed
-        if not self.finished:
+        if self.finished:
+            self.committer.sweep()
+        else:
             self.committer.take_epoch()
         self.acceptor = Acceptor(self.layout, self.manifest, fingerprint=state.fingerprint, schema=None)
         self.buffer = Buffer(part_rows=self.info.part_rows, clock=self._clock)

@@ -336,15 +336,15 @@ def test_orphans_are_removed_after_the_fence_and_committed_files_never(layout: L
 def test_a_writer_paused_after_its_fence_removes_nothing_of_its_successor(
     layout: Layout, plain_run: RunInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Committer._sweep
+    real = Committer.sweep
 
     def paused(self: Committer) -> None:
-        monkeypatch.setattr(Committer, "_sweep", real)
+        monkeypatch.setattr(Committer, "sweep", real)
         open_writer(layout, plain_run, "second").commit([accepted(0, failures=1)])
         (layout.temporary / "part-00000004.2.parquet").write_bytes(b"being written by the second")
         real(self)
 
-    monkeypatch.setattr(Committer, "_sweep", paused)
+    monkeypatch.setattr(Committer, "sweep", paused)
     first = open_writer(layout, plain_run, "first")
     assert contents(layout) == expected([0])
     assert len(files(layout)) == 3
