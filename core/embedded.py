@@ -66,6 +66,25 @@ def kept_off(folder: Path) -> Iterator[bool]:
             yield True
 
 
+def keep_to_ourselves(folder: Path) -> IO[str]:
+    """Keep everybody else off a state folder until the file is closed; TryLaterError where somebody is there."""
+    lock = open(folder / "lock", "w")  # noqa: SIM115 - held by the caller
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise in_use(folder) from error
+    return lock
+
+
+def in_use(folder: Path) -> TryLaterError:
+    """The error for a state folder that another process holds."""
+    return TryLaterError(
+        f"another embq process is at work on {folder.parent}",
+        next_step="wait for it, or watch it with `embq status`",
+    )
+
+
 def die_with_parent() -> None:
     """For `preexec_fn`: the kernel ends this child when its parent ends, however that happens (Linux only)."""
     try:
@@ -150,7 +169,7 @@ class EmbeddedServer:
                 raise ConfigError(f"{self.socket.parent} belongs to another user")
             self.socket.parent.chmod(0o700)
         if self._lock is None:
-            self._lock = self._take_lock()
+            self._lock = keep_to_ourselves(self.folder)
         self._password = self._read_password()
         config = self.folder / "server.conf"
         config.touch(mode=0o600)
@@ -184,18 +203,6 @@ class EmbeddedServer:
             preexec_fn=die_with_parent,
         )
         self._wait_until_up()
-
-    def _take_lock(self) -> IO[str]:
-        lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held as long as the server lives
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.close()
-            raise TryLaterError(
-                f"another embq process is at work on {self.folder.parent}",
-                next_step="wait for it, or watch it with `embq status`",
-            ) from error
-        return lock
 
     def _read_password(self) -> str:
         path = self.folder / "password"

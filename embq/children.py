@@ -67,8 +67,9 @@ class Child:
             return  # its run is over
         quick = time.monotonic() - self._started_at < QUICK_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
-        # A supervisor that ends by itself has given its workers up; one that was killed has not.
-        gave_up = self.verb == "worker" and status > 0
+        # A supervisor that ends by itself has given its workers up; one that was killed has not. And a writer that was
+        # sent away, or shut out, leaves the run to the other one: starting it again would only take turns with it.
+        gave_up = (self.verb == "worker" and status > 0) or (self.verb == "writer" and status == Exit.TRY_LATER)
         if status in FATAL or gave_up or self._quick_deaths >= QUICK_DEATHS:
             raise self._last_error(status)
         self.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 import redis
 
 from core.broker import check, connect
-from core.embedded import EmbeddedServer
+from core.embedded import EmbeddedServer, keep_to_ourselves
 from core.layout import Layout, RunInfo
 from core.settings import Settings
 from embq.children import Child
@@ -64,7 +64,11 @@ class Session:
     def run(self) -> Outcome:
         """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
         with ExitStack() as stack:
+            self.layout.broker.mkdir(mode=0o700, parents=True, exist_ok=True)
             url = self.settings.broker_url or self._start_server(stack)
+            if self.server is None:
+                # Whatever the broker is: of two sessions on one output the second is sent away.
+                stack.callback(keep_to_ourselves(self.layout.broker).close)
             # Not a patient one: whoever is to start a server that died must not wait for it.
             client = connect(url, password=self.settings.broker_password)
             check(client, url)
@@ -81,7 +85,6 @@ class Session:
             return Outcome(Watch(self.layout.root, None).look(), interrupted)
 
     def _start_server(self, stack: ExitStack) -> str:
-        self.layout.broker.mkdir(mode=0o700, parents=True, exist_ok=True)
         server = EmbeddedServer(self.layout.broker)
         # On the stack first: what `start` has taken hold of must be let go even where it fails.
         stack.callback(server.stop)
@@ -91,9 +94,8 @@ class Session:
 
     def _children(self, url: str) -> list[Child]:
         only = ["--run", self.info.run]
-        # Nobody else is at work on a folder whose server we hold: leases of before are void, the queue is built anew.
-        first = ["--rebuild", "--takeover"] if self.server is not None else []
-        again = ["--takeover"]
+        # Nobody else has a server that we hold: leases and locks of before are void, the queue is built anew.
+        first, again = (["--rebuild", "--takeover"], ["--takeover"]) if self.server is not None else ([], [])
         logs = self.layout.logs
 
         def child(verb: str, arguments: list[str], later: list[str]) -> Child:

@@ -14,6 +14,7 @@ import redis
 
 from core.commits import CommitLog
 from core.durable import output_error
+from core.embedded import in_use, kept_off
 from core.errors import InputError
 from core.layout import Layout, RunInfo, load_run, run_id
 from core.manifest import write_manifest
@@ -89,6 +90,15 @@ def prepare(request: Request) -> Planned:
 def announce(client: redis.Redis, info: RunInfo, output: Path) -> None:
     """Make the run known to the resident producer, writer and workers; repeating it changes nothing."""
     register(client, record_of(info, output))
+
+
+def hand_over(client: redis.Redis, info: RunInfo, output: Path) -> None:
+    """Make the run known to resident services; TryLaterError where an `embq run` is at work on it."""
+    broker = Layout(output).broker
+    with kept_off(broker) as alone:
+        if not alone:
+            raise in_use(broker)
+        announce(client, info, output)
 
 
 def record_of(info: RunInfo, output: Path) -> RunRecord:

@@ -24,7 +24,7 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: obje
     from core.broker import check, connect
     from core.commits import CommitLog
     from core.layout import Layout
-    from producer.enqueue import announce, prepare
+    from producer.enqueue import hand_over, prepare
 
     settings = settings_with(broker)
     url = required_url(settings)
@@ -34,7 +34,7 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: obje
     planned = prepare(request)
     info = planned.info
     output = Path(request.output).absolute()
-    announce(client, info, output)
+    hand_over(client, info, output)
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count

@@ -35,11 +35,11 @@ def command(output: Path, broker: str, as_json: bool, quiet: bool, **options: An
     from core.broker import check, connect
     from core.commits import CommitLog
     from core.layout import Layout
-    from producer.enqueue import announce
+    from producer.enqueue import hand_over
 
     client = connect(url, password=settings_with(broker).broker_password)
     check(client, url)
     done = CommitLog(Layout(root)).replay(info.units).count
-    announce(client, info, root)
+    hand_over(client, info, root)
     click.echo(f"run {info.run}: {done:,} of {info.units:,} units are done; the rest is handed to the workers again")
     return 0
