@@ -11,6 +11,8 @@ import time
 import zlib
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from core.errors import SampleError
 from core.units import Sample
 from worker.embedders.base import Embedder
@@ -33,8 +35,12 @@ def warm_up(embedder: Embedder, modalities: Sequence[str]) -> float:
     if isinstance(prepared, SampleError):
         raise prepared
     began = time.monotonic()
-    embedder.embed([prepared])
-    return time.monotonic() - began
+    vectors = embedder.embed([prepared])
+    seconds = time.monotonic() - began
+    # Arrow imports what it may need at its first use, which takes longer than many a unit.
+    for vector in vectors.values():
+        pa.array(vector.reshape(-1))
+    return seconds
 
 
 def _grey_png() -> bytes:
