@@ -204,9 +204,13 @@ class CommitLog:
             yield commit
             n += 1
 
-    def replay(self, units: int) -> LogState:
-        """The state after the last record; OutputError where a record is missing before one that is there."""
-        state = LogState(units=units)
+    def replay(self, units: int, *, start: LogState | None = None) -> LogState:
+        """The state after the last record; OutputError where a record is missing before one that is there.
+
+        Args:
+            start: the state after an earlier record (see `core.checkpoint`), which is moved on; None: none yet.
+        """
+        state = start if start is not None else LogState(units=units)
         while True:
             for commit in self.read(after=state.n):
                 state.apply(commit)

@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 
+from core import checkpoint
 from core.commits import CommitLog, LogState
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger, load_scripts
@@ -99,7 +100,7 @@ class Watch:
         self.root = root
         self.client = client
         self._log = CommitLog(Layout(root))
-        self._state = LogState(units=self.info.units)
+        self._state = checkpoint.load(Layout(root), self.info.units)
         self._timing: dict[str, float] = {}
         self._scripts = load_scripts(client) if client is not None else {}
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 
+from core import checkpoint
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
 from core.durable import output_error
 from core.errors import OutputError, TryLaterError
@@ -29,17 +30,27 @@ class Committer:
     """Appends records for one writer incarnation.
 
     Args:
+        swept: number of a record up to which earlier writers have left nothing to sweep.
         writer: random id of this process.
         version: embq version, for the record.
     """
 
     def __init__(
-        self, layout: Layout, info: RunInfo, log: CommitLog, state: LogState, *, writer: str, version: str
+        self,
+        layout: Layout,
+        info: RunInfo,
+        log: CommitLog,
+        state: LogState,
+        *,
+        writer: str,
+        version: str,
+        swept: int = 0,
     ) -> None:
         self.layout = layout
         self.info = info
         self.log = log
         self.state = state
+        self._swept = swept
         self.writer = writer
         self.version = version
         self.epoch = 0
@@ -89,11 +100,12 @@ class Committer:
         process may have been paused since its fence, for as long as it takes to be succeeded.
         """
         fence = self.state.n
-        named = {file.path for commit in self.log.read() if commit.n <= fence for file in commit.files}
+        named = {file.path for commit in self.log.read(after=self._swept) if commit.n <= fence for file in commit.files}
         for folder in (self.layout.temporary, self.layout.parts, self.layout.failures):
             for path in folder.iterdir():
                 number = path.name.split(".")[0].rsplit("-", 1)[-1]
-                if number.isdigit() and int(number) > fence:
+                first = 0 if folder == self.layout.temporary else self._swept
+                if number.isdigit() and not first < int(number) <= fence:
                     continue
                 if str(path.relative_to(self.layout.root)) not in named:
                     path.unlink(missing_ok=True)
@@ -189,6 +201,8 @@ class Committer:
             )
         )
         self.state.apply(commit)
+        if commit.n % checkpoint.EVERY == 0:
+            checkpoint.save(self.layout, self.state)
         return commit
 
     def _metadata(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import redis
 
+from core import checkpoint
 from core.commits import CommitLog
 from core.durable import output_error
 from core.errors import TryLaterError
@@ -74,8 +75,10 @@ class RunWriter:
         self.layout.make()
         self.manifest = Manifest(self.layout)
         log = CommitLog(self.layout)
-        state = log.replay(self.info.units)
-        self.committer = Committer(self.layout, self.info, log, state, writer=self.id, version=version)
+        kept = checkpoint.load(self.layout, self.info.units)
+        swept = kept.n
+        state = log.replay(self.info.units, start=kept)
+        self.committer = Committer(self.layout, self.info, log, state, writer=self.id, version=version, swept=swept)
         self.finished = state.closed
         if self.finished:
             self.committer.sweep()
