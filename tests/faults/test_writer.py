@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from conftest import RunCase, make_case
@@ -18,6 +19,7 @@ from e2e.session import LOOK_S
 
 from core.commits import CommitLog
 from core.embedded import EmbeddedServer
+from faults.kit.cluster import QUICK_LEASES, Cluster, Service
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable
 from faults.kit.table import Recovery
 
@@ -181,3 +183,182 @@ def test_a_writer_killed_at_any_call_is_followed_exactly(sweep: Sweep, recovery:
     assert [wrong for call in calls if (wrong := killed_at(sweep, recovery, call))] == []
     assert recovery.faults >= 0.9 * len(calls)
     print(f"killed at each of {recovery.faults} calls: {dict(Counter(call.name for call in calls))}")  # noqa: T201
+
+
+# --- killed and started again ---
+
+
+def fences(cluster: Cluster) -> int:
+    """How many writers have begun so far."""
+    return sum(record["kind"] == "fence" for record in cluster.records())
+
+
+def data_of(cluster: Cluster, epoch: int) -> int:
+    """How many records with results the writer with this epoch has written."""
+    return sum(record["kind"] == "data" and record["epoch"] >= epoch for record in cluster.records())
+
+
+def waits(writer: Service) -> bool:
+    """Whether a writer has come as far as talking to the broker."""
+    return bool(psutil.Process(writer.pid).net_connections("tcp"))
+
+
+def only(cluster: Cluster, alone: bool) -> list[str]:
+    """The arguments of a writer of this run alone, or of a resident one."""
+    return ["--run", cluster.run()] if alone else []
+
+
+@pytest.mark.fault("C1", "SIGKILL for a writer at work, and a new start at once", gate=True)
+@pytest.mark.parametrize("alone", [False, True], ids=["resident", "of one run"])
+def test_a_writer_that_was_killed_is_back_at_work(cluster: Cluster, recovery: Recovery, alone: bool) -> None:
+    cluster.write_texts(150)
+    cluster.enqueue("stub:16?ms_per_sample=8")
+    first = cluster.writer(*only(cluster, alone))
+    cluster.producer()
+    cluster.workers(count=2)
+    cluster.until(lambda: data_of(cluster, 1) >= 1)
+    first.kill()
+    cluster.writer(*only(cluster, alone))
+    seconds = cluster.until(lambda: data_of(cluster, 2) >= 1)
+    recovery.note("writer started again -> first commit", seconds, bar=BACK_S)
+    cluster.until_closed()
+    cluster.assert_exact()
+
+
+@pytest.mark.fault("V2", "one resident writer is started and the other asked to stop: no pause")
+def test_a_second_writer_takes_over_from_one_that_is_asked_to_stop(cluster: Cluster, recovery: Recovery) -> None:
+    cluster.write_texts(150)
+    cluster.enqueue("stub:16?ms_per_sample=8")
+    first = cluster.writer()
+    cluster.producer()
+    cluster.workers(count=2)
+    cluster.until(lambda: data_of(cluster, 1) >= 1)
+    second = cluster.writer()
+    cluster.until(lambda: waits(second))
+    assert fences(cluster) == 1, "it waits its turn"
+    first.terminate()
+    seconds = cluster.until(lambda: fences(cluster) == 2)
+    recovery.note("SIGTERM for one writer -> the other one writes", seconds, bar=BACK_S)
+    assert first.wait() == 0
+    cluster.until_closed()
+    assert "run_not_written" not in second.log
+    cluster.assert_exact()
+
+
+# --- two writers ---
+
+
+@pytest.mark.fault("C3", "a second writer for the same run")
+def test_a_second_writer_is_refused(cluster: Cluster, recovery: Recovery) -> None:
+    cluster.begin(400, "stub:16?ms_per_sample=10")
+    cluster.workers(count=2)
+    cluster.until(lambda: data_of(cluster, 1) >= 1)
+    recovery.injected()
+    second = cluster.writer("--run", cluster.run())
+    assert second.wait() == 75
+    assert "--takeover" in second.log
+    cluster.until_closed()
+    assert fences(cluster) == 1
+    cluster.assert_exact()
+
+
+@pytest.mark.fault("C3", "a paused writer is taken over, and goes on afterwards", gate=True)
+def test_a_writer_that_was_paused_and_taken_over_ends_at_its_next_commit(cluster: Cluster, recovery: Recovery) -> None:
+    cluster.write_texts(120)
+    cluster.enqueue("stub:16?ms_per_sample=8")
+    first = cluster.writer("--run", cluster.run())
+    cluster.producer()
+    cluster.workers(count=2)
+    cluster.until(lambda: data_of(cluster, 1) >= 1)
+    first.suspend()
+    second = cluster.writer("--run", cluster.run(), "--takeover")
+    seconds = cluster.until(lambda: data_of(cluster, 2) >= 1)
+    recovery.note("takeover -> first commit", seconds, bar=BACK_S)
+    first.resume()
+    assert first.wait() == 75
+    cluster.until_closed()
+    assert second.alive()
+    cluster.assert_exact()
+
+
+@pytest.mark.fault("C3", "a paused writer loses its lock to one that waits, and goes on afterwards")
+def test_a_resident_writer_that_was_paused_waits_its_turn_afterwards(cluster: Cluster, recovery: Recovery) -> None:
+    cluster.write_texts(300)
+    cluster.enqueue("stub:16?ms_per_sample=10")
+    first = cluster.writer()
+    cluster.producer()
+    cluster.workers(count=2)
+    cluster.until(lambda: data_of(cluster, 1) >= 1)
+    second = cluster.writer()
+    cluster.until(lambda: waits(second))
+    first.suspend()
+    seconds = cluster.until(lambda: data_of(cluster, 2) >= 1)
+    recovery.note("writer stands still -> one that waits has committed", seconds, bar=BACK_S)
+    first.resume()
+    cluster.until(lambda: first.said_times("run_held") == 1)
+    second.terminate()
+    cluster.until(lambda: fences(cluster) == 3)
+    assert second.wait() == 0
+    cluster.until_closed()
+    cluster.assert_exact()
+
+
+@pytest.mark.fault("C3", "a disk so slow that one commit takes longer than a writer's lock lasts, and a second writer")
+def test_a_slow_writer_keeps_its_run(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
+    if why := unavailable():
+        pytest.skip(why)
+    cluster.write_texts(60)
+    cluster.enqueue("stub:16?ms_per_sample=5")
+    first = cluster.writer()
+    cluster.until(lambda: fences(cluster) == 1)
+    second = cluster.writer()
+    cluster.until(lambda: waits(second))
+    cluster.producer()
+    with attached(first.pid, tmp_path / "calls", trace="fsync", inject=["fsync:delay_enter=8s:when=1..2"]):
+        recovery.injected()
+        cluster.workers(count=2)
+        cluster.until(lambda: data_of(cluster, 1) >= 1)
+        cluster.until_closed()
+    assert fences(cluster) == 1
+    assert second.said_times("run_opened") == 0
+    cluster.assert_exact()
+
+
+# --- away for long ---
+
+
+@pytest.mark.fault("C2", "the writer is away, and the stream fills up to its bound")
+def test_results_are_held_and_nothing_is_done_again_while_the_writer_is_away(
+    cluster: Cluster, recovery: Recovery
+) -> None:
+    limit, away_s = 6, 15.0
+    cluster.write_texts(60)
+    cluster.enqueue("stub:16?ms_per_sample=2")
+    first = cluster.writer()
+    client = cluster.broker.client()
+    cluster.until(lambda: cluster.meta().get("state") == "running")
+    first.kill()
+    client.hset(cluster.ledger.key("meta"), "limit_entries", limit)
+    cluster.producer(environment=QUICK_LEASES)
+    workers = cluster.workers(count=2, environment=QUICK_LEASES)
+    stream = cluster.ledger.key("res")
+    cluster.until(lambda: client.xlen(stream) == limit and len(cluster.owners()) == cluster.units - limit)
+    held = client.hgetall(cluster.ledger.key("owner"))
+    processes = workers.processes()
+    memory = {process.pid: process.memory_info().rss for process in processes}
+    end = time.monotonic() + away_s
+    cluster.until(lambda: time.monotonic() > end)  # the outage: several leases long
+
+    assert client.hgetall(cluster.ledger.key("owner")) == held, "the heartbeat keeps what is held"
+    assert client.xlen(stream) == limit
+    assert set(cluster.attempts().values()) == {1}
+    assert [process.pid for process in workers.processes()] == [process.pid for process in processes]
+    grown = max(process.memory_info().rss - memory[process.pid] for process in processes)
+    assert grown < 20 * 2**20, f"{grown / 2**20:.0f} MB more"
+
+    cluster.writer()
+    recovery.note("writer started again -> first commit", cluster.until(lambda: data_of(cluster, 2) >= 1), bar=BACK_S)
+    cluster.until_closed()
+    output = cluster.assert_exact()
+    done = {unit["u"]: unit["token"] for record in output.records for unit in record["units"]}
+    assert all(done[int(u)] == token.decode() for u, token in held.items()), "a unit was done again"
