@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench install test-faults clean
+.PHONY: demo test check bench install test-faults soak clean
 
 install: .venv/installed
 
@@ -32,9 +32,14 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.tar_reader
 
-test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SECONDS=n] [SERVER=redis]
+test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [SERVER=redis]
 	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \
 		$(BIN)/python -m pytest -q tests/faults --all-faults --fault-table bench/results/faults.json
+	$(MAKE) soak
+
+soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]
+	PYTHONPATH=tests EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m faults.soak --seed $(or $(SEED),1) \
+		--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --jobs $(or $(JOBS),1) --results bench/results/soak.json
 
 clean:
 	rm -rf .venv build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
