@@ -68,6 +68,11 @@ def register(client: redis.Redis, record: RunRecord) -> None:
     client.hset(RUNS, record.run, record.to_json())
 
 
+def register_again(client: redis.Redis, record: RunRecord) -> bool:
+    """Make a run known that the broker has forgotten; False where it has not: another version of embq has it now."""
+    return bool(client.hsetnx(RUNS, record.run, record.to_json()))
+
+
 def registered(client: redis.Redis) -> dict[str, RunRecord]:
     """All runs that the broker knows, by id."""
     raw = cast("dict[bytes, bytes]", client.hgetall(RUNS))

@@ -22,7 +22,7 @@ from core.layout import Layout
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
-from core.registry import RunRecord, live_workers, register, registered
+from core.registry import RunRecord, live_workers, register_again, registered
 
 TICK_S = 0.2
 MIN_HINTS, MAX_HINTS = 256, 5_000
@@ -89,9 +89,8 @@ class Feeder:
         with self._answered():
             known = registered(self.client)
         for run, record in self._unfinished.items():
-            if run not in known:
+            if run not in known and register_again(self.client, record):
                 self.log.warning("run_announced_again", run=run)
-                register(self.client, record)
                 known[run] = record
         return list(known.values())
 
