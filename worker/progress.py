@@ -183,7 +183,7 @@ class ProgressBoard:
         now = time.monotonic()
         steps = sorted(self.in_hand(), key=lambda step: step.since)
         late = [step for step in steps if now - step.since > max(limit_s, PATIENCE * step.longest_s)]
-        frozen = any(step.stage == PULSE and now - step.since > FROZEN_S for step in steps)
+        frozen = any(step.stage == PULSE and now - step.since > min(FROZEN_S, limit_s) for step in steps)
         return steps if late and frozen else late
 
     def close(self) -> None:
