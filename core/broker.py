@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,9 @@ MIN_VALKEY = (7, 2)
 WAIT_FOR_EVER = -1
 FEW_TRIES = 5
 """As often does a client try again that does not wait for ever: about two seconds."""
+
+STOPPING_S = 3.0
+"""So long does a service that is to stop wait for a broker that is away; one that restarts is back by then."""
 
 ANSWER_S = 5.0
 """A connection that gives no answer for this long is taken for dead, and the command is sent again on a new one. Much
@@ -72,19 +76,31 @@ def mask(url: str) -> str:
 
 
 class _Patience(ExponentialWithJitterBackoff):
-    """Pauses of at most a second between tries; once a stop was asked for, only a few."""
+    """Pauses of at most a second between tries; once a stop was asked for, tries for a few seconds only.
 
-    def __init__(self, give_up: Callable[[], bool]) -> None:
+    Args:
+        give_up: whether a stop was asked for.
+        answer_s: how long one try may take.
+    """
+
+    def __init__(self, give_up: Callable[[], bool], answer_s: float) -> None:
         super().__init__(base=0.05, cap=1.0)
         self._give_up = give_up
+        self._answer_s = answer_s
+        self._away_since = self._failed = float("-inf")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Patience:
         # redis-py copies it for every connection; what is asked must stay the one that was given.
-        return _Patience(self._give_up)
+        return _Patience(self._give_up, self._answer_s)
 
     def compute(self, failures: int) -> float:
         """The pause before the next try; BrokerError instead of it where nobody wants to wait any longer."""
-        if self._give_up() and failures > FEW_TRIES:
+        now = time.monotonic()
+        # `failures` counts from each new connection on, which a server that stands still accepts again and again.
+        if now - self._failed > self._answer_s + STOPPING_S:
+            self._away_since = now
+        self._failed = now
+        if self._give_up() and now - self._away_since > STOPPING_S:
             raise BrokerError(
                 "the broker was away when the stop was asked for",
                 next_step="nothing that was committed is lost; what was in hand is done again once the broker is back",
@@ -107,8 +123,8 @@ def connect(
         password: used where the URL has none.
         patient: True for services: wait as long as it takes while the server is away, loading or out of memory.
             False for commands that a person waits for: give up after about two seconds.
-        give_up: asked before each further try, in the thread that waits. Once it says yes, a patient client waits no
-            longer than another one, and raises BrokerError.
+        give_up: asked before each further try, in the thread that waits. Once it says yes, a patient client waits for
+            a few seconds only, and raises BrokerError.
         answer_s: how long to wait for one answer, the sending of the command included.
 
     Raises:
@@ -120,7 +136,7 @@ def connect(
             next_step="for example --broker redis://localhost:6379",
         )
     # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
-    retry = Retry(_Patience(give_up), WAIT_FOR_EVER if patient else FEW_TRIES)
+    retry = Retry(_Patience(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES)
     errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
     if patient:
         errors.append(OutOfMemoryError)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from core.errors import BrokerError
 from core.ledger import Ledger
 
 LOCK_TTL_S = 5.0
@@ -72,5 +73,5 @@ class LockKeeper:
 
     def _run(self) -> None:
         while not self._stopped.wait(RENEW_S):
-            with suppress(RedisError):  # the writer itself meets the same error, and ends with it
+            with suppress(RedisError, BrokerError):  # the writer itself meets the same error, and ends with it
                 self.renew()

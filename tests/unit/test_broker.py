@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import redis
 from faults.kit.proxy import Proxy
 from waiting import wait_until
 
+import core.broker
 from core.broker import ServerInfo, check, connect, mask, problems, reach
 from core.embedded import EmbeddedServer
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
@@ -130,14 +132,31 @@ def test_a_patient_client_waits_no_longer_once_a_stop_was_asked_for() -> None:
     stop = threading.Event()
     with connect(NOWHERE, patient=True, give_up=stop.is_set) as client:
         thread, answers = in_thread(client.ping)
-        thread.join(2.5)
+        thread.join(3.5)
         assert answers == []
         stop.set()
-        thread.join(30)
+        thread.join(10)
     (error,) = answers
     assert isinstance(error, BrokerError)
     assert "when the stop was asked for" in error.message
     assert error.next_step
+
+
+def test_nor_does_it_where_the_server_takes_connections_and_stands_still(
+    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core.broker, "STOPPING_S", 1.0)
+    assert own_server.process is not None
+    with connect(own_server.url, patient=True, give_up=lambda: True, answer_s=0.5) as client:
+        client.ping()
+        own_server.process.send_signal(signal.SIGSTOP)
+        try:
+            thread, answers = in_thread(client.ping)
+            thread.join(10)
+        finally:
+            own_server.process.send_signal(signal.SIGCONT)
+        thread.join()
+    assert isinstance(answers[0], BrokerError)
 
 
 def test_a_short_outage_after_the_stop_is_waited_out(client: redis.Redis, server: EmbeddedServer) -> None:

@@ -61,6 +61,7 @@ class Proxy:
         delay_s: how much later everything arrives, in both directions; the throughput is not limited.
         rate: bytes per second from each client; 0 is no limit.
         loss: share of commands at which the connection breaks, half of them before and half after the server got them.
+        every: the same at each command whose number is a multiple of this, by turns; 0 is never.
         commands: how many commands have come so far, over all connections.
         lost: how many of them were lost, or their reply.
     """
@@ -72,6 +73,7 @@ class Proxy:
         self.delay_s = 0.0
         self.rate = 0.0
         self.loss = 0.0
+        self.every = 0
         self.commands = 0
         self.lost = 0
         self._random = random.Random(seed)
@@ -111,6 +113,7 @@ class Proxy:
         """Relay again. Connections that have lost something stay dead, as a stream with a hole in it would be."""
         self._swallow = False
         self.delay_s = self.rate = self.loss = 0.0
+        self.every = 0
 
     def cut(self) -> None:
         """Break every connection that is there."""
@@ -219,13 +222,25 @@ class Proxy:
                 if link.swallows:
                     continue
                 self.commands += 1
-                if self.commands == self._drop_request or self._random.random() < self.loss / 2:
+                self._choose()
+                if self.commands == self._drop_request:
                     self.lost += 1
                     return
-                if self._random.random() < self.loss / 2:
-                    self._drop_reply = self.commands
                 link.pending.append(self.commands)
                 out.put_nowait((self._loop.time() + self.delay_s, message))
+
+    def _choose(self) -> None:
+        """Whether the command that has just come is one that is lost, or whose reply is."""
+        if self.every and self.commands % self.every == 0:
+            before = self.commands // self.every % 2
+        elif self.loss and self._random.random() < self.loss:
+            before = self._random.getrandbits(1)
+        else:
+            return
+        if before:
+            self._drop_request = self.commands
+        else:
+            self._drop_reply = self.commands
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         if not self.rate:
