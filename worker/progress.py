@@ -120,6 +120,9 @@ class ProgressBoard:
         except InputError:  # an answer, not an accident
             self._clear(place)
             raise
+        except BaseException:
+            self._mine.place = None  # the process ends with it soon; until then this thread writes elsewhere
+            raise
         since = _HEAD.unpack_from(self._memory, place)[0]
         self._clear(place)
         self.expect(stage, time.monotonic() - since)

@@ -30,6 +30,9 @@ def test_an_error_that_ends_the_process_leaves_what_was_in_hand() -> None:
     with pytest.raises(MemoryError), board.step("prepare", [SPAN]):
         raise MemoryError
     assert [step.units for step in board.in_hand()] == [(SPAN,)]
+    with board.step("prepare", [Span("1-0:w:def", 8)]):
+        assert (SPAN,) in [step.units for step in board.in_hand()], "the thread of a pool goes on with the next"
+    assert [step.units for step in board.in_hand()] == [(SPAN,)]
 
 
 def test_an_error_of_the_input_is_an_answer_and_leaves_nothing() -> None:
