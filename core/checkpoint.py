@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core.commits import Commit, LogState
+from core.durable import drop
 from core.errors import OutputError
 from core.layout import Layout
 from core.units import canonical_json
@@ -39,7 +40,7 @@ def save(layout: Layout, state: LogState) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
         temporary.rename(path)
     except OSError:  # the next commit will say what is wrong; nothing depends on this file
-        temporary.unlink(missing_ok=True)
+        drop(temporary)
 
 
 def load(layout: Layout, units: int) -> LogState:

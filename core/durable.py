@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from core.errors import OutputError
@@ -51,7 +52,13 @@ def write_new(path: Path, data: bytes, *, temporary: Path) -> None:
         os.link(temporary, path)
         fsync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        drop(temporary)
+
+
+def drop(path: Path) -> None:
+    """Remove a file that nobody needs and that may not be there. One that stays is litter, and hides no other error."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def publish(temporary: Path, path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from core.durable import output_error
+from core.durable import drop, output_error
 from core.errors import OutputError
 from core.layout import Layout
 from core.log import Events
@@ -78,7 +78,7 @@ class PublishStage:
         else:
             # Another attempt's result stands, or the lease is gone: only our own file goes.
             if staged is not None:
-                staged.unlink(missing_ok=True)
+                drop(staged)
             self.log.info("result_not_taken", run=work.run, u=work.u, answer=accepted)
         self.leases.remove(work)
 
@@ -160,6 +160,6 @@ class PublishStage:
             temporary.write_bytes(data)
             os.rename(temporary, folder / name)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            drop(temporary)
             raise output_error(error, temporary) from error
         return folder / name

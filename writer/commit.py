@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from core import checkpoint
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
-from core.durable import output_error
+from core.durable import drop, output_error
 from core.errors import OutputError, TryLaterError
 from core.layout import Layout, RunInfo
 from core.results import FAILURE_SCHEMA
@@ -108,7 +108,7 @@ class Committer:
                 if number.isdigit() and not first < int(number) <= fence:
                     continue
                 if str(path.relative_to(self.layout.root)) not in named:
-                    path.unlink(missing_ok=True)
+                    drop(path)
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
         """Write the results as one part and one record; TryLaterError where a later writer has taken over."""
@@ -156,7 +156,7 @@ class Committer:
             if later is None or later.writer == self.writer:
                 raise
             for file in files:
-                (self.layout.root / file.path).unlink(missing_ok=True)
+                drop(self.layout.root / file.path)
             raise self._lost(later) from error
 
     def _lost(self, commit: Commit) -> TryLaterError:

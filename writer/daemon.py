@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import redis
 
+from core.durable import output_error
 from core.errors import EmbqError, TryLaterError
 from core.log import Events
 from core.registry import RunRecord, registered
@@ -67,8 +69,8 @@ class Writer:
         self._keeper.moved()
         try:
             answer = action()
-        except EmbqError as error:
-            self._give_up(run, error)
+        except (EmbqError, OSError) as error:
+            self._give_up(run, error, writer.layout.root)
             return 0
         if writer.finished and not self.only:
             self._finished.add(run)
@@ -97,13 +99,15 @@ class Writer:
                 patience_s=LOCK_PATIENCE_S if self.only else 0.0,
                 keeper=self._keeper,
             )
-        except EmbqError as error:
-            self._give_up(record.run, error)
+        except (EmbqError, OSError) as error:
+            self._give_up(record.run, error, Path(record.output))
         else:
             self._opened.add(record.run)
             self._held_since.pop(record.run, None)
 
-    def _give_up(self, run: str, error: EmbqError) -> None:
+    def _give_up(self, run: str, error: EmbqError | OSError, root: Path) -> None:
+        if isinstance(error, OSError):
+            error = output_error(error, Path(error.filename or root))
         if self.only:
             raise error
         writer = self.runs.pop(run, None)

@@ -11,7 +11,7 @@ import redis
 
 from core import checkpoint
 from core.commits import CommitLog
-from core.durable import output_error
+from core.durable import drop, output_error
 from core.errors import TryLaterError
 from core.layout import Layout, load_run
 from core.ledger import Entry, Ledger, load_scripts
@@ -247,7 +247,7 @@ class RunWriter:
     def _drop_staged(self, entry: Entry) -> None:
         ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
         if path := staged_path(self.layout, ref):
-            path.unlink(missing_ok=True)
+            drop(path)
 
     def _nothing_else_outstanding(self) -> bool:
         return not self.finished and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
@@ -260,7 +260,7 @@ class RunWriter:
         """
         for path in self.layout.staging.iterdir():
             if unfinished or not path.name.startswith("."):
-                path.unlink(missing_ok=True)
+                drop(path)
 
     def flush(self) -> None:
         """Commit what is buffered, then close the log where nothing is left."""
@@ -271,7 +271,7 @@ class RunWriter:
             self._mark([(result.entry, result.u) for result in results])
             for result in results:
                 if result.staged:
-                    (self.layout.staging / result.staged).unlink(missing_ok=True)
+                    drop(self.layout.staging / result.staged)
             self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import time
@@ -783,6 +784,23 @@ def test_a_run_whose_folder_is_gone_holds_up_no_other(
         service.serve(stopped)
     assert "run_not_written" in caplog.text
     good.assert_exact()
+
+
+def test_an_error_of_one_run_s_disk_ends_no_service(
+    run: RunCase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(run.client, run.record)
+    service = Writer(run.client, version="test")
+
+    def broken(self: RunWriter) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", "/the/file")
+
+    monkeypatch.setattr(RunWriter, "step", broken)
+    with caplog.at_level("ERROR"):
+        served(service, lambda: "run_not_written" in caplog.text)
+    assert "/the/file cannot be written" in caplog.text
+    with pytest.raises(OutputError, match="/the/file"):
+        Writer(run.client, version="test", only=run.info.run).serve(lambda: False)
 
 
 def test_the_only_run_of_a_service_ends_it_where_it_cannot_be_written(run: RunCase) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core import durable
-from core.durable import file_sha256, output_error, publish, write_new
+from core.durable import drop, file_sha256, output_error, publish, write_new
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:
@@ -86,3 +86,12 @@ def test_a_folder_can_be_synced_and_a_file_is_none(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(NotADirectoryError):
         durable.fsync_folder(tmp_path / "a")
+
+
+def test_what_cannot_be_removed_stays_and_hides_no_other_error(tmp_path: Path) -> None:
+    drop(tmp_path / "not there")
+    drop(tmp_path)
+    assert tmp_path.exists()
+    (tmp_path / "temporary").mkdir()
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "file", b"data", temporary=tmp_path / "temporary")

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.durable import output_error, publish
+from core.durable import drop, output_error, publish
 from writer.stores.base import Stored
 
 ROW_GROUP_ROWS = 65_536
@@ -90,6 +90,6 @@ class ParquetStore:
                 pq.write_table(table, pa.PythonFile(file, mode="w"), **encoding(table.schema))
             publish(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            drop(temporary)
             raise output_error(error, path) from error
         return Stored(rows=table.num_rows, bytes=file.size, sha256=file.hexdigest())

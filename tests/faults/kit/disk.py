@@ -1,0 +1,82 @@
+"""A small file system that can be filled up and made read-only, in a mount namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from core.embedded import die_with_parent
+
+DEADLINE_S = 30.0
+
+
+class DiskError(Exception):
+    """No such file system can be made here; says why."""
+
+
+class SmallDisk:
+    """A file system in memory. It is seen by no other process unless by `path`, and vanishes with `close`.
+
+    Args:
+        size_mb: its size.
+    """
+
+    def __init__(self, size_mb: int) -> None:
+        self._mount = Path(tempfile.mkdtemp(prefix="embq-d"))
+        unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+        options = f"size={size_mb}m,mode=700"
+        script = (
+            f"mount --make-rprivate / && mount -t tmpfs -o {options} none {self._mount} && echo ready "
+            "&& exec sleep infinity"
+        )
+        try:
+            self._holder = subprocess.Popen(
+                [*unshare, "sh", "-c", script],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        except FileNotFoundError as error:
+            self._mount.rmdir()
+            raise DiskError("unshare is not on PATH") from error
+        assert self._holder.stdout is not None
+        said = self._holder.stdout.readline().decode().strip()
+        if said != "ready":
+            self.close()
+            raise DiskError(f"no file system can be mounted here: {said}")
+        # Through the holder's own root every process can reach what only that one has mounted.
+        self.path = Path(f"/proc/{self._holder.pid}/root{self._mount}")
+
+    def fill(self) -> None:
+        """Leave no room for a single byte more."""
+        with open(self.path / "ballast", "ab", buffering=0) as ballast:
+            for size in (1 << 20, 1 << 12, 1):
+                try:
+                    while True:
+                        ballast.write(bytes(size))
+                except OSError:
+                    continue
+
+    def make_room(self) -> None:
+        """Undo `fill`."""
+        (self.path / "ballast").unlink()
+
+    def set_read_only(self, yes: bool) -> bool:
+        """Make it read-only or writable; False where that is not possible now, because a file is being written."""
+        command = ["nsenter", f"--target={self._holder.pid}", "--mount"]
+        if os.geteuid() != 0:
+            command += ["--user", "--preserve-credentials"]
+        command += ["mount", "-o", f"remount,{'ro' if yes else 'rw'}", str(self._mount)]
+        return subprocess.run(command, capture_output=True, timeout=DEADLINE_S).returncode == 0
+
+    def close(self) -> None:
+        """Unmount it, with everything in it."""
+        self._holder.kill()
+        self._holder.wait(10)
+        if self._holder.stdout is not None:
+            self._holder.stdout.close()
+        self._mount.rmdir()
