@@ -266,6 +266,7 @@ def test_an_outage_is_not_taken_for_a_hang(cluster: Cluster, recovery: Recovery,
         writer.suspend()
         cluster.until(lambda: cluster.broker.client().xlen(cluster.ledger.key("res")) >= 3)
         time.sleep(3 * STALL_S)  # the outage itself
+        cluster.broker.client().hset(cluster.ledger.key("meta"), "limit_entries", 20_000)
         writer.resume()
     elif who == "broker stopped":
         cluster.broker.suspend()
@@ -327,13 +328,13 @@ def test_the_last_device_is_given_up(cluster: Cluster, recovery: Recovery) -> No
     assert other.said_times("worker_died") == 0
 
 
-@pytest.mark.fault("W4", "a device fails before it has done anything: no unit is charged, the machine ends with 71")
+@pytest.mark.fault("W4", "a device fails before it has done anything: no unit is charged, the machine ends with 69")
 def test_a_device_that_fails_at_once(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(20, QUICK)
     machine = cluster.workers(sabotage={"at": EMBED, "do": "raise_device", "every": True})
-    assert machine.wait() == 71, machine.said
+    assert machine.wait() == 69, machine.said
     recovery.injected(machine.said_times("worker_died"))
-    assert machine.said_times("worker_died") == 5
+    assert machine.said_times("worker_died") == 3
     assert cluster.attempts() == {}
     cluster.workers()
     cluster.until_closed()
@@ -386,7 +387,8 @@ def poison(cluster: Cluster, number: int, way: Mapping[str, str]) -> dict[str, A
 def assert_isolated(cluster: Cluster, machines: list[Service], numbers: list[int], most: int) -> None:
     """The samples, and nothing else, are failures, after at most so many crashes."""
     cluster.assert_exact({f"k{number}": "crash" for number in numbers}, tracebacks=True)
-    assert sum(machine.said_times("worker_died") for machine in machines) <= most
+    crashes = sum(machine.said_times("worker_died") for machine in machines)
+    assert crashes <= most, f"{crashes} crashes\n" + "\n".join(machine.log for machine in machines)
 
 
 @pytest.mark.fault("W6", "a sample kills each worker that takes it: after three crashes it is a failure", gate=True)
