@@ -298,6 +298,47 @@ def test_the_search_for_failure_codes_finds_one_of_each_kind() -> None:
     }
 
 
+# --- faults ---
+
+
+def fault_ids() -> set[str]:
+    """The ids of all tests that inject a fault."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests" / "faults").glob("test_*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {ast.literal_eval(call.args[0]) for call in calls if getattr(call.func, "attr", "") == "fault"}
+
+
+def promised_ids() -> set[str]:
+    """The ids behind the promises."""
+    return {id_ for row in table(section(OPERATIONS, "## Promises")) for id_ in re.findall(r"\b[A-Z]\d+\b", row[2])}
+
+
+def test_every_promise_has_its_tests() -> None:
+    assert promised_ids() - fault_ids() == set()
+
+
+def test_every_fault_that_is_tested_stands_behind_a_promise() -> None:
+    assert fault_ids() - promised_ids() == set()
+
+
+def test_every_fault_that_a_document_names_is_tested() -> None:
+    named = {
+        id_
+        for page in PAGES
+        for id_ in re.findall(r"\b[WDSCRNTPVHI]\d\b", page.read_text(encoding="utf-8"))
+        if page.name != "adding-a-model.md"
+    }
+    assert named - fault_ids() == set()
+
+
+def test_the_example_of_a_fault_is_a_fault_test() -> None:
+    (snippet,) = fences((ROOT / "docs" / "adding-a-fault.md").read_text(encoding="utf-8"), "python")
+    names: dict[str, object] = {}
+    exec(compile(snippet, "adding-a-fault.md", "exec"), names)
+    (mark,) = names["test_a_worker_is_killed_while_it_publishes"].pytestmark  # type: ignore[attr-defined]
+    assert mark.args[0] in fault_ids()
+
+
 # --- the README's way to read a result ---
 
 
