@@ -40,7 +40,7 @@ GOOD_ENDS = (0, 69, 75, -9, -15)
 """How a service may end: as asked, for want of a broker at its start, taken over, killed, stopped before it was up."""
 
 LEAST_FAULTS, MOST_FAULTS = 6, 9
-QUIET_S, REPLACE_S, RESTART_S = 3.0, 2.5, 0.8
+QUIET_S, REPLACE_S, RESTART_S = 2.0, 2.0, 0.6
 """What the devices of a seed take together: so much with nothing going wrong, and so much more for each fault, so that
 the work is not over before the last one."""
 DEADLINE_S = 120.0
@@ -125,7 +125,7 @@ def draw(seed: int) -> Schedule:
             after=after,
             fault=chance.choice(sorted(FAULTS)),
             number=chance.randrange(1000),
-            seconds=round(chance.uniform(0.1, 2.5), 1),
+            seconds=round(chance.uniform(0.1, 1.8), 1),
         )
         for after in moments
     ]
