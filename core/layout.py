@@ -82,6 +82,13 @@ class Layout:
                 raise output_error(error, folder) from error
 
 
+def record_number(name: str) -> int:
+    """The number of the commit record that a file was written for, by its name; 0 for files of no record."""
+    kind, _, rest = name.partition("-")
+    digits = rest.partition(".")[0]
+    return int(digits) if kind in ("part", "failures", "commit", "checkpoint") and digits.isdigit() else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What a run is; frozen when it is planned.

@@ -17,7 +17,7 @@ from core.durable import output_error
 from core.embedded import EmbeddedServer, kept_off
 from core.errors import BrokerError
 from core.hints import HintJob, hint_queue
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout, RunInfo, load_run, record_number
 from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
 from core.settings import Settings
@@ -158,7 +158,7 @@ def find(layout: Layout, state: LogState, *, live: Callable[[], set[str] | None]
                 used = _token_part(path.name) in tokens if tokens is not None else not state.closed
             else:
                 # The record to come may name a file that has its number.
-                used = not state.closed and _number(path.name) > state.n
+                used = not state.closed and record_number(path.name) > state.n
             age_s = max(0.0, now - status.st_mtime)
             if used:
                 in_use += 1
@@ -205,12 +205,6 @@ def _storage_time(folder: Path) -> float:
             probe.unlink(missing_ok=True)
     except OSError as error:
         raise output_error(error, probe) from error
-
-
-def _number(name: str) -> int:
-    """The number in names such as part-00000007.parquet, or 0."""
-    number = name.split(".")[0].rsplit("-", 1)[-1]
-    return int(number) if number.isdigit() else 0
 
 
 def _token_part(name: str) -> str:

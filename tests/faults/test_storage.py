@@ -10,7 +10,7 @@ from e2e.session import ended, write_tar
 
 from faults.kit.cluster import DEADLINE_S, QUICK_LEASES, Cluster, Service
 from faults.kit.disk import DiskError, SmallDisk
-from faults.kit.strace import attached, unavailable
+from faults.kit.strace import attached, calls_in, unavailable
 from faults.kit.table import Recovery
 
 SOON = {"set": "writer.daemon:RETRY_S", "to": 1.0}
@@ -216,6 +216,28 @@ def leases_until(cluster: Cluster) -> dict[int, float]:
     client = cluster.ledger.client()
     assert client is not None
     return {int(u): score for u, score in client.zrange(cluster.ledger.key("due"), 0, -1, withscores=True)}
+
+
+@pytest.mark.fault("S4", "no fsync works for some seconds")
+def test_a_writer_whose_disk_syncs_nothing_goes_on_when_it_does(
+    cluster: Cluster, recovery: Recovery, tmp_path: Path
+) -> None:
+    if why := unavailable():
+        pytest.skip(why)
+    cluster.write_texts(80)
+    cluster.enqueue("stub:16?ms_per_sample=8")
+    writer = cluster.writer(sabotage=SOON)
+    cluster.producer()
+    cluster.workers(count=2)
+    cluster.until(lambda: records(cluster) >= 1)
+    with attached(writer.pid, tmp_path / "calls", trace="fsync", inject=["fsync:error=EIO"]):
+        cluster.until(lambda: writer.said_times("run_not_written") >= 3)
+        assert_readable(cluster)
+    recovery.injected(len(calls_in(tmp_path / "calls", writer.pid)))
+    before = records(cluster)
+    recovery.note("fsync works -> first commit", cluster.until(lambda: records(cluster) > before), bar=10.0)
+    cluster.until_closed()
+    cluster.assert_exact()
 
 
 # --- what is left ---

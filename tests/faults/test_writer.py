@@ -20,7 +20,7 @@ from e2e.session import LOOK_S
 from core.commits import CommitLog
 from core.embedded import EmbeddedServer
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service
-from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable
+from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery
 
 BACK_S = 10.0
@@ -32,11 +32,8 @@ BACK_S = 10.0
 
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    if why := unavailable():
-        pytest.skip(why)
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"))
-    yield zygote
-    zygote.close()
+    with zygote_in(tmp_path_factory.mktemp("zygote")) as zygote:
+        yield zygote
 
 
 @dataclass(slots=True)
@@ -183,6 +180,34 @@ def test_a_writer_killed_at_any_call_is_followed_exactly(sweep: Sweep, recovery:
     assert [wrong for call in calls if (wrong := killed_at(sweep, recovery, call))] == []
     assert recovery.faults >= 0.9 * len(calls)
     print(f"killed at each of {recovery.faults} calls: {dict(Counter(call.name for call in calls))}")  # noqa: T201
+
+
+# --- a disk that does not keep what it was given ---
+
+
+def fsync_failed_at(sweep: Sweep, recovery: Recovery, call: Call) -> str:
+    """Let one fsync of a writer fail, and check what the next one makes of it; what is wrong, or ""."""
+    run, tokens = sweep.published()
+    status, made = sweep.write(run, [f"fsync:error=EIO:when={call.number}"])
+    try:
+        # A fence that could not be synced is followed by another one; anything else ends the writer.
+        assert status == (0 if [one.kind for one in CommitLog(run.layout).read()][:2] == ["fence"] * 2 else 74)
+        recovery.injected()
+        (failed,) = [position for position, one in enumerate(made) if "EIO" in one.text]
+        again = [one for one in made[failed + 1 :] if one.name == "fsync" and one.text == made[failed].text]
+        assert not again, "after a failed fsync the kernel may take the pages for written"
+        assert list(run.layout.temporary.iterdir()) == [], "what could not be synced is thrown away"
+        sweep.check(run, tokens)
+    except AssertionError as error:
+        return f"{call}: {error}"
+    return ""
+
+
+@pytest.mark.fault("S4", "an fsync of the writer fails, each one in turn")
+def test_a_failed_fsync_is_not_tried_again_and_loses_nothing(sweep: Sweep, recovery: Recovery) -> None:
+    calls = [call for call in undisturbed(sweep) if call.name == "fsync"]
+    assert len(calls) > 10
+    assert [wrong for call in calls if (wrong := fsync_failed_at(sweep, recovery, call))] == []
 
 
 # --- killed and started again ---

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import InputError, OutputError
-from core.layout import Layout, RunInfo, load_run, run_id
+from core.layout import Layout, RunInfo, load_run, record_number, run_id
 from core.models import ModelConfig
 
 INFO = RunInfo(
@@ -101,3 +101,20 @@ def test_the_same_run_in_the_same_place_has_the_same_id() -> None:
     }
     assert len({first, *others}) == 5
     assert run_id(replace(INFO, created="2027", inputs=("x",), part_rows=9).identity(), Path("/a")) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("part-00000007.parquet", 7),
+        ("part-00000007.2.parquet", 7),
+        ("failures-12345678.parquet", 12345678),
+        ("commit-00000003.0123456789abcdef.json", 3),
+        ("run-1234567890123456.0123abcd.json", 0),
+        ("manifest-00002.parquet", 0),
+        ("part-x.parquet", 0),
+        ("readme", 0),
+    ],
+)
+def test_a_file_says_by_its_name_which_record_it_is_for(name: str, number: int) -> None:
+    assert record_number(name) == number

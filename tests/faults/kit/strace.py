@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pytest
 from e2e.session import LOOK_S
 
 from core.embedded import die_with_parent
@@ -178,6 +179,18 @@ class Zygote:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
+
+
+@contextmanager
+def zygote_in(folder: Path) -> Iterator[Zygote]:
+    """A zygote for the length of the block; skips the test where strace cannot be used."""
+    if why := unavailable():
+        pytest.skip(why)
+    zygote = Zygote(folder)
+    try:
+        yield zygote
+    finally:
+        zygote.close()
 
 
 class Fork:

@@ -1,0 +1,147 @@
+"""`embq enqueue` is killed at every call: either there is no run, or there is exactly the one that was asked for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from e2e.session import LOOK_S
+
+from core.errors import InputError
+from core.layout import Layout, load_run
+from core.manifest import Manifest
+from core.protocol import RUNS
+from core.settings import Settings
+from embq.gc import collect
+from faults.kit.cluster import DIM, SAMPLES, Cluster
+from faults.kit.strace import Call, Zygote, attached, calls_in, zygote_in
+from faults.kit.table import Recovery
+
+UNITS = 4
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with zygote_in(tmp_path_factory.mktemp("zygote")) as zygote:
+        yield zygote
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The same texts enqueued to one output folder after the other."""
+
+    url: str
+    client: redis.Redis
+    zygote: Zygote
+    folder: Path
+    made: int = 0
+
+    @property
+    def root(self) -> Path:
+        """The present output folder."""
+        return self.folder / f"out{self.made}"
+
+    def enqueue(self, inject: Sequence[str] = ()) -> tuple[int, list[Call], str]:
+        """`embq enqueue`: its exit status, its calls, and what it said."""
+        arguments = ["enqueue", str(self.folder / "texts.jsonl"), "-o", str(self.root), "-m", f"stub:{DIM}", "--json"]
+        log, calls = (self.folder / f"{name}{self.made}.{len(inject)}" for name in ("log", "calls"))
+        log.unlink(missing_ok=True)
+        fork = self.zygote.start([*arguments, "--unit-size", str(SAMPLES)], log, {"EMBQ_BROKER_URL": self.url})
+        with attached(fork.pid, calls, inject=inject):
+            fork.go()
+            end = time.monotonic() + 60
+            while fork.alive():
+                assert time.monotonic() < end, fork.log
+                time.sleep(LOOK_S / 4)
+            status = fork.wait()
+        assert "Traceback" not in fork.log
+        return status, calls_in(calls, fork.pid), fork.log
+
+    def there(self) -> str:
+        """The id of the run in the present folder, or "" where there is none."""
+        try:
+            return load_run(self.root).run
+        except InputError:
+            return ""
+
+    def check(self) -> None:
+        """What a kill has left is all or nothing, and the same command again leaves exactly one run."""
+        before = self.there()
+        known = {run.decode() for run in self.client.hkeys(RUNS)}
+        assert known <= {before}, "a run that is not there is known"
+        status, _, said = self.enqueue()
+        assert status == 0, said
+        told = json.loads(said.splitlines()[-1])
+        run = self.there()
+        assert before in ("", run)
+        assert told == {"schema": 1, "run": run, "new": not before, "units": UNITS, "done": 0}
+        assert {name.decode() for name in self.client.hkeys(RUNS)} == {run}
+        layout = Layout(self.root)
+        units = list(Manifest(layout))
+        assert [(unit.first, unit.samples) for unit in units] == [(n * SAMPLES, SAMPLES) for n in range(UNITS)]
+        assert len({unit.unit_id for unit in units}) == UNITS
+        collect(self.root, Settings(broker_url=self.url), asked=True, older_than_s=0, dry_run=False)
+        assert list(layout.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def sweep(cluster: Cluster, zygote: Zygote) -> Sweep:
+    cluster.write_texts(UNITS)
+    return Sweep(cluster.broker.socket_url, cluster.broker.client(), zygote, cluster.folder)
+
+
+def undisturbed(sweep: Sweep) -> list[Call]:
+    """The calls of a whole command at which a kill can make a difference."""
+    status, calls, said = sweep.enqueue()
+    assert status == 0, said
+    sweep.client.delete(RUNS)
+    return [call for call in calls if call.changes]
+
+
+def kill_at(sweep: Sweep, call: Call) -> None:
+    """Let the next `embq enqueue` be killed at one of its calls."""
+    sweep.made += 1
+    status, made, _ = sweep.enqueue([call.kill()])
+    assert status == -signal.SIGKILL, f"it ended with {status}"
+    assert (made[-1].name, made[-1].number) == (call.name, call.number), f"it was killed at {made[-1]}"
+
+
+@pytest.mark.fault("P1", "SIGKILL for `embq enqueue` at every system call that changes anything")
+@pytest.mark.timeout(900)
+def test_a_killed_enqueue_leaves_no_run_or_the_whole_one(sweep: Sweep, recovery: Recovery) -> None:
+    calls = undisturbed(sweep)
+    assert Counter(call.name for call in calls).keys() >= {"write", "fsync", "rename", "link", "unlink", "sendto"}
+    wrong = []
+    for call in calls:
+        try:
+            kill_at(sweep, call)
+            recovery.injected()
+            sweep.check()
+        except AssertionError as error:
+            wrong.append(f"{call}: {error}")
+        sweep.client.delete(RUNS)
+    assert wrong == []
+
+
+@pytest.mark.fault("P1", "SIGKILL for `embq enqueue` between the run and its announcement; the run is worked off")
+def test_a_run_whose_enqueue_was_killed_is_worked_off_after_the_next(
+    sweep: Sweep, cluster: Cluster, recovery: Recovery
+) -> None:
+    (announces,) = [call for call in undisturbed(sweep) if "HSET" in call.text and RUNS in call.text]
+    kill_at(sweep, announces)
+    recovery.injected()
+    assert sweep.there() != ""
+    cluster.root = cluster.ledger.root = sweep.root
+    sweep.check()
+    cluster.writer()
+    cluster.producer()
+    cluster.workers()
+    cluster.until_closed()
+    cluster.assert_exact()
