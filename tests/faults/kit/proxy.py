@@ -60,8 +60,9 @@ class Proxy:
     Attributes:
         delay_s: how much later everything arrives, in both directions; the throughput is not limited.
         rate: bytes per second from each client; 0 is no limit.
-        loss: share of commands at which the connection breaks, half of them before and half after the server got them.
-        every: the same at each command whose number is a multiple of this, by turns; 0 is never.
+        loss: share of requests at which the connection breaks, half of them before and half after the server got them.
+            A request is one command, or a pipeline: long ones would never get through otherwise.
+        every: the same at each request whose number is a multiple of this, by turns; 0 is never.
         commands: how many commands have come so far, over all connections.
         lost: how many of them were lost, or their reply.
     """
@@ -76,6 +77,7 @@ class Proxy:
         self.every = 0
         self.commands = 0
         self.lost = 0
+        self._requested = 0
         self._random = random.Random(seed)
         self._drop_request = self._drop_reply = 0
         self._swallow = False
@@ -222,7 +224,8 @@ class Proxy:
                 if link.swallows:
                     continue
                 self.commands += 1
-                self._choose()
+                if not link.pending:
+                    self._choose()
                 if self.commands == self._drop_request:
                     self.lost += 1
                     return
@@ -230,9 +233,10 @@ class Proxy:
                 out.put_nowait((self._loop.time() + self.delay_s, message))
 
     def _choose(self) -> None:
-        """Whether the command that has just come is one that is lost, or whose reply is."""
-        if self.every and self.commands % self.every == 0:
-            before = self.commands // self.every % 2
+        """Whether the request that begins with the command that has just come is lost, or the reply to it."""
+        self._requested += 1
+        if self.every and self._requested % self.every == 0:
+            before = self._requested // self.every % 2
         elif self.loss and self._random.random() < self.loss:
             before = self._random.getrandbits(1)
         else:
