@@ -17,6 +17,7 @@ from redis.exceptions import (
     ConnectionError,
     NoPermissionError,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     TimeoutError,
 )
@@ -121,7 +122,7 @@ def connect(
     Args:
         url: redis://, rediss:// or unix://.
         password: used where the URL has none.
-        patient: True for services: wait as long as it takes while the server is away, loading or out of memory.
+        patient: True for services: wait as long as it takes while the server is away, loading, full or a replica.
             False for commands that a person waits for: give up after about two seconds.
         give_up: asked before each further try, in the thread that waits. Once it says yes, a patient client waits for
             a few seconds only, and raises BrokerError.
@@ -139,7 +140,8 @@ def connect(
     retry = Retry(_Patience(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES)
     errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
     if patient:
-        errors.append(OutOfMemoryError)
+        # Read-only: a failover is under way, and what we are connected to is not the server any more.
+        errors += [OutOfMemoryError, ReadOnlyError]
     options: dict[str, Any] = {"password": password} if password and not urlsplit(url).password else {}
     try:
         return redis.Redis.from_url(

@@ -370,6 +370,21 @@ def test_a_broker_that_evicts(cluster: Cluster, recovery: Recovery) -> None:
 # --- R6: it comes back older ---
 
 
+@pytest.mark.fault("R6", "the broker is demoted to a replica (read-only), and promoted again after a while")
+def test_a_broker_that_is_a_replica_for_a_while(cluster: Cluster, recovery: Recovery) -> None:
+    everybody = crew(cluster, recovery, 150, environment=QUICK_LEASES)
+    client = cluster.broker.client()
+    for seconds in (1.0, 8.0):
+        before = cluster.finished()
+        cluster.until(lambda before=before: cluster.finished() >= before + 10 and cluster.busy_units())
+        recovery.injected()
+        client.replicaof("127.0.0.1", 1)  # nobody is there, so it keeps what it has
+        time.sleep(seconds)
+        client.replicaof("NO", "ONE")
+        everybody.goes_on()
+    everybody.completes()
+
+
 @pytest.mark.fault("R6", "the broker comes back as it was some seconds ago (failover to a stale replica)")
 def test_a_stale_replica(cluster: Cluster, recovery: Recovery, short_tmp: Path) -> None:
     everybody = crew(cluster, recovery, 200, environment=QUICK_LEASES)
