@@ -32,9 +32,10 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.tar_reader
 
-test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [SERVER=redis]
+test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
 	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \
-		$(BIN)/python -m pytest -q tests/faults --all-faults --fault-table bench/results/faults.json
+		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
+		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
 	$(MAKE) soak
 
 soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]

@@ -15,10 +15,10 @@ import pytest
 
 import core.embedded
 from faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
-from faults.kit.table import Outcome, Recovery, Table
+from faults.kit.table import Note, Outcome, Recovery, Table
 
 FOLDER = Path(__file__).parent
-TABLE = pytest.StashKey[Table]()
+TABLE = Table()
 RECOVERY = pytest.StashKey[Recovery]()
 BEGAN = time.monotonic()
 
@@ -42,28 +42,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Keep how each test ended."""
+    """Say in the report what was injected and measured; a report travels, where several processes run the tests."""
     report = yield
-    marker = item.get_closest_marker("fault")
-    if marker is None:
-        return report
-    table = item.config.stash.setdefault(TABLE, Table())
-    fault, sentence = marker.args
-    outcome = table.outcomes.setdefault(item.nodeid, Outcome(fault, sentence, item.nodeid))
+    if (marker := item.get_closest_marker("fault")) is not None:
+        recovery = item.stash.get(RECOVERY, Recovery())
+        notes = [(note.what, note.seconds, note.bar) for note in recovery.notes]
+        report.user_properties.append(("fault", [*marker.args, recovery.faults, notes]))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep how each test ended."""
+    told = dict(report.user_properties).get("fault")
+    if told is None:
+        return
+    fault, sentence, faults, notes = told
+    outcome = TABLE.outcomes.setdefault(report.nodeid, Outcome(fault, sentence, report.nodeid))
     outcome.seconds += report.duration
-    outcome.recovery = item.stash.get(RECOVERY, outcome.recovery)
+    outcome.recovery = Recovery(faults, [Note(*note) for note in notes])
     if report.failed:
         outcome.result = "FAIL"
     elif report.skipped and outcome.result == "pass":
         outcome.result = "skip"
         outcome.reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the table."""
-    table = config.stash.get(TABLE, None)
-    if table is None or not table.outcomes:
+    table = TABLE
+    if not table.outcomes:
         return
     seconds = time.monotonic() - BEGAN
     footer = f"seed {SEED}, {server_version()}, Python {platform.python_version()}, {seconds:.0f} s"
