@@ -70,7 +70,11 @@ def taken_apart(data: bytes) -> dict[str, bytes] | None:
             return None
         name, size, checksum, flag, magic = struct.unpack("100s24x12s12x8s1s100x8s247x", header)
         numbers = size.rstrip(b"\0 "), checksum.rstrip(b"\0 ")
-        if magic != b"ustar\x0000" or flag != b"0" or not all(number.isdigit() for number in numbers):
+        if (
+            magic != b"ustar\x0000"
+            or flag != b"0"
+            or any(number.strip(b"01234567") or not number for number in numbers)
+        ):
             return None
         length, said = (int(number, 8) for number in numbers)
         if sum(header) - sum(header[148:156]) + 8 * ord(" ") != said:

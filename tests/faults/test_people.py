@@ -66,7 +66,7 @@ def test_the_same_run_enqueued_at_once_and_again(cluster: Cluster, recovery: Rec
 @pytest.mark.fault("P2", "two `embq run` are started on one output at the same moment: one works, one is refused")
 @pytest.mark.parametrize("broker", ["private server", "shared broker"])
 def test_two_runs_on_one_output(cluster: Cluster, recovery: Recovery, broker: str) -> None:
-    cluster.write_texts(60)
+    cluster.write_texts(150)
     run = ["run", *arguments(cluster), "--quiet"]
     environment = {"EMBQ_BROKER_URL": cluster.broker.url} if broker == "shared broker" else {}
     with started(*run, environment=environment) as one, started(*run, environment=environment) as other:
@@ -100,7 +100,7 @@ def test_a_run_that_is_resumed_here_while_others_work_on_it(cluster: Cluster, re
 
 @pytest.mark.fault("P2", "a run that `embq run` works on is enqueued to the services as well")
 def test_a_run_at_work_that_is_enqueued_as_well(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(100)
+    cluster.write_texts(250)
     cluster.writer()
     cluster.producer()
     cluster.workers()
@@ -147,13 +147,17 @@ def test_another_run_into_an_output_at_work_is_refused(cluster: Cluster, recover
 @pytest.mark.fault("P3", "a machine has other weights or preprocessing under the same name: it is refused", gate=False)
 def test_a_machine_with_another_model_under_the_same_name(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(80)
-    cluster.workers()
-    cluster.until_finished(5)
+    gate = cluster.folder / "gate"
+    # The run has begun and is far from over, however long the stranger takes to start.
+    wait = {"at": "worker.publish:PublishStage.run", "count": 3, "do": "gate", "gate": gate}
+    cluster.workers(sabotage=wait, environment={"EMBQ_STALL_S": "120"})
+    cluster.until(Path(f"{gate}.reached").exists)
     stranger = cluster.workers(sabotage={"set": "worker.embedders.stub:EMBEDDER_VERSION", "to": 99})
     stranger.may_end = True
     recovery.injected()
     assert stranger.wait() == 78, stranger.said
     assert "wrong_model" in stranger.log
+    Path(f"{gate}.open").touch()
     cluster.until_closed()
     output = cluster.assert_exact()
     assert len({record["fingerprint"] for record in output.records if record["units"]}) == 1
@@ -179,7 +183,7 @@ def test_ctrl_c_twice(cluster: Cluster, recovery: Recovery) -> None:
             recovery.injected()
             assert command.wait() == 130, command.said
             # What is read and not embedded yet would keep the devices busy for longer.
-            recovery.note("ended after the second Ctrl-C", time.monotonic() - began, bar=10.0)
+            recovery.note("ended after the second Ctrl-C", time.monotonic() - began, bar=15.0)
             assert f"embq resume {cluster.root}" in command.stderr
             assert "Traceback" not in command.stderr + logs(cluster.root)
     finally:
@@ -258,7 +262,7 @@ def longest_pause(root: Path) -> float:
 
 @pytest.mark.fault("V2", "machines, writer and producer are replaced one by one while the run goes on")
 def test_a_rolling_upgrade(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.begin(400, f"stub:{DIM}?ms_per_sample=10")
+    cluster.begin(400, f"stub:{DIM}?ms_per_sample=20")
     writer, producer = cluster.services
     with Attempts(cluster.broker) as attempts:
         machines = [cluster.workers() for _ in range(2)]
@@ -279,7 +283,7 @@ def test_a_rolling_upgrade(cluster: Cluster, recovery: Recovery) -> None:
         replace(producer, cluster.producer, lambda new: connected(cluster, new))
         finished = cluster.finished()
         assert finished < 400, "the run was over before all were replaced"
-        cluster.until(pace.during(lambda: cluster.finished() >= 400))
+        cluster.until(pace.during(lambda: cluster.finished() >= 400), 120)
         cluster.until_closed()
         assert len(attempts.reruns()) <= len(machines)
     recovery.note("longest time without a result", pace.longest_s, bar=10.0)
@@ -349,7 +353,7 @@ def test_results_of_another_version_are_refused(cluster: Cluster, recovery: Reco
 @pytest.mark.fault("V1", "all services are replaced by those of another protocol version in mid-run")
 @pytest.mark.parametrize("order", ["old ones end first", "both at once"])
 def test_a_run_goes_on_under_another_version(cluster: Cluster, recovery: Recovery, order: str) -> None:
-    cluster.begin(150)
+    cluster.begin(150, f"stub:{DIM}?ms_per_sample=10")
     cluster.workers()
     old = list(cluster.services)
     cluster.until_finished(30)
