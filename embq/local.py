@@ -73,6 +73,8 @@ def account_lines(progress: Progress, root: Path) -> list[str]:
         lines[0] += f" so far; {left:,} of {progress.units_total:,} units are left"
     elif progress.quarantined:
         lines[0] += f" ({progress.quarantined:,} units failed as a whole; what they hold is not counted)"
+    elif not total:
+        lines[0] += ": the inputs hold no sample"
     timing = progress.timing
     if progress.state == "done" and timing.get("wall_s"):
         lines.append(

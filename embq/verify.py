@@ -97,6 +97,8 @@ def verify(root: Path, *, on_record: Callable[[int, int], None] | None = None) -
             "`embq gc` deletes them" if records.closed_by else "readers ignore them, and `embq gc` knows which may go"
         )
         findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {mend}")
+    if walk.empty:
+        findings.note(f"{walk.empty:,} units hold no sample, such as {walk.an_empty_one}: check how it was written")
     if repeated := walk.repeated_keys():
         findings.note(f"{repeated:,} keys stand for more than one row")
     return Report(
@@ -119,7 +121,12 @@ def verify(root: Path, *, on_record: Callable[[int, int], None] | None = None) -
 
 
 class _Walk:
-    """Goes through the units of each record, with their rows and failures side by side."""
+    """Goes through the units of each record, with their rows and failures side by side.
+
+    Attributes:
+        empty: units without a sample.
+        an_empty_one: the source of the first of them.
+    """
 
     def __init__(
         self, records: Records, files: Files, units: Units, manifest: Manifest | None, findings: Findings
@@ -130,6 +137,8 @@ class _Walk:
         self._manifest = manifest
         self._findings = findings
         self._hashes: list[np.ndarray] | None = []
+        self.empty = 0
+        self.an_empty_one = ""
 
     def take(self, commit: Commit) -> None:
         """Check one record's files and units."""
@@ -165,6 +174,9 @@ class _Walk:
             known = self._records.is_known(said.u, said.unit_id)
             unit = self._manifest.unit(said.u) if known and self._manifest is not None else None
             self._units.check(where, said, unit, of_unit, failed)
+            if not said.rows + said.failures:
+                self.empty += 1
+                self.an_empty_one = self.an_empty_one or (where if unit is None else unit.source)
             self._remember(of_unit)
         if left := rows.rest() + failures.rest():
             self._findings.add("counts", f"{commit.n:08d}.json", f"{left} rows or failures belong to none of its units")

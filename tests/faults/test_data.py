@@ -520,6 +520,10 @@ def test_shards_without_samples(cluster: Cluster, recovery: Recovery, inputs: In
 
     assert check_inputs(cluster.root, inputs.truths) == {"": 8, "shard_no_end_marker": 1, "shard_no_keys": 1}
     assert_verified(cluster)
+    # Nothing is wrong with them, and still somebody may want to know.
+    assert "4 units hold no sample" in succeed("verify", cluster.root)
+    alone = succeed("run", inputs.folder / "no-members.tar", "-o", cluster.folder / "alone", "-m", MODEL, "--quiet")
+    assert "the inputs hold no sample" in alone
 
 
 @pytest.mark.fault("D5", "keys are doubled in and across shards, members interleaved, names full of dots", gate=False)

@@ -186,6 +186,15 @@ def test_files_that_no_record_names_are_only_a_note(out: Path) -> None:
     assert any("part-00000099.parquet" in note and "`embq gc` deletes them" in note for note in report.notes)
 
 
+def test_shards_without_a_sample_are_only_a_note(tmp_path: Path) -> None:
+    shards = [write_tar(tmp_path / f"{n}.tar", MEMBERS if n == 1 else []) for n in range(3)]
+
+    report = verify(build(tmp_path / "out", shards, modalities=("image",)))
+
+    assert report.ok
+    assert [note for note in report.notes if "2 units hold no sample" in note and "0.tar" in note]
+
+
 @pytest.mark.parametrize("name", ["failures/failures-99.parquet", "_tmp/part-99.1.parquet", "_staging/x.arrow"])
 def test_litter_is_looked_for_wherever_a_process_that_died_can_leave_it(out: Path, name: str) -> None:
     (out / "_staging" / ".shared").write_text("not litter: workers know the writer's storage by it")
