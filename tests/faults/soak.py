@@ -530,9 +530,13 @@ def main() -> int:
     def unless_late(seed: int) -> Result | None:
         return _one(seed, given.keep) if time.monotonic() - began < given.seconds else None
 
+    results: list[Result] = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        played = pool.map(unless_late, range(given.seed, given.seed + given.seeds))
-        results = [result for result in played if result is not None]
+        try:
+            for result in pool.map(unless_late, range(given.seed, given.seed + given.seeds)):
+                results += [result] if result is not None else []
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
     return _report(results, time.monotonic() - began, given.results)
 
 
