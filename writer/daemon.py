@@ -17,7 +17,7 @@ from writer.service import LOCK_PATIENCE_S, RunWriter
 
 IDLE_S = 0.02
 LOOK_S = 1.0
-RETRY_S = 30.0
+RETRY_S = 10.0
 """A run that could not be written (its folder is not mounted, its disk is full) is tried again after this long."""
 HELD_S = 15.0
 """A run that another writer holds for longer than a dead one could is worth a line in the log."""

@@ -204,7 +204,11 @@ def test_a_worker_that_cannot_stage_its_result_keeps_it(cluster: Cluster, recove
     cluster.until(lambda: all(leases_until(cluster).get(u, 0) > end + 8000 for u, end in at_first.items()))
     assert cluster.owners() == held, "two leases later the heartbeat has lost none"
     disk.make_room()
-    recovery.note("room is made -> finished", cluster.until_closed())
+    before = records(cluster)
+    recovery.note(
+        "room is made -> staged results committed", cluster.until(lambda: records(cluster) > before), bar=20.0
+    )
+    cluster.until_closed()
     assert [process.pid for process in workers.processes()] == processes
     assert workers.said_times("staging_full") == 2
     output = cluster.assert_exact()
