@@ -22,6 +22,8 @@ EARLY_DEATHS = 5
 fault of a unit, which will be isolated, or of the device."""
 RESTART_PAUSE_S = 0.5
 POLL_S = 0.1
+PAUSE_S = 5.0
+"""A supervisor that did not look at its workers for so long was not running."""
 FREE_S = 5.0
 """What the broker gets at the end to take back the leases of processes that did not give them back themselves."""
 DRAIN_GRACE_S = 15.0
@@ -71,6 +73,7 @@ class Supervisor:
         self.slots = [Slot(device) for device in fleet.devices]
         self.freer = LeaseFreer(client)
         self.log = Events("supervisor")
+        self._looked_at = self._watching_since = time.monotonic()
 
     def serve(self, stopped: StopFlag) -> None:
         """Run until stopped, until the one run asked for is over, or until no slot can be kept alive.
@@ -111,7 +114,8 @@ class Supervisor:
         slot.read_report()
         status = slot.process.poll()
         if status is None:
-            if step := slot.replace_stuck(self.fleet.settings.stall_s):
+            limit_s = self.fleet.settings.stall_s
+            if self._watched_for(limit_s) and (step := slot.replace_stuck(limit_s)):
                 seconds = round(time.monotonic() - step.since)
                 self.log.error("stuck", worker=slot.name, stage=step.stage, seconds=seconds, units=len(step.units))
             return
@@ -135,6 +139,14 @@ class Supervisor:
                 raise _given_up(slot, Exit.UNAVAILABLE, "its device failed with one unit after the other")
             return
         slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.early_deaths
+
+    def _watched_for(self, seconds: float) -> bool:
+        """Whether this process has run for so long: in a machine that was paused, everybody stood still."""
+        now = time.monotonic()
+        if now - self._looked_at > PAUSE_S:
+            self._watching_since = now
+        self._looked_at = now
+        return now - self._watching_since > seconds
 
     def _free_leases(self, slot: Slot, status: int) -> None:
         how = f"ended with signal {-status}" if status < 0 else f"ended with status {status}"

@@ -290,9 +290,11 @@ class Service(Command):
                 assert time.monotonic() < end, f"{process} does not stop"
                 time.sleep(LOOK_S)
 
-    def resume(self) -> None:
-        """SIGCONT for all of them."""
-        for process in [*self.descendants(), self._own]:
+    def resume(self, *, children_after_s: float = 0.0) -> None:
+        """SIGCONT for all of them; for its children a moment later, where a test wants the worst order."""
+        self._own.resume()
+        time.sleep(children_after_s)
+        for process in self.descendants():
             process.resume()
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:

@@ -12,6 +12,7 @@ each wraps one function or method when its module has been imported.
     ``more_than`` only calls whose last argument has more items than this count
     ``marker``    path: it happens ``times`` times (default 1) in all processes together
     ``device``    only in the worker process of this device
+    ``tally``     path: one byte is appended each time that it happens
 
 ``{"poison": "<text>", "where": "read" | "prepare" | "embed", "do": "kill"}``
     Each time that the sample with this text is handled; ``where`` names the stage (of the stub model for the last two).
@@ -58,6 +59,9 @@ STUB = "worker.embedders.stub:StubEmbedder"
 
 def _act(entry):
     do = entry["do"]
+    if "tally" in entry:
+        with open(entry["tally"], "a") as tally:
+            tally.write("x")
     if do == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif do == "exit":
