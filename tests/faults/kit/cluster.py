@@ -286,7 +286,8 @@ class Service(Command):
         for process in [self._own, *self.descendants()]:
             process.suspend()
             end = time.monotonic() + DEADLINE_S
-            while process.status() != psutil.STATUS_STOPPED:
+            # One that is dead already waits for its parent, which stands still.
+            while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
                 assert time.monotonic() < end, f"{process} does not stop"
                 time.sleep(LOOK_S)
 
