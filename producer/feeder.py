@@ -84,8 +84,11 @@ class Feeder:
         return pushed
 
     def _records(self) -> list[RunRecord]:
-        """The runs that were announced. One that was being fed and is gone was lost with all that the broker held: it is
-        announced again, so that its writer makes its queue anew."""
+        """The runs that were announced.
+
+        One that was being fed and is gone was lost with all that the broker held: it is announced again, so that its
+        writer makes its queue anew.
+        """
         with self._answered():
             known = registered(self.client)
         for run, record in self._unfinished.items():
