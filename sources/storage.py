@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from core.errors import SourceError
@@ -63,6 +64,10 @@ def stat_file(path: str) -> os.stat_result:
     return status
 
 
+Memory = bytes | mmap.mmap
+"""A file in memory: for both, a slice is bytes and an item is a number."""
+
+
 class WatchedFile(io.FileIO):
     """A file open for reading that calls `moved` for each piece that comes in."""
 
@@ -78,13 +83,30 @@ class WatchedFile(io.FileIO):
         return count
 
 
-def read_all(file: io.BufferedReader[WatchedFile] | WatchedFile, expected: int) -> bytes:
-    """The rest of a file of probably `expected` bytes, in pieces and without ever holding it twice."""
+def read_all(file: WatchedFile, expected: int) -> bytes:
+    """All of a file of probably `expected` bytes, in pieces and without ever holding it twice."""
     whole = io.BytesIO()
     piece = memoryview(bytearray(min(PIECE_BYTES, expected + 1)))
     while count := file.readinto(piece):
         whole.write(piece[:count])
     return whole.getvalue()
+
+
+def load(file: WatchedFile, size: int) -> Memory:
+    """The first `size` bytes of a file, or what there is of them, in pieces.
+
+    Each piece goes where it stays, into large pages that nothing has touched before: more than twice as fast as `read`.
+    """
+    if size == 0:
+        return b""
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # not on every system
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    at = 0
+    with memoryview(memory) as view:
+        while at < size and (count := file.readinto(view[at : at + PIECE_BYTES])):
+            at += count
+    return memory if at == size else memory[:at]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,10 +13,11 @@ from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
 from sources.storage import (
     SAMPLE_MAX_BYTES,
+    Memory,
     etag,
     forget_cached,
+    load,
     open_unchanged,
-    read_all,
     source_errors,
     stat_file,
 )
@@ -72,10 +74,10 @@ class TarSource:
             yield _sample(ordinal, entry, data)
 
 
-def _load(unit: Unit, moved: Moved) -> tuple[bytes, list[Member]]:
+def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
     """The shard and its members, all of them checked."""
     with open_unchanged(unit, "shard_changed", moved) as file:
-        data = read_all(file, unit.stop)
+        data = load(file.raw, os.fstat(file.fileno()).st_size)
     if len(data) != unit.stop:
         raise SourceError(
             f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
@@ -84,12 +86,12 @@ def _load(unit: Unit, moved: Moved) -> tuple[bytes, list[Member]]:
             transient=True,
         )
     for magic, name in _MAGICS.items():
-        if data.startswith(magic):
+        if data[: len(magic)] == magic:
             raise _compressed(unit.source, f"it starts like {name}")
     return data, walk(data, unit.source)
 
 
-def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[bytes, list[Member]]:
+def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, list[Member]]:
     """The shard as the storage has it, not this machine's memory; SourceError `damage` where it is damaged as before.
 
     Two reads that do not agree say something about the storage and nothing about the shard.
@@ -171,7 +173,7 @@ def _is_second_caption(entry: Entry) -> bool:
     return entry.again is not None and split_name(entry.again.name)[1] == "txt" and not _IMAGES.isdisjoint(entry.parts)
 
 
-def _sample(ordinal: int, entry: Entry, data: bytes) -> Sample:
+def _sample(ordinal: int, entry: Entry, data: Memory) -> Sample:
     key, parts, again = entry
     if again is not None:
         message = f"{again.name} occurs again at byte {again.at}; the first one is used"
@@ -191,7 +193,7 @@ def _sample(ordinal: int, entry: Entry, data: bytes) -> Sample:
     return Sample(ordinal=ordinal, key=key, image=image, text=text, metadata=metadata, error=error)
 
 
-def _content(member: Member, data: bytes) -> bytes:
+def _content(member: Member, data: Memory) -> bytes:
     if not member.regular:
         raise SampleError(
             "unsupported_member", f"{member.name} at byte {member.at} is a link, a device or a sparse file"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from core.errors import SourceError
+from sources.storage import Memory
 
 BLOCK = 512
 NAME_MAX_BYTES = 4096
@@ -56,7 +57,7 @@ class _DamageError(Exception):
         self.code = code
 
 
-def walk(data: bytes, path: str) -> list[Member]:
+def walk(data: Memory, path: str) -> list[Member]:
     """All members of the archive `data` in order, without folders. `path` is named in errors.
 
     Raises SourceError `shard_truncated`, `shard_bad_header`, `shard_no_end_marker` or `shard_trailing_data`.
@@ -66,8 +67,8 @@ def walk(data: bytes, path: str) -> list[Member]:
     pending: dict[str, bytes] = {}  # PAX records and GNU names of the next member
     at = 0
     try:
-        while not data.startswith(_ZERO, at):
-            header = _checked_header(data, at)
+        while (header := data[at : at + BLOCK]) != _ZERO:
+            _check_header(header)
             if header[156] in _EXTENSIONS:
                 at = _read_extension(data, at, header, shared, pending)
                 continue
@@ -90,9 +91,8 @@ def walk(data: bytes, path: str) -> list[Member]:
     return members
 
 
-def _checked_header(data: bytes, at: int) -> bytes:
-    """The header block at `at`, complete and with the right checksum."""
-    header = data[at : at + BLOCK]
+def _check_header(header: bytes) -> None:
+    """A header block must be complete and have the right checksum."""
     if not header:
         raise _DamageError("the end-of-archive marker is missing: the shard may be cut", "shard_no_end_marker")
     if len(header) < BLOCK:
@@ -112,10 +112,9 @@ def _checked_header(data: bytes, at: int) -> bytes:
         signed = total - 256 * sum(byte >= 128 for byte in header[:148] + header[156:])
         if stored != signed:
             raise _DamageError(f"not a tar header: its checksum is {total}, and it says {stored}")
-    return header
 
 
-def _member(data: bytes, at: int, header: bytes, records: dict[str, bytes]) -> Member | None:
+def _member(data: Memory, at: int, header: bytes, records: dict[str, bytes]) -> Member | None:
     """The member of a header with its PAX `records`; None for a folder."""
     flag = header[156]
     start = at + BLOCK
@@ -145,7 +144,7 @@ def _stored_name(header: bytes) -> bytes:
     return name
 
 
-def _read_extension(data: bytes, at: int, header: bytes, shared: dict[str, bytes], pending: dict[str, bytes]) -> int:
+def _read_extension(data: Memory, at: int, header: bytes, shared: dict[str, bytes], pending: dict[str, bytes]) -> int:
     """Put a PAX or GNU extension into `shared` or `pending`; the offset of the header that follows."""
     size = _number(header[124:136])
     if size > EXTENSION_MAX_BYTES:
@@ -184,7 +183,7 @@ def _pax_records(content: bytes) -> list[tuple[str, bytes]]:
     return records
 
 
-def _skip_sparse_map(data: bytes, start: int, header: bytes) -> int:
+def _skip_sparse_map(data: Memory, start: int, header: bytes) -> int:
     """First byte of an old GNU sparse file's content, behind the blocks that continue its map."""
     more = header[482]
     while more:
@@ -195,7 +194,7 @@ def _skip_sparse_map(data: bytes, start: int, header: bytes) -> int:
     return start
 
 
-def _end_of(data: bytes, stop: int) -> int:
+def _end_of(data: Memory, stop: int) -> int:
     """`stop` rounded up to whole blocks, which the archive must have."""
     end = stop + -stop % BLOCK
     if end > len(data):
@@ -203,12 +202,13 @@ def _end_of(data: bytes, stop: int) -> int:
     return end
 
 
-def _check_end(data: bytes, at: int) -> None:
+def _check_end(data: Memory, at: int) -> None:
     """From the first zero block on there must be nothing but whole zero blocks.
 
     One zero block instead of two is accepted: every member is there.
     """
-    if data.count(0, at) != len(data) - at:
+    end = data[at:]
+    if end.count(0) != len(end):
         raise _DamageError(
             "data behind the end-of-archive marker: two archives in one file, or a lost header",
             "shard_trailing_data",
