@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
-from redis.commands.core import Script
 from redis.exceptions import ResponseError
 
 from core import protocol
 from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, run_key
+from core.scripts import Script
 
 LIMIT_BYTES = 512 * 1024 * 1024
 """Most bytes of results waiting for the writer, in the broker and in staging files together."""
@@ -286,13 +286,11 @@ class Ledger:
 
 
 def load_scripts(client: redis.Redis) -> dict[str, Script]:
-    """The scripts of the protocol for one client. A script cache that was lost reloads by itself (NOSCRIPT)."""
+    """The scripts of the protocol, for the server that the client leads to."""
     major = int(str(client.info("server")["redis_version"]).split(".")[0])
     bodies = protocol.SCRIPTS | {"writer_lock": protocol.WRITER_LOCK, "report": protocol.REPORT}
     return {
-        name: client.register_script(
-            ("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body
-        )
+        name: Script(("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body)
         for name, body in bodies.items()
     }
 

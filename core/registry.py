@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
-from redis.commands.core import Script
 
 from core import protocol
 from core.models import ModelConfig
 from core.protocol import RUNS, WORKERS, worker_key
+from core.scripts import Script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

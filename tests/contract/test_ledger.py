@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -728,6 +729,29 @@ def test_scripts_survive_the_loss_of_the_script_cache(own_client: redis.Redis, t
     own_client.script_flush()
     run.work_one(1)
     assert len(entries(run)) == 2
+
+
+def test_scripts_survive_a_server_that_forgets_them_at_every_moment(
+    own_client: redis.Redis, own_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    run = make_case(own_client, tmp_path / "out", 200, samples=1)
+    run.build()
+    over = threading.Event()
+
+    def forget() -> None:
+        with connect(own_server.url) as client:
+            while not over.is_set():
+                client.script_flush()
+
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    try:
+        for u in range(200):
+            run.work_one(u)
+    finally:
+        over.set()
+        forgetting.join()
+    assert own_client.hlen(run.key("pub")) == 200
 
 
 def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redis.Redis, tmp_path: Path) -> None:

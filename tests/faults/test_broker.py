@@ -345,6 +345,8 @@ def test_a_full_broker(cluster: Cluster, recovery: Recovery) -> None:
         cluster.until(lambda before=before: cluster.finished() >= before + 10 and cluster.busy_units())
         recovery.injected()
         client.config_set("maxmemory", client.info("memory")["used_memory"] // 2)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("x", 1)
         time.sleep(2 * float(QUICK_LEASES["EMBQ_LEASE_S"]))
         client.config_set("maxmemory", "512mb")
         everybody.goes_on()
