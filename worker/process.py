@@ -43,6 +43,7 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
         if model is None:
             return
         began = time.monotonic()
+        board.reset()
         try:
             embedder = load(model, options.device)
         except ModelError as error:

@@ -95,6 +95,12 @@ class ProgressBoard:
 
     # --- the worker process ---
 
+    def reset(self) -> None:
+        """Forget all threads and their times; called where another model is loaded, whose threads are others."""
+        with self._lock:
+            self._mine, self._places, self._longest_s = threading.local(), 0, {}
+            self._memory[:] = bytes(len(self._memory))
+
     def expect(self, stage: str, seconds: float) -> None:
         """Say how long a step of a stage may well take, before there has been one."""
         self._longest_s[stage] = max(seconds, self._longest_s.get(stage, 0.0))
@@ -186,7 +192,7 @@ class ProgressBoard:
         now = time.monotonic()
         steps = sorted(self.in_hand(), key=lambda step: step.since)
         late = [step for step in steps if now - step.since > max(limit_s, PATIENCE * step.longest_s)]
-        frozen = any(step.stage == PULSE and now - step.since > min(FROZEN_S, limit_s) for step in steps)
+        frozen = any(step.stage == PULSE and now - step.since > min(FROZEN_S, limit_s / 2) for step in steps)
         return steps if late and frozen else late
 
     def close(self) -> None:

@@ -305,7 +305,7 @@ def test_a_device_fault(cluster: Cluster, recovery: Recovery, tmp_path: Path) ->
 @pytest.mark.fault("W4", "a device fails with every unit: it is given up, the others go on")
 def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(100, "stub:16?ms_per_sample=20&batch_size=10")
-    fault = {"at": EMBED, "do": "raise_device", "count": 2, "every": True, "device": "cuda:0"}
+    fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True, "device": "cuda:0"}
     machine = cluster.workers("--devices", "cuda:0,cuda:1", sabotage=fault)
     seconds = cluster.until(lambda: machine.said_times("device_given_up"))
     recovery.note("given up", seconds)
@@ -322,7 +322,7 @@ def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> No
 @pytest.mark.fault("W4", "the only device of a machine fails with every unit: the machine ends with 69, others go on")
 def test_the_last_device_is_given_up(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(100, "stub:16?ms_per_sample=20&batch_size=10")
-    fault = {"at": EMBED, "do": "raise_device", "count": 2, "every": True}
+    fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True}
     machine, other = cluster.workers("--devices", "cuda:0", sabotage=fault), cluster.workers()
     assert machine.wait() == 69, machine.said
     recovery.injected(3)
@@ -549,9 +549,7 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
 # --- V2: asked to end ---
 
 
-@pytest.mark.fault(
-    "V2", "SIGTERM to a machine in mid-run: it ends what it began, and no unit is charged", gate=True
-)
+@pytest.mark.fault("V2", "SIGTERM to a machine in mid-run: it ends what it began, and no unit is charged", gate=True)
 def test_sigterm_in_mid_run(cluster: Cluster, recovery: Recovery) -> None:
     # What it has begun is 4 s of work.
     finished, held = end_a_machine(cluster, recovery, ms_per_sample=20, drain_s=60, signals=1, bar=30.0)

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import wait_until
 
 from core.errors import SourceError
-from worker.progress import PLACE_BYTES, InHand, ProgressBoard, Span
+from worker.progress import PLACE_BYTES, THREADS, InHand, ProgressBoard, Span
 
 SPAN = Span("1-0:w:abc", 7, 3, 5)
 
@@ -89,6 +90,20 @@ def test_a_process_that_stands_still_with_nothing_in_hand_has_no_pulse() -> None
         process.kill()
         process.wait()
         os.close(descriptor)
+
+
+def test_the_threads_of_the_next_model_get_places_of_their_own_again() -> None:
+    board = ProgressBoard()
+    for _ in range(THREADS):
+        with board.step("prepare"), ThreadPoolExecutor(1) as pool:
+            pool.submit(board.advance).result()
+    board.expect("embed", 60.0)
+    board.reset()
+    assert board.in_hand() == []
+    with board.step("embed", [SPAN]), ThreadPoolExecutor(1) as pool:
+        with_others = pool.submit(lambda: (board.step("read").__enter__(), len(board.in_hand()))[1]).result()
+        assert with_others == 2
+        wait_until(lambda: board.stuck(0.05))
 
 
 def test_a_batch_of_more_units_than_fit_is_cut_off_at_a_whole_one() -> None:

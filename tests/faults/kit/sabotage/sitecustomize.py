@@ -35,7 +35,7 @@ that never returns and keeps every other thread from running), ``pause`` (``seco
 ``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows),
 ``signal`` (``number``, to itself).
 
-The first call of `embed` and of `prepare` in a process is the warm-up, which no unit is charged for.
+The first call of `prepare` and the first two of `embed` are the warm-up, which no unit is charged for.
 """
 
 from __future__ import annotations
