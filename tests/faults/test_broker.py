@@ -158,9 +158,7 @@ def test_ten_minutes_without_a_broker(cluster: Cluster, recovery: Recovery) -> N
 
 
 @pytest.mark.parametrize("away", ["dead", "standing still"])
-@pytest.mark.fault(
-    "R1", "everybody is asked to end while the broker is dead or stands still; others go on later"
-)
+@pytest.mark.fault("R1", "everybody is asked to end while the broker is dead or stands still; others go on later")
 def test_services_end_when_asked_although_the_broker_is_away(cluster: Cluster, recovery: Recovery, away: str) -> None:
     cluster.begin(60, SLOW, environment=QUICK_LEASES)
     cluster.workers("--drain-timeout", "3", count=2, environment=QUICK_LEASES)
