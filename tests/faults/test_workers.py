@@ -121,7 +121,7 @@ POINTS: dict[str, dict[str, Any]] = {
     "published": {"at": "worker.publish:PublishStage.run", "when": "after"},
 }
 STAGING_POINTS: dict[str, dict[str, Any]] = {
-    "staging file begun": {"at": "pathlib:Path.write_bytes", "match": "_staging", "count": 3},
+    "before the staging file": {"at": "worker.publish:PublishStage._stage", "when": "before", "count": 3},
     "before the rename": {"at": "os:rename", "match": ".arrow", "count": 3},
     "renamed": {"at": "os:rename", "match": ".arrow", "when": "after", "count": 3},
 }
@@ -194,6 +194,21 @@ def test_a_hang(cluster: Cluster, recovery: Recovery, tmp_path: Path, stage: str
     # A call that keeps all others from running may have stopped another stage as well.
     assert f" stage={stage} " in machine.log or do == "hang_gil"
     assert "most recent call first" in machine.log
+
+
+@pytest.mark.fault("W3", "the storage of results hangs: it is noticed, and no unit is charged")
+def test_storage_of_results_that_hangs(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
+    cluster.begin(60, QUICK)
+    marker = tmp_path / "m"
+    sabotage = {"at": "os:rename", "match": ".arrow", "do": "hang", "count": 3, "marker": str(marker)}
+    machine = cluster.workers("--transport", "staging", environment=QUICK_STALL, sabotage=sabotage)
+    cluster.until(marker.exists)
+    recovery.injected()
+    seconds = cluster.until(lambda: machine.said_times("leases_freed"))
+    recovery.note("noticed", seconds, bar=STALL_S + 5)
+    assert [count for count in cluster.attempts().values() if count > 1] == []
+    cluster.until_closed()
+    cluster.assert_exact()
 
 
 @pytest.mark.fault("W3", "a worker process is stopped and is noticed by the absence of progress")
