@@ -12,6 +12,7 @@ from core.models import ModelConfig
 from core.units import Sample, Unit
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
+from worker.progress import ProgressBoard
 from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
@@ -24,7 +25,7 @@ def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) 
     embedder = load(config, "cpu")
     leases = Leases()
     handed_on: list[UnitWork] = []
-    stage = EmbedStage(embedder, leases, Stats(), hand_on=handed_on.append)
+    stage = EmbedStage(embedder, leases, Stats(), ProgressBoard(), hand_on=handed_on.append)
     lost, kept = _unit("lost"), _unit("kept")
     for work in (lost, kept):
         leases.add(work)
@@ -48,4 +49,6 @@ def _unit(name: str) -> UnitWork:
     hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source=name))
     record = SimpleNamespace(dtype="float16")
     ledger = SimpleNamespace(start=lambda held: set())
-    return UnitWork(cast("Any", hint), cast("Any", record), cast("Any", ledger), f"1-0:{name}:0")
+    return UnitWork(
+        cast("Any", hint), cast("Any", record), cast("Any", ledger), f"1-0:{name}:0", attempts=0, poison=frozenset()
+    )
