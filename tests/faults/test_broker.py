@@ -89,7 +89,7 @@ def crew(
 
 @pytest.mark.fault("R1", "the broker is killed in mid-run and comes back with its disk after 2 s", gate=True)
 def test_a_broker_that_is_killed_comes_back_after_2_s(cluster: Cluster, recovery: Recovery) -> None:
-    everybody = crew(cluster, recovery)
+    everybody = crew(cluster, recovery, 60)
     cluster.broker.restart(after_s=2.0)
     everybody.goes_on()
     everybody.completes()
@@ -212,7 +212,7 @@ def test_embq_run_outlives_an_outage_of_a_broker_that_is_not_its_own(cluster: Cl
 
 @pytest.mark.fault("R2", "the broker forgets everything in mid-run (FLUSHALL)", gate=True)
 def test_flushall(cluster: Cluster, recovery: Recovery) -> None:
-    everybody = crew(cluster, recovery, environment=QUICK_LEASES)
+    everybody = crew(cluster, recovery, 60, environment=QUICK_LEASES)
     recovery.injected()
     cluster.broker.client().flushall()
     everybody.begins_anew()
