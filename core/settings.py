@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ConfigError
+
+_ROOTS = re.compile(re.escape(os.pathsep) + "(?!//)")
+"""What separates folders in EMBQ_ROOTS; the colon of a URL does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,7 @@ class Settings:
             that one lost beat frees nothing.
         beat_s: seconds between heartbeats.
         stall_s: seconds that one step of a worker may take without advancing; after that its process is replaced.
-        roots: folders that workers may read inputs from; empty allows every folder.
+        roots: folders and URLs that workers may read inputs from or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
     """
@@ -52,7 +56,7 @@ class Settings:
             lease_s=_seconds("EMBQ_LEASE_S", cls_default(cls, "lease_s")),
             beat_s=_seconds("EMBQ_BEAT_S", cls_default(cls, "beat_s")),
             stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
-            roots=tuple(part for part in os.environ.get("EMBQ_ROOTS", "").split(os.pathsep) if part),
+            roots=tuple(part for part in _ROOTS.split(os.environ.get("EMBQ_ROOTS", "")) if part),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
         )

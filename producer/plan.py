@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from core.errors import InputError, SourceError, UsageError
 from core.models import MODALITIES
 from core.units import Unit
 from sources.base import ReadOptions
-from sources.kinds import SOURCES, SUPPORTED, check_local, detect, kind_of
-from sources.storage import stat_file
+from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of
+from sources.remote import is_url, listings
+from sources.storage import absolute, has_magic, match, stat_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,9 @@ def plan(inputs: Sequence[str], options: ReadOptions, modalities: Sequence[str] 
     if not inputs:
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
     survey = _Survey(options)
-    for path in _expand(inputs):
-        survey.add(path)
+    with listings():
+        for path in _expand(inputs):
+            survey.add(path)
     survey.check()
     return Plan(
         units=chain.from_iterable(survey.pieces),
@@ -61,27 +62,33 @@ def plan(inputs: Sequence[str], options: ReadOptions, modalities: Sequence[str] 
 
 
 def _expand(inputs: Sequence[str]) -> Iterator[str]:
-    """The absolute paths that `inputs` name, in order; links stay as they are, for the user to recognise."""
+    """The absolute paths and URLs that `inputs` name, in order; links stay as they are, for the user to recognise."""
     for text in inputs:
-        check_local(text)
-        special = "{" in text or glob.has_magic(text)
-        if not special or os.path.lexists(text):
-            yield os.path.abspath(text)
+        check_source(text)
+        special = "{" in text or has_magic(text)
+        if not special or (not is_url(text) and os.path.lexists(text)):
+            yield absolute(text)
             continue
         try:
-            patterns = list(braceexpand(text)) if "{" in text else [text]
+            patterns = braceexpand(text) if "{" in text else iter([text])
+            for pattern in patterns:
+                yield from _matches(pattern)
         except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
             raise InputError(
                 f"{text!r}: these braces cannot be expanded", next_step="for example 'shards/{00000..00099}.tar'"
             ) from error
-        for pattern in patterns:
-            if not glob.has_magic(pattern):
-                yield os.path.abspath(pattern)
-                continue
-            matches = sorted(glob.glob(pattern, recursive=True))
-            if not matches:
-                raise InputError(f"{pattern!r}: no file matches", next_step="check the pattern with ls")
-            yield from map(os.path.abspath, matches)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    if not has_magic(pattern):
+        yield absolute(pattern)
+        return
+    matches = match(pattern)
+    if not matches:
+        raise InputError(
+            f"{pattern!r}: no file matches", next_step="check the pattern: list the folder with the storage's own tool"
+        )
+    yield from map(absolute, matches)
 
 
 class _Survey:
@@ -117,7 +124,7 @@ class _Survey:
         if kind == "tar":
             # Split now: all it takes is one look at the file's status, which also tells whether it is there.
             self.pieces.append(list(units))
-        elif kind == "files" or stat_file(path).st_size:
+        elif kind == "files" or stat_file(path).size:
             self.pieces.append(units)
         else:
             self._empty.append(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from core.units import Sample, Unit
 
@@ -14,6 +14,19 @@ Moved = Callable[[], None]
 
 def unwatched() -> None:
     """Nobody watches."""
+
+
+class FileStatus(NamedTuple):
+    """A file as it is now.
+
+    Attributes:
+        size: bytes.
+        version: changes whenever the content does, as far as the storage can tell: modification time in ns and size
+            of a local file, ETag and size of an object.
+    """
+
+    size: int
+    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,16 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from core.errors import InputError, SampleError, SourceError
 from core.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
+from sources import remote
 from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
-from sources.storage import SAMPLE_MAX_BYTES, WatchedFile, read_all, source_errors
+from sources.remote import is_url
+from sources.storage import SAMPLE_MAX_BYTES, WatchedFile, join, read_all, source_errors
 
 log = Events("sources")
 
@@ -35,14 +38,14 @@ class FilesSource:
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units that also fit into a hint, however long the names are."""
         others: Counter[str] = Counter()
-        empty = Unit(kind=self.kind, source=path)
+        beside = _beside(path) if is_url(path) else ()
+        empty = Unit(kind=self.kind, source=path, options=beside)
         # Counted with every non-ASCII character escaped, which is never less than the UTF-8 of `canonical_json`;
         # the numbers that the empty unit does not have yet take at most 60 bytes.
         overhead = len(json.dumps(empty.describe(), separators=(",", ":"))) + 60
         items: list[tuple[str, int]] = []
         length, first = overhead, 0
-        for relative, entry in walk_images(path, others):
-            item = (relative, _size(entry))
+        for item in walk_images(path, others):
             item_length = len(json.dumps(item)) + 1
             if items and (len(items) >= options.unit_samples or length + item_length > UNIT_SPEC_MAX_BYTES):
                 yield _unit(empty, items, first)
@@ -61,6 +64,9 @@ class FilesSource:
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
+        if is_url(unit.source):
+            yield from _read_remote(unit, moved)
+            return
         with source_errors(unit.source):
             os.stat(unit.source)
         root = os.path.realpath(unit.source)
@@ -68,11 +74,20 @@ class FilesSource:
             yield _sample(root, ordinal, relative, size, moved)
 
 
-def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """(relative path, entry) of every image below `path`, sorted by relative path.
+def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every image below a folder, sorted by relative path.
 
-    `others` counts the extensions of files that are no images. One folder's names are held at a time, not the tree's.
+    `others` counts the extensions of files that are no images.
     """
+    for relative, size in remote.walk(path) if is_url(path) else _walk_local(path, others):
+        if is_image(relative):
+            yield relative, size
+        else:
+            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+
+
+def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every file. One folder's names are held at a time, not the tree's."""
     links: list[str] = []
     stack: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
     while stack:
@@ -80,10 +95,8 @@ def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, os.DirEn
         if entry is not None and not relative.endswith("/"):
             if entry.is_symlink() and os.path.isdir(entry.path):
                 links.append(relative)
-            elif is_image(relative):
-                yield relative, entry
             else:
-                others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+                yield relative, _size(entry)
             continue
         with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
             # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
@@ -103,8 +116,14 @@ def is_image(name: str) -> bool:
     return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS and "." in name
 
 
+def _beside(url: str) -> tuple[tuple[str, str], ...]:
+    """Which files stand beside images in a remote folder: asking for each that may not be there would be slow."""
+    found = {os.path.splitext(relative)[1].lower() for relative, _ in remote.walk(url)} & {".txt", ".json"}
+    return (("beside", ",".join(sorted(found))),) if found else ()
+
+
 def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
-    return Unit(kind=empty.kind, source=empty.source, first=first, samples=len(items), items=tuple(items))
+    return replace(empty, first=first, samples=len(items), items=tuple(items))
 
 
 def _size(entry: os.DirEntry[str]) -> int:
@@ -127,6 +146,52 @@ def _sample(root: str, ordinal: int, relative: str, size: int, moved: Moved) -> 
     except SampleError as problem:
         error = (problem.code, problem.message)
     return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+
+
+def _read_remote(unit: Unit, moved: Moved) -> Iterator[Sample]:
+    """One sample per planned file, fetched several at a time. Storage that is away fails the unit."""
+    beside = dict(unit.options).get("beside", "")
+    extensions = ["", *(extension for extension in (".txt", ".json") if extension in beside.split(","))]
+    urls, sizes = [], []
+    for relative, size in unit.items:
+        for extension in extensions:
+            name = os.path.splitext(relative)[0] + extension if extension else relative
+            urls.append(join(unit.source, name))
+            sizes.append(None if extension else size)
+    contents = remote.fetch_all(urls, sizes, moved)
+    for ordinal, (relative, size) in enumerate(unit.items):
+        found = {extension: next(contents) for extension in extensions}
+        image = text = metadata = error = None
+        try:
+            image = _usable(found[""], join(unit.source, relative), size)
+            if (data := _optional(found.get(".txt"))) is not None:
+                text = decode_text(data)
+            if (data := _optional(found.get(".json"))) is not None:
+                metadata = decode_metadata(data)
+        except SampleError as problem:
+            error = (problem.code, problem.message)
+        yield Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+
+
+def _usable(found: bytes | SourceError, url: str, size: int) -> bytes:
+    """The image, or why this one has no row; a SourceError that concerns the storage as a whole is raised again."""
+    if size > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"{url} has {size} bytes, more than {SAMPLE_MAX_BYTES}")
+    if isinstance(found, bytes):
+        if len(found) != size:
+            raise SampleError("source_changed", f"{url} had {size} bytes when planned, now {len(found)}")
+        return found
+    if found.transient:
+        raise found
+    raise SampleError(found.code, found.message) from found
+
+
+def _optional(found: bytes | SourceError | None) -> bytes | None:
+    if isinstance(found, SourceError):
+        if found.code == "source_missing":
+            return None
+        raise found if found.transient else SampleError(found.code, found.message)
+    return found
 
 
 def _read_beside(root: str, relative: str, moved: Moved) -> bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +10,9 @@ from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from sources.base import Moved, Source, unwatched
 from sources.files import FilesSource, is_image, walk_images
-from sources.storage import source_errors
+from sources.remote import check_url, is_url, path_of
+from sources.remote import is_inside as is_inside_url
+from sources.storage import is_folder, join, list_names
 from sources.tar import COMPRESSED_SUFFIXES, TarSource
 from sources.texts import JsonLinesSource, LinesSource
 
@@ -39,7 +40,7 @@ def source_for(kind: str) -> Source:
 
 def kind_of(path: str) -> str | None:
     """The kind that a file's name tells, or None. A compressed shard is of kind "tar", which then refuses it."""
-    name = path.lower()
+    name = (path_of(path) if is_url(path) else path).lower()
     if name.endswith(COMPRESSED_SUFFIXES):
         return "tar"
     return _SUFFIXES.get(os.path.splitext(name)[1])
@@ -53,10 +54,7 @@ def detect(path: str) -> list[tuple[str, str]]:
     images, or nothing to embed, or where a file's name tells no kind.
     """
     kind = kind_of(path)
-    with source_errors(path):
-        is_folder = stat.S_ISDIR(os.stat(path).st_mode)
-        names = sorted(os.listdir(path)) if is_folder else []
-    if not is_folder:
+    if not is_folder(path):
         if kind is None:
             raise InputError(
                 f"{path}: a file of this name is no input"
@@ -64,7 +62,7 @@ def detect(path: str) -> list[tuple[str, str]]:
                 next_step=f"name {SUPPORTED}",
             )
         return [(kind, path)]
-    inside = [(kind_of(name), os.path.join(path, name)) for name in names if not name.startswith(".")]
+    inside = [(kind_of(name), join(path, name)) for name in list_names(path) if not name.startswith(".")]
     shards = [(kind, name) for kind, name in inside if kind == "tar"]
     others: Counter[str] = Counter()
     image = next((relative for relative, _ in walk_images(path, others)), None)
@@ -88,14 +86,16 @@ def detect(path: str) -> list[tuple[str, str]]:
     return texts
 
 
-def check_local(source: str) -> None:
-    """Raise SourceError `shard_scheme_denied` for a command or a URL: only local paths are read."""
-    if source.startswith("pipe:") or "://" in source:
+def check_source(source: str) -> None:
+    """Raise SourceError `shard_scheme_denied` for a command, or a URL of a scheme that is not read."""
+    if source.startswith("pipe:"):
         raise SourceError(
-            f"{source!r}: commands and URLs are not read",
+            f"{source!r}: commands are not run",
             code="shard_scheme_denied",
-            next_step=f"name a local path: {SUPPORTED}",
+            next_step="name the file itself: instead of pipe:aws s3 cp s3://BUCKET/KEY - write s3://BUCKET/KEY",
         )
+    if is_url(source):
+        check_url(source)
 
 
 def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
@@ -103,24 +103,30 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
 
     Args:
         unit: what to read.
-        roots: the folders that units may lie in, links resolved; empty allows every local path.
+        roots: the folders and URLs that units may lie in, links resolved; empty allows all.
         moved: called whenever bytes have come in.
 
     Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source does.
     """
-    check_local(unit.source)
-    try:
-        os.fsencode(unit.source)
-        real = os.path.realpath(unit.source)
-    except ValueError as error:  # a zero byte, or a character that no file name can have
-        raise SourceError(f"{unit.source!r}: not a path", code="source_missing") from error
-    if roots and not any(_is_inside(real, os.path.realpath(root)) for root in roots):
+    check_source(unit.source)
+    if not _is_allowed(unit.source, roots):
         raise SourceError(
-            f"{unit.source}: outside of the folders that this worker may read ({', '.join(roots)})",
+            f"{unit.source}: outside of what this worker may read ({', '.join(roots)})",
             code="source_denied",
-            next_step="move the input, or start the worker with its folder among the allowed ones",
+            next_step="move the input, or start the worker with its folder in EMBQ_ROOTS",
         )
     return source_for(unit.kind).read(unit, moved)
+
+
+def _is_allowed(source: str, roots: Sequence[str]) -> bool:
+    if is_url(source):
+        return not roots or any(is_inside_url(source, root) for root in roots)
+    try:
+        os.fsencode(source)
+        real = os.path.realpath(source)
+    except ValueError as error:  # a zero byte, or a character that no file name can have
+        raise SourceError(f"{source!r}: not a path", code="source_missing") from error
+    return not roots or any(_is_inside(real, os.path.realpath(root)) for root in roots if not is_url(root))
 
 
 def _is_inside(path: str, root: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import BinaryIO
+from dataclasses import replace
+from io import BufferedIOBase
 
 from core.errors import InputError, SourceError
 from core.units import Unit
-from sources.storage import SAMPLE_MAX_BYTES, etag, source_errors, stat_file
+from sources.base import unwatched
+from sources.storage import SAMPLE_MAX_BYTES, open_unchanged, stat_file
 
 _BLOCK = 1 << 18
 """Fits the second-level cache, where counting line ends is fastest."""
@@ -21,29 +22,25 @@ def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
     Raises InputError where the file is missing, empty, or changes while it is being planned.
     """
     path = unit.source
-    version = etag(stat_file(path))
+    status = stat_file(path)
     first = 0
-    with source_errors(path), open(path, "rb", buffering=0) as file:
-        for start, stop, lines in _cuts(file, most):
-            yield Unit(
-                kind=unit.kind,
-                source=path,
-                start=start,
-                stop=stop,
-                first=first,
-                samples=lines,
-                etag=version,
-                options=unit.options,
-            )
-            first += lines
-        status = os.fstat(file.fileno())
-    if etag(status) != version:
-        raise InputError(f"{path}: was written to while it was being planned", next_step="plan it when it is complete")
+    planned = replace(unit, stop=status.size, etag=status.version)
+    try:
+        with open_unchanged(planned, "source_changed", unwatched) as file:
+            for start, stop, lines in _cuts(file, most):
+                yield replace(planned, start=start, stop=stop, first=first, samples=lines)
+                first += lines
+    except SourceError as error:
+        if error.code != "source_changed":
+            raise
+        raise InputError(
+            f"{path}: was written to while it was being planned", next_step="plan it when it is complete"
+        ) from error
     if first == 0:
         raise InputError(f"{path}: is empty", code="empty_input", next_step="leave it out")
 
 
-def _cuts(file: BinaryIO, most: int) -> Iterator[tuple[int, int, int]]:
+def _cuts(file: BufferedIOBase, most: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, lines) of each cut. A last line without a line end counts; nothing behind a line end does not."""
     start = lines = offset = 0
     block = b"\n"
@@ -73,7 +70,7 @@ def _after_lines(block: bytes, at: int, lines: int) -> int:
     return at
 
 
-def read_lines(file: BinaryIO, unit: Unit) -> Iterator[bytes | None]:
+def read_lines(file: BufferedIOBase, unit: Unit) -> Iterator[bytes | None]:
     """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
 
     Raises SourceError `source_changed` where the slice does not hold the lines that were planned.
@@ -100,7 +97,7 @@ def read_lines(file: BinaryIO, unit: Unit) -> Iterator[bytes | None]:
         )
 
 
-def _skip_line(file: BinaryIO, line: bytes, left: int) -> int:
+def _skip_line(file: BufferedIOBase, line: bytes, left: int) -> int:
     """Read to the end of a line that is too long without keeping it; the number of bytes skipped."""
     skipped = 0
     while not line.endswith(b"\n") and skipped < left:

@@ -1,7 +1,8 @@
-"""Local files as sources: their version, and what the operating system's refusals mean for a unit."""
+"""Files as sources, on this machine or behind URLs: their version, and what a refusal means for a unit."""
 
 from __future__ import annotations
 
+import glob
 import io
 import mmap
 import os
@@ -12,13 +13,13 @@ from typing import Any
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.base import Moved
+from sources import remote
+from sources.base import FileStatus, Moved
+from sources.remote import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
+from sources.remote import Memory, is_url
 
 PIECE_BYTES = 1 << 20
 """Read at once: storage that gives 25 kB/s still moves within a worker's time for one step."""
-
-SAMPLE_MAX_BYTES = 32_000_000
-"""Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""
 
 
 def etag(status: os.stat_result) -> str:
@@ -56,16 +57,55 @@ def source_errors(path: str) -> Iterator[None]:
         ) from error
 
 
-def stat_file(path: str) -> os.stat_result:
+def stat_file(path: str) -> FileStatus:
     """The status of a regular file; SourceError where it is missing, denied or something else."""
+    if is_url(path):
+        return remote.stat(path)
     with source_errors(path):
         status = os.stat(path)
     _require_regular(path, status)
-    return status
+    return FileStatus(status.st_size, etag(status))
 
 
-Memory = bytes | mmap.mmap
-"""A file in memory: for both, a slice is bytes and an item is a number."""
+def is_folder(path: str) -> bool:
+    """Whether a path or URL names a folder; SourceError where there is nothing of that name."""
+    if is_url(path):
+        return remote.is_folder(path)
+    with source_errors(path):
+        return stat.S_ISDIR(os.stat(path).st_mode)
+
+
+def list_names(path: str) -> list[str]:
+    """The names in a folder, sorted; SourceError where it cannot be listed."""
+    if is_url(path):
+        return [name for name, _ in remote.list_folder(path)]
+    with source_errors(path):
+        return sorted(os.listdir(path))
+
+
+def join(folder: str, name: str) -> str:
+    """The path or URL of what has this name, or relative path, in a folder."""
+    return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
+
+
+def absolute(path: str) -> str:
+    """A path made absolute; a URL as it is."""
+    return path if is_url(path) else os.path.abspath(path)
+
+
+def has_magic(text: str) -> bool:
+    """Whether a path or URL is a pattern with *, ? or []; in an http URL the question mark begins the query."""
+    return glob.has_magic(remote.path_of(text))
+
+
+def match(pattern: str) -> list[str]:
+    """The paths or URLs that a pattern matches, sorted; "**" stands for any number of folders."""
+    return remote.match(pattern) if is_url(pattern) else sorted(glob.glob(pattern, recursive=True))
+
+
+def base_name(path: str) -> str:
+    """The last part of a path or URL."""
+    return remote.base_name(path) if is_url(path) else os.path.basename(path)
 
 
 class WatchedFile(io.FileIO):
@@ -110,7 +150,7 @@ def load(file: WatchedFile, size: int) -> Memory:
 
 
 @contextmanager
-def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedReader[WatchedFile]]:
+def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedReader[Any]]:
     """The unit's file, open for reading, which must be the version that was planned before and after the block.
 
     Args:
@@ -119,19 +159,44 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
 
     Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
     """
+    if is_url(unit.source):
+        status = remote.stat(unit.source)
+        _require_same(unit, status.version, code)
+        raw = remote.RemoteFile(unit.source, status.size, first=unit.start, last=unit.stop or status.size, moved=moved)
+        with io.BufferedReader(raw, PIECE_BYTES) as file:
+            yield file
+        _require_same(unit, remote.stat(unit.source).version, code)
+        return
     with source_errors(unit.source):
         # Looked at before opening: opening a named pipe would wait for its writer.
         _require_regular(unit.source, os.stat(unit.source))
-        with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as file:
-            _require_same(unit, os.fstat(file.fileno()), code)
-            yield file
-            _require_same(unit, os.fstat(file.fileno()), code)
+        with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as local:
+            _require_same(unit, etag(os.fstat(local.fileno())), code)
+            yield local
+            _require_same(unit, etag(os.fstat(local.fileno())), code)
+
+
+def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
+    """All of the unit's file, in memory, the version that was planned; what there is of it where it became shorter.
+
+    Raises as `open_unchanged` does.
+    """
+    if is_url(unit.source):
+        status = remote.stat(unit.source)
+        _require_same(unit, status.version, code)
+        whole = remote.load(unit.source, status.size, moved)
+        _require_same(unit, remote.stat(unit.source).version, code)
+        return whole
+    with open_unchanged(unit, code, moved) as file:
+        raw = file.raw
+        assert isinstance(raw, WatchedFile)
+        return load(raw, os.fstat(raw.fileno()).st_size)
 
 
 def forget_cached(path: str) -> None:
     """Let the next read of a file ask the storage, as far as the system can be asked to."""
-    if hasattr(os, "posix_fadvise"):  # macOS has none
-        with open(path, "rb", buffering=0) as file:
+    if not is_url(path) and hasattr(os, "posix_fadvise"):  # macOS has none
+        with source_errors(path), open(path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -141,11 +206,12 @@ def _require_regular(path: str, status: os.stat_result) -> None:
         raise SourceError(f"{path}: is {what}", code="not_a_file", next_step="name a file")
 
 
-def _require_same(unit: Unit, status: os.stat_result, code: str) -> None:
-    if etag(status) != unit.etag:
+def _require_same(unit: Unit, version: str, code: str) -> None:
+    if version != unit.etag:
+        what = "ETag" if is_url(unit.source) else "modification time in ns"
         raise SourceError(
-            f"{unit.source}: changed since the run was planned: it was {unit.etag} and is {etag(status)} "
-            "(modification time in ns, size in bytes)",
+            f"{unit.source}: changed since the run was planned: it was {unit.etag} and is {version} "
+            f"({what}, size in bytes)",
             code=code,
             next_step="put the planned file back, or plan a new run",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,14 +10,11 @@ from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
+from sources.remote import Memory
 from sources.storage import (
     SAMPLE_MAX_BYTES,
-    Memory,
-    etag,
     forget_cached,
-    load,
-    open_unchanged,
-    source_errors,
+    load_unchanged,
     stat_file,
 )
 from sources.tar_members import DAMAGE_CODES, Member, walk
@@ -48,7 +44,7 @@ class TarSource:
         if path.lower().endswith(COMPRESSED_SUFFIXES):
             raise _compressed(path, "its name says")
         status = stat_file(path)
-        yield Unit(kind=self.kind, source=path, stop=status.st_size, etag=etag(status))
+        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version)
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """The samples in order of their first member, after the whole shard has been checked.
@@ -76,8 +72,7 @@ class TarSource:
 
 def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
     """The shard and its members, all of them checked."""
-    with open_unchanged(unit, "shard_changed", moved) as file:
-        data = load(file.raw, os.fstat(file.fileno()).st_size)
+    data = load_unchanged(unit, "shard_changed", moved)
     if len(data) != unit.stop:
         raise SourceError(
             f"{unit.source}: {len(data)} bytes could be read of {unit.stop}",
@@ -96,8 +91,7 @@ def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, 
 
     Two reads that do not agree say something about the storage and nothing about the shard.
     """
-    with source_errors(unit.source):
-        forget_cached(unit.source)
+    forget_cached(unit.source)
     try:
         return _load(unit, moved)
     except SourceError as again:

@@ -6,7 +6,6 @@ needs no more than its slice. The line end behind the last line makes no further
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import compact_json, decode_text, is_unicode, parse_object
 from sources.slices import read_lines, split_lines
-from sources.storage import SAMPLE_MAX_BYTES, open_unchanged
+from sources.storage import SAMPLE_MAX_BYTES, base_name, open_unchanged
 
 TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
 """Where a line's text is looked for, in this order, unless the user names the column."""
@@ -77,7 +76,7 @@ class JsonLinesSource:
 
 def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
     """(ordinal, key by line number, line) of each line."""
-    name = os.path.basename(unit.source)
+    name = base_name(unit.source)
     with open_unchanged(unit, "source_changed", moved) as file:
         for ordinal, line in enumerate(read_lines(file, unit)):
             yield ordinal, f"{name}:{unit.first + ordinal + 1}", line

@@ -1,5 +1,7 @@
 """The inputs read a second time, by other code than `sources`: standard library only, a few plain rules.
 
+Remote inputs are copied here first; only their version is asked for by the product's own code.
+
 What `sources` and this file have in common is what the documentation promises about keys, nothing else. So a mistake
 in the product's readers shows up as a difference instead of being made twice.
 """
@@ -14,7 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from core.errors import InputError
 from core.units import Unit
+from embq.verification.copying import COPIES
+from sources.remote import is_url, stat
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 """Extensions of images; where a key has several, the first in this order is embedded."""
@@ -66,21 +71,26 @@ def reread(unit: Unit, *, images: bool) -> Iterator[Found]:
     if unit.kind != "files":
         _check_version(unit)
     try:
-        yield from readers[unit.kind](unit, images)
+        yield from readers[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise SourceUnreadableError(f"{unit.source}: {error}") from error
 
 
 def _check_version(unit: Unit) -> None:
     try:
-        status = os.stat(unit.source)
+        if is_url(unit.source):
+            version = stat(unit.source).version
+        else:
+            status = os.stat(unit.source)
+            version = f"{status.st_mtime_ns}-{status.st_size}"
+    except InputError as error:
+        raise SourceChangedError(f"cannot be checked: {error.message}") from error
     except OSError as error:
         raise SourceChangedError(f"cannot be checked: {unit.source}: {error.strerror}") from error
-    version = f"{status.st_mtime_ns}-{status.st_size}"
     if version != unit.etag:
         raise SourceChangedError(
             f"cannot be checked: changed: {unit.source} was {unit.etag} when planned and is {version} "
-            "(modification time in ns, size in bytes)"
+            f"({'ETag' if is_url(unit.source) else 'modification time in ns'}, size in bytes)"
         )
 
 

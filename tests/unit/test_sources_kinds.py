@@ -62,10 +62,10 @@ def test_a_single_image_or_an_unknown_file_is_no_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["pipe:touch /tmp/owned", "https://host/a.tar", "s3://b/a.tar", "file:///etc/passwd"]
+    "source", ["pipe:touch /tmp/owned", "zip://a.tar::https://host/a.zip", "memory://a.tar", "file:///etc/passwd"]
 )
 @pytest.mark.parametrize("kind", list(SOURCES))
-def test_commands_and_urls_are_refused_for_every_kind(kind: str, source: str) -> None:
+def test_commands_and_unknown_urls_are_refused_for_every_kind(kind: str, source: str) -> None:
     with pytest.raises(SourceError) as caught:
         read(Unit(kind=kind, source=source), [])
     assert caught.value.code == "shard_scheme_denied"
