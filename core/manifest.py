@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 from core.durable import output_error, publish
 from core.errors import OutputError
 from core.layout import Layout
-from core.units import Unit, canonical_json
+from core.units import Unit, canonical_json, id_of
 
 SEGMENT_UNITS = 50_000
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -36,6 +37,9 @@ SCHEMA = pa.schema(
 )
 """`description` is the unit as canonical JSON (surrogate escapes kept as bytes); the rest is for people and tools."""
 
+DICTIONARY = ["kind", "source", "etag"]
+"""Columns whose values repeat; a dictionary of the others would be as large as they are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSummary:
@@ -50,48 +54,59 @@ def write_manifest(layout: Layout, units: Iterable[Unit]) -> ManifestSummary:
     """Write all segments, durably; a manifest is real only once run.json is there, so leftovers are overwritten."""
     for leftover in layout.manifest.glob("*.parquet"):
         leftover.unlink()
-    digest = hashlib.sha256()
-    count, samples, size = 0, 0, 0
-    exact = True
-    segment = 0
-    rows: list[dict[str, object]] = []
-    for unit in units:
-        unit_id = unit.unit_id
-        digest.update(unit_id.encode())
-        description = canonical_json(unit.describe()).encode("utf-8", "surrogateescape")
-        rows.append(
-            {
-                "unit_id": unit_id,
-                "kind": unit.kind,
-                "source": unit.source.encode("utf-8", "backslashreplace").decode(),
-                "start": unit.start,
-                "stop": unit.stop,
-                "first": unit.first,
-                "samples": unit.samples,
-                "etag": unit.etag,
-                "description": description,
-            }
-        )
-        count += 1
-        size += len(description)
-        exact = exact and unit.samples is not None
-        samples += unit.samples or 0
-        if len(rows) == SEGMENT_UNITS or size >= SEGMENT_BYTES:
-            _write_segment(layout, segment, rows)
-            segment, size, rows = segment + 1, 0, []
-    if rows:
-        _write_segment(layout, segment, rows)
-    return ManifestSummary(units=count, samples=samples if exact else None, digest=digest.hexdigest()[:32])
+    return SegmentWriter(layout, "").write(units)
 
 
-def _write_segment(layout: Layout, number: int, rows: list[dict[str, object]]) -> None:
-    path = layout.manifest / f"{number:05d}.parquet"
-    temporary = layout.temporary / f"manifest-{number:05d}.parquet"
-    try:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
-        publish(temporary, path)
-    except OSError as error:
-        raise output_error(error, path) from error
+class SegmentWriter:
+    """Writes units as segments, holding at most one of them.
+
+    Args:
+        prefix: of the segments' names.
+
+    Attributes:
+        names: of the segments that were written, in order.
+    """
+
+    def __init__(self, layout: Layout, prefix: str) -> None:
+        self.layout = layout
+        self.prefix = prefix
+        self.names: list[str] = []
+
+    def write(self, units: Iterable[Unit]) -> ManifestSummary:
+        """Write all of them durably."""
+        digest = hashlib.sha256()
+        count = samples = size = 0
+        exact = True
+        columns: list[list[Any]] = [[] for _ in SCHEMA]
+        for unit in units:
+            description = canonical_json(unit.describe()).encode("utf-8", "surrogateescape")
+            unit_id = id_of(description)
+            digest.update(unit_id.encode())
+            source = unit.source.encode("utf-8", "backslashreplace").decode()
+            row = (unit_id, unit.kind, source, unit.start, unit.stop, unit.first, unit.samples, unit.etag, description)
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+            count += 1
+            size += len(description)
+            exact = exact and unit.samples is not None
+            samples += unit.samples or 0
+            if len(columns[0]) == SEGMENT_UNITS or size >= SEGMENT_BYTES:
+                self._write(columns)
+                size, columns = 0, [[] for _ in SCHEMA]
+        if columns[0]:
+            self._write(columns)
+        return ManifestSummary(units=count, samples=samples if exact else None, digest=digest.hexdigest()[:32])
+
+    def _write(self, columns: list[list[Any]]) -> None:
+        name = f"{self.prefix}{len(self.names):05d}.parquet"
+        path, temporary = self.layout.manifest / name, self.layout.temporary / f"manifest-{name}"
+        table = pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+        try:
+            pq.write_table(table, temporary, compression="zstd", use_dictionary=DICTIONARY, write_statistics=False)
+            publish(temporary, path)
+        except OSError as error:
+            raise output_error(error, path) from error
+        self.names.append(name)
 
 
 class Manifest:

@@ -21,7 +21,12 @@ def canonical_json(value: Any) -> str:
 
 def content_hash(value: Any) -> str:
     """First 32 hex digits of the SHA-256 of `canonical_json(value)`; surrogate escapes are hashed as bytes."""
-    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return id_of(canonical_json(value).encode("utf-8", "surrogateescape"))
+
+
+def id_of(description: bytes) -> str:
+    """The id of the unit whose description is `description`: canonical JSON with surrogate escapes as bytes."""
+    return hashlib.sha256(description).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

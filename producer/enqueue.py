@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,17 +58,16 @@ def prepare(request: Request) -> Planned:
     planned = plan(request.inputs, request.options, request.modalities)
     config = ModelConfig(spec=str(spec), modalities=planned.modalities, precision=request.precision)
     layout = Layout(Path(os.path.abspath(request.output)))
-    units = list(planned.units)
     if layout.run_json.exists():
-        return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
+        return Planned(info=_same_run(layout, request, config, planned.units), new=False, warnings=planned.warnings)
     _refuse_foreign_files(layout)
     layout.make()
     with open(layout.writer / "plan.lock", "w") as lock:
         # Of two plans at the same time the second finds the first one's run, and never touches its manifest.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if layout.run_json.exists():
-            return Planned(info=_same_run(layout, request, config, units), new=False, warnings=planned.warnings)
-        summary = write_manifest(layout, units)
+            return Planned(info=_same_run(layout, request, config, planned.units), new=False, warnings=planned.warnings)
+        summary = write_manifest(layout, planned.units)
         info = RunInfo(
             run="",
             inputs=request.inputs,
@@ -114,7 +113,7 @@ def _options(options: ReadOptions) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _same_run(layout: Layout, request: Request, config: ModelConfig, units: Sequence[Unit]) -> RunInfo:
+def _same_run(layout: Layout, request: Request, config: ModelConfig, units: Iterable[Unit]) -> RunInfo:
     there = load_run(layout.root)
     digest = hashlib.sha256()
     for unit in units:

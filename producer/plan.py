@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 from braceexpand import braceexpand
 
 from core.errors import InputError, SourceError, UsageError
 from core.models import MODALITIES
-from core.units import Unit
+from core.units import Unit, canonical_json
+from producer.selection import Selection
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of
 from sources.remote import is_url, listings
@@ -24,23 +28,35 @@ class Plan:
 
     Attributes:
         units: the units in the order of the inputs, to be taken once. Folders are listed and the lines of texts
-            counted while it is taken, so taking it raises InputError where an input turns out to be unusable.
+            counted while it is taken, so taking it raises InputError where an input turns out to be unusable, or
+            nothing is left of the inputs.
         modalities: what each row embeds: ("image",), ("text",) or ("image", "text").
         warnings: one line each, about inputs that are left out.
+        vanished: inputs that are not there and were known before.
     """
 
     units: Iterator[Unit]
     modalities: tuple[str, ...]
     warnings: tuple[str, ...]
+    vanished: tuple[str, ...] = ()
 
 
-def plan(inputs: Sequence[str], options: ReadOptions, modalities: Sequence[str] = ()) -> Plan:
+def plan(
+    inputs: Sequence[str],
+    options: ReadOptions,
+    modalities: Sequence[str] = (),
+    *,
+    selection: Selection | None = None,
+    known: Callable[[str], bool] | None = None,
+) -> Plan:
     """The plan for `inputs`: paths, brace expressions, patterns and folders on this machine.
 
     Args:
         inputs: what the user named. A path that exists is taken as it is, whatever characters it has.
         options: how inputs split into units and samples.
         modalities: what to embed; () takes images where all inputs can have them, and texts where none can.
+        selection: what to take of the inputs; None takes all.
+        known: whether an input was planned before; one that was and is not there any more is no error.
 
     Raises InputError for missing inputs, a pattern without match, a command or URL, inputs that are all empty, and
     inputs that do not go together; UsageError for options out of range. A shard is looked at once, and not opened.
@@ -49,15 +65,18 @@ def plan(inputs: Sequence[str], options: ReadOptions, modalities: Sequence[str] 
         raise UsageError("a unit needs at least one sample", next_step="for example --unit-size 1000")
     if not inputs:
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
-    survey = _Survey(options)
+    chosen = selection or Selection()
+    survey = _Survey(options, chosen)
     with listings():
         for path in _expand(inputs):
             survey.add(path)
-    survey.check()
+    vanished = survey.check(known or (lambda _: False))
+    units = survey.units()
     return Plan(
-        units=chain.from_iterable(survey.pieces),
+        units=units if chosen.all else _some_left(chosen.narrow(units, options.unit_samples), chosen),
         modalities=_choose_modalities(survey.kinds, modalities),
         warnings=survey.warnings(),
+        vanished=tuple(vanished),
     )
 
 
@@ -91,15 +110,32 @@ def _matches(pattern: str) -> Iterator[str]:
     yield from map(absolute, matches)
 
 
-class _Survey:
-    """Looks at each path once, and keeps what to say about the odd ones until all have been seen."""
+def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:
+    first = next(units, None)
+    if first is None:
+        asked = ", ".join(f"--{name} {value}" for name, value in selection.recorded())
+        raise InputError(
+            f"nothing is left of the inputs after {asked}",
+            code="empty_input",
+            next_step="take more of them; `--dry-run` shows what is left",
+        )
+    yield first
+    yield from units
 
-    def __init__(self, options: ReadOptions) -> None:
-        self.pieces: list[Iterable[Unit]] = []
+
+class _Survey:
+    """Looks at each path once, and keeps what to say about the odd ones until all have been seen.
+
+    What is kept of hundreds of thousands of paths is packed, so that memory stays flat: about 100 bytes each.
+    """
+
+    def __init__(self, options: ReadOptions, selection: Selection) -> None:
         self.kinds: dict[str, str] = {}  # kind -> the first path of it
         self._options = options
-        self._paths = 0
-        self._seen: set[str] = set()
+        self._selection = selection
+        self._pieces = _Pieces()
+        self._paths = self._left_out = 0
+        self._seen: set[bytes] = set()
         self._missing: list[str] = []
         self._repeated: list[str] = []
         self._empty: list[str] = []
@@ -116,35 +152,59 @@ class _Survey:
             self._missing.append(path)
 
     def _add_input(self, kind: str, path: str) -> None:
-        if path in self._seen:
+        if kind != "files" and not self._selection.takes(path):
+            self._left_out += 1
+            return
+        digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
+        if digest in self._seen:
             self._repeated.append(path)
             return
-        self._seen.add(path)
-        units = SOURCES[kind].split(path, self._options)
+        self._seen.add(digest)
         if kind == "tar":
             # Split now: all it takes is one look at the file's status, which also tells whether it is there.
-            self.pieces.append(list(units))
+            for unit in SOURCES[kind].split(path, self._options):
+                self._pieces.add(unit.describe())
         elif kind == "files" or stat_file(path).size:
-            self.pieces.append(units)
+            self._pieces.add([kind, path])
         else:
             self._empty.append(path)
             return
         self.kinds.setdefault(kind, path)
 
-    def check(self) -> None:
-        """Raise InputError where an input is missing, or nothing is left to plan."""
-        if self._missing:
+    def units(self) -> Iterator[Unit]:
+        """The units of all inputs, in order."""
+        for piece in self._pieces:
+            if isinstance(piece, dict):
+                yield Unit.from_description(piece)
+            else:
+                kind, path = piece
+                yield from SOURCES[kind].split(path, self._options)
+
+    def check(self, known: Callable[[str], bool]) -> list[str]:
+        """The missing inputs that were known before.
+
+        Raises InputError where an unknown input is missing, or nothing is left to plan.
+        """
+        missing = [path for path in self._missing if not known(path)]
+        if missing:
             raise InputError(
-                f"{_some(self._missing)} not found ({len(self._missing):,} of {self._paths:,} inputs)",
+                f"{_some(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
                 code="source_missing",
                 next_step="check the names, and that the disk is mounted on this machine",
             )
-        if not self.pieces:
+        if not self._pieces.count and not self._missing:
+            if self._left_out:
+                raise InputError(
+                    f"--include and --exclude leave none of {self._left_out:,} inputs",
+                    code="empty_input",
+                    next_step="a pattern is matched against the whole path, or against its end behind a slash",
+                )
             raise InputError(
                 f"{_some(self._empty)} empty: nothing is left to embed",
                 code="empty_input",
                 next_step="check how the files were made",
             )
+        return self._missing
 
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about inputs that are left out."""
@@ -154,6 +214,30 @@ class _Survey:
         if self._empty:
             lines.append(f"{_some(self._empty)} empty, left out")
         return tuple(lines)
+
+
+class _Pieces:
+    """A list of JSON values, packed: shards' names and versions resemble each other, and shrink to a tenth."""
+
+    BLOCK = 1_000
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._blocks: list[bytes] = []
+        self._open: list[str] = []
+
+    def add(self, value: Any) -> None:
+        self.count += 1
+        self._open.append(canonical_json(value))
+        if len(self._open) == self.BLOCK:
+            text = "\n".join(self._open).encode("utf-8", "surrogateescape")
+            self._blocks.append(zlib.compress(text, 1))
+            self._open = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for block in self._blocks:
+            yield from map(json.loads, zlib.decompress(block).decode("utf-8", "surrogateescape").split("\n"))
+        yield from map(json.loads, self._open)
 
 
 def _some(paths: Sequence[str]) -> str:

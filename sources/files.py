@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from core.errors import InputError, SampleError, SourceError
@@ -40,27 +40,17 @@ class FilesSource:
         others: Counter[str] = Counter()
         beside = _beside(path) if is_url(path) else ()
         empty = Unit(kind=self.kind, source=path, options=beside)
-        # Counted with every non-ASCII character escaped, which is never less than the UTF-8 of `canonical_json`;
-        # the numbers that the empty unit does not have yet take at most 60 bytes.
-        overhead = len(json.dumps(empty.describe(), separators=(",", ":"))) + 60
-        items: list[tuple[str, int]] = []
-        length, first = overhead, 0
-        for item in walk_images(path, others):
-            item_length = len(json.dumps(item)) + 1
-            if items and (len(items) >= options.unit_samples or length + item_length > UNIT_SPEC_MAX_BYTES):
-                yield _unit(empty, items, first)
-                first += len(items)
-                items, length = [], overhead
-            items.append(item)
-            length += item_length
-        if not items:
+        units = cut(empty, walk_images(path, others), options.unit_samples)
+        first = next(units, None)
+        if first is None:
             found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
             raise InputError(
                 f"{path}: no image in this folder or below it; found: {found}",
                 code="empty_input",
                 next_step=f"image files end in .{', .'.join(IMAGE_EXTENSIONS)}",
             )
-        yield _unit(empty, items, first)
+        yield first
+        yield from units
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
@@ -72,6 +62,31 @@ class FilesSource:
         root = os.path.realpath(unit.source)
         for ordinal, (relative, size) in enumerate(unit.items):
             yield _sample(root, ordinal, relative, size, moved)
+
+
+def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
+    """Units of at most `most` of the files `items`, (path relative to the folder, size in bytes), in their order.
+
+    Args:
+        empty: a unit of the folder; what is said of single files in it is replaced.
+        first: ordinal of the first file.
+    """
+    empty = replace(empty, items=(), samples=None, first=0)
+    # Counted with every non-ASCII character escaped, which is never less than the UTF-8 of `canonical_json`;
+    # the numbers that the empty unit does not have yet take at most 60 bytes.
+    overhead = len(json.dumps(empty.describe(), separators=(",", ":"))) + 60
+    gathered: list[tuple[str, int]] = []
+    length = overhead
+    for item in items:
+        item_length = len(json.dumps(item)) + 1
+        if gathered and (len(gathered) >= most or length + item_length > UNIT_SPEC_MAX_BYTES):
+            yield _unit(empty, gathered, first)
+            first += len(gathered)
+            gathered, length = [], overhead
+        gathered.append(item)
+        length += item_length
+    if gathered:
+        yield _unit(empty, gathered, first)
 
 
 def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
