@@ -30,6 +30,7 @@ def save(layout: Layout, state: LogState) -> None:
     body: dict[str, Any] = {
         **{name: getattr(state, name) for name in _COUNTS},
         "units": state.units,
+        "ended": state.ended,
         "prev": state.prev,
         "fingerprint": state.fingerprint,
         "done": base64.b64encode(zlib.compress(bytes(state.done))).decode(),
@@ -48,16 +49,23 @@ def load(layout: Layout, units: int) -> LogState:
     try:
         body = json.loads(_path(layout).read_bytes())
         digest = body.pop("sha256")
-        if hashlib.sha256(canonical_json(body).encode()).hexdigest() != digest or body["units"] != units:
+        if hashlib.sha256(canonical_json(body).encode()).hexdigest() != digest:
             return LogState(units=units)
         name = f"{body['n']:08d}.json"
         if Commit.parse((layout.commits / name).read_bytes(), name).sha256 != body["prev"]:
             return LogState(units=units)
-        done = bytearray(zlib.decompress(base64.b64decode(body["done"])))
+        state = LogState(
+            units=body["units"],
+            prev=body["prev"],
+            fingerprint=body["fingerprint"],
+            ended=body["ended"],
+            done=bytearray(zlib.decompress(base64.b64decode(body["done"]))),
+            **{name: body[name] for name in _COUNTS},
+        )
     except (OSError, OutputError, ValueError, KeyError, TypeError, zlib.error):
         return LogState(units=units)
-    counts = {name: body[name] for name in _COUNTS}
-    return LogState(units=units, prev=body["prev"], fingerprint=body["fingerprint"], done=done, **counts)
+    state.grow(units)
+    return state
 
 
 def _path(layout: Layout) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from core.durable import output_error, write_new
 from core.errors import OutputError
-from core.layout import Layout
+from core.layout import Layout, load_run
 from core.units import canonical_json
 
 SCHEMA = 1
@@ -66,7 +66,8 @@ class CommittedUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left).
+    """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left
+    of what was planned until then).
 
     `totals` are cumulative: units, rows, failures, quarantined. `created_at` and `timing` are information only.
     """
@@ -127,6 +128,7 @@ class LogState:
 
     Attributes:
         units: number of units of the run.
+        ended: whether the last record closes the log; units that were added since open it again.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
 
@@ -140,12 +142,23 @@ class LogState:
     quarantined: int = 0
     count: int = 0
     fingerprint: str = ""
-    closed: bool = False
+    ended: bool = False
     done: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
         if not self.done:
             self.done = bytearray((self.units + 7) // 8)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left: the last record says so, and nothing was added since."""
+        return self.ended and self.count == self.units
+
+    def grow(self, units: int) -> None:
+        """The run has `units` units now; fewer than before change nothing."""
+        if units > self.units:
+            self.units = units
+            self.done.extend(bytes((units + 7) // 8 - len(self.done)))
 
     def is_done(self, u: int) -> bool:
         """Whether unit `u` is committed."""
@@ -169,7 +182,7 @@ class LogState:
         self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
         self.fingerprint = commit.fingerprint or self.fingerprint
-        self.closed = commit.kind == "close"
+        self.ended = commit.kind == "close"
 
     def totals(self) -> dict[str, int]:
         """The cumulative counts as a record holds them."""
@@ -213,12 +226,21 @@ class CommitLog:
         state = start if start is not None else LogState(units=units)
         while True:
             for commit in self.read(after=state.n):
-                state.apply(commit)
+                self.advance(state, commit)
             names = {path.name for path in self.layout.commits.glob("*.json")}
             if max(names, default="") <= f"{state.n:08d}.json":
                 return state
             if (following := f"{state.n + 1:08d}.json") not in names:
                 raise damaged(following, "it is missing, though later records are there")
+
+    def advance(self, state: LogState, commit: Commit) -> None:
+        """Move `state` one record on; raises as `LogState.apply` does.
+
+        A record may name units of a generation that was added after the reader counted them.
+        """
+        if any(unit.u >= state.units for unit in commit.units):
+            state.grow(load_run(self.layout.root).units)
+        state.apply(commit)
 
     def append(self, commit: Commit) -> Commit:
         """Create record `commit.n` durably; FileExistsError where another writer took the number."""

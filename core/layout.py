@@ -1,4 +1,4 @@
-"""Where things stand in an output folder, and the run's immutable description `run.json`."""
+"""Where things stand in an output folder, and what a run is: its immutable `run.json`, and what was added to it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 
 from core.durable import output_error, write_new
 from core.errors import InputError, OutputError
+from core.generations import Generation, read_generations
 from core.models import ModelConfig
 from core.units import content_hash
 
 SCHEMA = 1
+
+PLANNED = ("manifest-", "run-")
+"""How unfinished files of a plan are called; they belong to the holder of `_writer/plan.lock`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,12 @@ class Layout:
 
     @property
     def run_json(self) -> Path:
-        """Written last when a run is made: where it is, the manifest is complete."""
+        """Written last when a run is made: where it is, the first generation of the manifest is complete."""
         return self.root / "run.json"
 
     @property
     def manifest(self) -> Path:
-        """Folder of the manifest's segments."""
+        """Folder of the manifest's segments, and of the records `gen-0001.json` ... of what was added later."""
         return self.root / "manifest"
 
     @property
@@ -59,7 +63,7 @@ class Layout:
 
     @property
     def writer(self) -> Path:
-        """Epochs that writers took."""
+        """Epochs that writers took, and the lock of who plans or adds units."""
         return self.root / "_writer"
 
     @property
@@ -91,20 +95,21 @@ def record_number(name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a run is; frozen when it is planned.
+    """What a run is. All of it is frozen when it is planned, but for the units that are added later.
 
     Attributes:
         run: run id, 16 hex digits.
-        inputs: as the user gave them.
-        options: reader options that shaped the units.
+        inputs: as the user gave them first.
+        options: reader options and selection that shaped the first units.
         model: what computes the vectors.
         dtype: what is stored.
         part_rows: most rows of one part.
-        units: number of units in the manifest.
-        samples: number of samples, or None where only reading tells.
-        manifest_digest: hash over all unit ids in order.
+        units: number of units in the manifest, with all that was added.
+        samples: number of samples, with all that was added, or None where only reading tells.
+        manifest_digest: hash over the ids of the first units in order.
         version: embq version that planned the run.
         created: UTC time, ISO 8601; information only.
+        added: the generations that were added, in order.
     """
 
     run: str
@@ -118,9 +123,20 @@ class RunInfo:
     manifest_digest: str
     version: str
     created: str
+    added: tuple[Generation, ...] = ()
+
+    @property
+    def first_units(self) -> int:
+        """Number of units that the run was planned with."""
+        return self.units - sum(generation.units for generation in self.added)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Number of units after each generation: a log may be closed at each of them."""
+        return (self.first_units, *(generation.first + generation.units for generation in self.added))
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run, for comparing and for telling a user the difference."""
+        """What makes two runs the same run: what it was planned with decides its id."""
         return {
             "inputs (units)": self.manifest_digest,
             "model": self.model.spec,
@@ -130,7 +146,7 @@ class RunInfo:
         }
 
     def publish(self, layout: Layout) -> None:
-        """Write run.json; a run becomes real by this."""
+        """Write run.json of a run to which nothing was added; it becomes real by this."""
         data = json.dumps(
             {
                 "schema": SCHEMA,
@@ -168,7 +184,7 @@ def run_id(identity: dict[str, Any], output: Path) -> str:
 
 
 def load_run(root: Path) -> RunInfo:
-    """The run of an output folder; InputError where the folder holds none."""
+    """The run of an output folder as it is now; InputError where the folder holds none."""
     layout = Layout(root)
     try:
         data = json.loads(layout.run_json.read_text(encoding="utf-8"))
@@ -185,6 +201,14 @@ def load_run(root: Path) -> RunInfo:
             next_step="use the embq version that made the run",
         )
     model = data["model"]
+    added = tuple(read_generations(layout.manifest))
+    if added and (added[0].first != data["units"] or any(generation.run != data["run"] for generation in added)):
+        raise OutputError(
+            f"{layout.manifest} holds generations of another run",
+            next_step="restore the folder from a backup",
+            code="manifest_damaged",
+        )
+    counts = [data["samples"], *(generation.samples for generation in added)]
     return RunInfo(
         run=data["run"],
         inputs=tuple(data["inputs"]),
@@ -192,9 +216,10 @@ def load_run(root: Path) -> RunInfo:
         model=ModelConfig(spec=model["spec"], modalities=tuple(model["modalities"]), precision=model["precision"]),
         dtype=data["dtype"],
         part_rows=data["part_rows"],
-        units=data["units"],
-        samples=data["samples"],
+        units=data["units"] + sum(generation.units for generation in added),
+        samples=None if None in counts else sum(counts),
         manifest_digest=data["manifest_digest"],
         version=data["version"],
         created=data["created"],
+        added=added,
     )

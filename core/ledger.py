@@ -186,6 +186,10 @@ class Ledger:
         """Throw a result away that cannot be used; its unit runs again, charged."""
         self._call("reject", id_, u, token, code, message[:1000], MAX_ATTEMPTS)
 
+    def grow(self, gen: str, total: int) -> None:
+        """Let the run have `total` units, where it has fewer: a generation was added. A finished run goes on."""
+        self._call("grow", gen, total)
+
     def done_bits(self) -> bytes:
         """The bitmap of committed units as the server has it (bit 0 is the highest bit of byte 0)."""
         return cast("bytes | None", self.client.get(self.keys[RUN_PARTS.index("done")])) or b""

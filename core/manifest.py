@@ -1,4 +1,7 @@
-"""The immutable list of a run's units, as parquet segments. The index `u` of a unit is its position in the list."""
+"""The list of a run's units, as parquet segments. The index `u` of a unit is its position in the list.
+
+What is in the list never changes; further generations (see `core.generations`) are added at its end.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pyarrow.parquet as pq
 
 from core.durable import output_error, publish
 from core.errors import OutputError
+from core.generations import read_generations
 from core.layout import Layout
 from core.units import Unit, canonical_json, id_of
 
@@ -51,8 +55,8 @@ class ManifestSummary:
 
 
 def write_manifest(layout: Layout, units: Iterable[Unit]) -> ManifestSummary:
-    """Write all segments, durably; a manifest is real only once run.json is there, so leftovers are overwritten."""
-    for leftover in layout.manifest.glob("*.parquet"):
+    """Write the segments of a new run, durably; they are real only once run.json is there, so leftovers go."""
+    for leftover in layout.manifest.iterdir():
         leftover.unlink()
     return SegmentWriter(layout, "").write(units)
 
@@ -110,10 +114,12 @@ class SegmentWriter:
 
 
 class Manifest:
-    """Random access to the units of a run, holding one segment in memory."""
+    """Random access to the units of a run, as they are when it is opened, holding one segment in memory."""
 
     def __init__(self, layout: Layout) -> None:
-        self._paths: list[Path] = sorted(layout.manifest.glob("*.parquet"))
+        self.generations = tuple(read_generations(layout.manifest))
+        self._paths: list[Path] = sorted(layout.manifest.glob("[0-9]*.parquet"))
+        self._paths += [layout.manifest / name for generation in self.generations for name in generation.segments]
         self._starts: list[int] = []
         total = 0
         for path in self._paths:
@@ -141,6 +147,13 @@ class Manifest:
 
     def __iter__(self) -> Iterator[Unit]:
         return (self.unit(u) for u in range(self.units))
+
+    def ids(self) -> Iterator[tuple[str, str]]:
+        """(unit id, kind) of each unit in order, without building the units."""
+        for path in self._paths:
+            table = pq.read_table(path, columns=["unit_id", "kind"])
+            for batch in table.to_batches(max_chunksize=1_000):
+                yield from zip(batch["unit_id"].to_pylist(), batch["kind"].to_pylist(), strict=True)
 
     def _at(self, u: int, *, ids: bool) -> bytes:
         if not 0 <= u < self.units:

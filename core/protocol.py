@@ -411,6 +411,15 @@ lapse(u, true, tonumber(ARGV[6]), ARGV[4], ARGV[5])
 return 1
 """
 
+# grow(gen, total) -> 1: units were added to the manifest; a run that was done goes on with them
+GROW = """
+if get('gen') ~= ARGV[1] then return 0 end
+if tonumber(ARGV[2]) <= tonumber(get('total')) then return 1 end
+redis.call('HSET', meta, 'total', ARGV[2])
+if get('state') == 'done' then redis.call('HSET', meta, 'state', 'running') end
+return 1
+"""
+
 SCRIPTS = {
     name: _PRELUDE + body
     for name, body in {
@@ -423,10 +432,11 @@ SCRIPTS = {
         "next": NEXT,
         "commit": COMMIT,
         "reject": REJECT,
+        "grow": GROW,
     }.items()
 }
 
-FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report"})
+FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "grow"})
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
 
 # report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key

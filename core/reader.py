@@ -22,15 +22,17 @@ def committed(root: Path) -> tuple[RunInfo, LogState]:
 
     Raises InputError where the folder holds no run, OutputError where a record is damaged.
     """
-    info = load_run(root)
-    return info, CommitLog(Layout(root)).replay(info.units)
+    state = CommitLog(Layout(root)).replay(load_run(root).units)
+    info = load_run(root)  # after the log, which may name units that were added meanwhile
+    state.grow(info.units)
+    return info, state
 
 
 def committed_files(root: Path, kind: str) -> Iterator[CommittedFile]:
     """The files of `kind` ("rows" or "failures") in the order of their records; raises as `committed` does."""
-    state = LogState(units=load_run(root).units)
-    for commit in CommitLog(Layout(root)).read():
-        state.apply(commit)
+    log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
+    for commit in log.read():
+        log.advance(state, commit)
         yield from (file for file in commit.files if file.kind == kind)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from core.commits import CommitLog, LogState
 from core.durable import output_error
 from core.embedded import EmbeddedServer, kept_off
 from core.errors import BrokerError
+from core.generations import leftovers
 from core.hints import HintJob, hint_queue
-from core.layout import Layout, RunInfo, load_run, record_number
+from core.layout import PLANNED, Layout, RunInfo, load_run, record_number
 from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
 from core.settings import Settings
@@ -143,8 +145,10 @@ def find(layout: Layout, state: LogState, *, live: Callable[[], set[str] | None]
             listed, so that what gets its lease or its record meanwhile is seen to have it.
         older_than_s: files younger than this stay.
     """
-    folders = (layout.parts, layout.failures, layout.temporary, layout.staging)
+    folders = (layout.parts, layout.failures, layout.temporary, layout.staging, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
+    unnamed = set(leftovers(layout.manifest))
+    planning = _is_planned(layout)
     named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
     tokens = live()
     litter: list[Litter] = []
@@ -154,7 +158,11 @@ def find(layout: Layout, state: LogState, *, live: Callable[[], set[str] | None]
         for path, status in files:
             if path in named or path == layout.staging / NONCE:
                 continue
-            if folder == layout.staging:
+            if folder == layout.manifest and path not in unnamed:
+                continue
+            if folder == layout.manifest or (folder == layout.temporary and path.name.startswith(PLANNED)):
+                used = planning
+            elif folder == layout.staging:
                 used = _token_part(path.name) in tokens if tokens is not None else not state.closed
             else:
                 # The record to come may name a file that has its number.
@@ -167,6 +175,18 @@ def find(layout: Layout, state: LogState, *, live: Callable[[], set[str] | None]
             else:
                 litter.append(Litter(str(path.relative_to(layout.root)), status.st_size, age_s))
     return Found(tuple(litter), young, in_use)
+
+
+def _is_planned(layout: Layout) -> bool:
+    """Whether somebody adds units to the run now."""
+    try:
+        with open(layout.writer / "plan.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def remove(layout: Layout, litter: tuple[Litter, ...]) -> None:

@@ -19,7 +19,7 @@ from embq.session import Outcome, Session
 
 def work(info: RunInfo, root: Path, options: dict[str, Any], *, broker: str, quiet: bool) -> Outcome:
     """Bring a planned run to its end on this machine; at once where nothing is left to do."""
-    before = Watch(root, None).look()
+    before = Watch(root, None).look()  # the run that stands in the folder, with all that was added
     if before.state == "done":
         if not quiet:
             click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)

@@ -84,6 +84,28 @@ def run_options(function: F) -> F:
                 "--text-column", default="", metavar="NAME", help="Field of .jsonl lines that holds the text."
             ),
             click.option("--id-column", default="", metavar="NAME", help="Field of .jsonl lines that holds the key."),
+            click.option(
+                "--include",
+                multiple=True,
+                metavar="PATTERN",
+                help="Take only files whose path, or its end behind a slash, matches; repeatable.",
+            ),
+            click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out such files; repeatable."),
+            click.option(
+                "--sample",
+                type=click.FloatRange(min=0, max=1, min_open=True),
+                default=1.0,
+                metavar="FRACTION",
+                help="Take this part: of the images of a folder, else of the units. The same again takes the same.",
+            ),
+            click.option(
+                "--limit",
+                type=click.IntRange(min=0),
+                default=0,
+                metavar="N",
+                help="Take the first N images of folders, the first units of texts until they hold N (units stay "
+                "whole: see --unit-size), the first N shards, whose samples nobody has counted.",
+            ),
         )
     ):
         function = decorate(function)

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from core import checkpoint
+from core import checkpoint, generations
 from core.commits import CommitLog, LogState
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger, load_scripts
@@ -105,10 +105,13 @@ class Watch:
         self._scripts = load_scripts(client) if client is not None else {}
 
     def log_state(self) -> LogState:
-        """What the commit log says now; the truth about what is done."""
+        """What the commit log says now, and what was added to the run; the truth about what is done."""
         for commit in self._log.read(after=self._state.n):
-            self._state.apply(commit)
+            self._log.advance(self._state, commit)
             self._timing = commit.timing or self._timing
+        if generations.exists(self._log.layout.manifest, len(self.info.added) + 1):
+            self.info = load_run(self.root)
+            self._state.grow(self.info.units)
         return self._state
 
     def look(self) -> Progress:

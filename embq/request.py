@@ -9,6 +9,7 @@ import embq
 from core.errors import UsageError
 from core.models import MODALITIES
 from producer.enqueue import Request
+from producer.selection import Selection
 from sources.base import ReadOptions
 
 
@@ -32,4 +33,10 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             id_column=options["id_column"],
         ),
         version=embq.__version__,
+        selection=Selection(
+            include=options["include"],
+            exclude=options["exclude"],
+            sample=options["sample"],
+            limit=options["limit"],
+        ),
     )

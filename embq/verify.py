@@ -79,7 +79,7 @@ def verify(root: Path, *, on_record: Callable[[int, int], None] | None = None) -
     info = load_run(root)
     findings = Findings()
     manifest = check_manifest(layout, info, findings)
-    records = Records(layout, info.run, info.units, manifest, findings)
+    records = Records(layout, info, manifest, findings)
     files, units = Files(layout, info, findings), Units(info, findings)
     walk = _Walk(records, files, units, manifest, findings)
     for commit in records.read():
@@ -87,7 +87,9 @@ def verify(root: Path, *, on_record: Callable[[int, int], None] | None = None) -
         if on_record is not None:
             on_record(records.done, info.units)
     complete = records.done == info.units
-    if records.closed_by and not complete and not records.broken:
+    if records.grew:
+        findings.note(f"{info.units - records.done:,} units were added after the log was closed, and are not done yet")
+    elif records.closed_by and not complete and not records.broken:
         missing = info.units - records.done
         findings.add("complete", records.closed_by, f"it closes the log, and {missing} units have no record")
     if complete and not records.closed_by:

@@ -1,27 +1,31 @@
-"""Make a run: plan its units, write the manifest durably, and tell the broker that it exists."""
+"""Make a run, or add to it: plan its units, write the manifest durably, and tell the broker that it exists."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import redis
 
 from core.commits import CommitLog
-from core.durable import output_error
+from core.durable import drop, output_error
 from core.embedded import in_use, kept_off
 from core.errors import InputError
-from core.layout import Layout, RunInfo, load_run, run_id
-from core.manifest import write_manifest
+from core.generations import PREFIX, Generation, append, leftovers
+from core.layout import PLANNED, Layout, RunInfo, load_run, run_id
+from core.manifest import Manifest, SegmentWriter, write_manifest
 from core.models import ModelConfig, ModelSpec
 from core.registry import RunRecord, register
-from core.units import Unit
-from producer.plan import plan
+from producer.additions import Additions, Differences
+from producer.plan import Plan, plan
+from producer.selection import SELECTED, Selection
 from sources.base import ReadOptions
 
 
@@ -38,52 +42,188 @@ class Request:
     part_rows: int
     options: ReadOptions
     version: str
+    selection: Selection = field(default_factory=Selection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A run that stands in its output folder. `new` is False where it stood there before."""
+    """A run that stands in its output folder.
+
+    Attributes:
+        info: the run as it is now.
+        new: whether it was made now.
+        added: units that were added now to a run that stood there before.
+        samples: number of their samples, or None where only reading tells.
+        warnings: what the user should know about the inputs, one line each.
+    """
 
     info: RunInfo
     new: bool
-    warnings: tuple[str, ...]
+    added: int = 0
+    samples: int | None = 0
+    warnings: tuple[str, ...] = ()
 
 
 def prepare(request: Request) -> Planned:
-    """Plan the run and write it to its output folder, or find it there.
+    """Plan the run and write it to its output folder, or find it there and add what it lacks of the inputs.
 
-    Raises InputError for inputs that cannot be used, and where the folder holds another run or foreign files.
+    Raises InputError for inputs that cannot be used, or have changed since they were planned, and where the folder
+    holds another run or foreign files. Then nothing of the run is changed.
     """
     spec = ModelSpec.parse(request.model)
-    planned = plan(request.inputs, request.options, request.modalities)
-    config = ModelConfig(spec=str(spec), modalities=planned.modalities, precision=request.precision)
     layout = Layout(Path(os.path.abspath(request.output)))
+    planned = plan(
+        request.inputs,
+        request.options,
+        request.modalities,
+        selection=request.selection,
+        known=_known_sources(layout),
+    )
+    config = ModelConfig(spec=str(spec), modalities=planned.modalities, precision=request.precision)
     if layout.run_json.exists():
-        return Planned(info=_same_run(layout, request, config, planned.units), new=False, warnings=planned.warnings)
-    _refuse_foreign_files(layout)
-    layout.make()
-    with open(layout.writer / "plan.lock", "w") as lock:
-        # Of two plans at the same time the second finds the first one's run, and never touches its manifest.
+        _refuse_other_run(load_run(layout.root), request, config)
+    else:
+        _refuse_foreign_files(layout)
+        layout.make()
+    with _alone(layout):
+        # Of two plans at the same time the second finds the first one's run, and adds what that lacks.
+        if not layout.run_json.exists():
+            return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
+        there = load_run(layout.root)
+        _refuse_other_run(there, request, config)
+        return _extend(layout, request, planned, there)
+
+
+@contextmanager
+def _alone(layout: Layout) -> Iterator[None]:
+    """Nobody else plans; unfinished files of plans that were killed go."""
+    path = layout.writer / "plan.lock"
+    try:
+        lock = open(path, "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise output_error(error, path) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if layout.run_json.exists():
-            return Planned(info=_same_run(layout, request, config, planned.units), new=False, warnings=planned.warnings)
-        summary = write_manifest(layout, planned.units)
-        info = RunInfo(
-            run="",
-            inputs=request.inputs,
-            options=_options(request.options),
-            model=config,
-            dtype=request.dtype,
-            part_rows=request.part_rows,
-            units=summary.units,
-            samples=summary.samples,
-            manifest_digest=summary.digest,
-            version=request.version,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        info = replace(info, run=run_id(info.identity(), layout.root))
-        info.publish(layout)
-    return Planned(info=info, new=True, warnings=planned.warnings)
+        for leftover in layout.temporary.glob("*"):
+            if leftover.name.startswith(PLANNED):
+                drop(leftover)
+        yield
+
+
+def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) -> RunInfo:
+    summary = write_manifest(layout, planned.units)
+    info = RunInfo(
+        run="",
+        inputs=request.inputs,
+        options=_options(request),
+        model=config,
+        dtype=request.dtype,
+        part_rows=request.part_rows,
+        units=summary.units,
+        samples=summary.samples,
+        manifest_digest=summary.digest,
+        version=request.version,
+        created=_now(),
+    )
+    info = replace(info, run=run_id(info.identity(), layout.root))
+    info.publish(layout)
+    return info
+
+
+def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> Planned:
+    """Add the units that the run lacks as one more generation."""
+    for leftover in leftovers(layout.manifest):
+        drop(leftover)
+    additions = Additions(Manifest(layout))
+    number = len(there.added) + 1
+    # A name of its own: no other plan can ever write to a segment that a generation names.
+    segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
+    try:
+        summary = segments.write(additions.of(planned.units, request.options.unit_samples))
+        differences = additions.differences(_named_again(there, request))
+        if differences.changed:
+            raise _changed(there, request, differences)
+        if summary.units:
+            generation = Generation(
+                number=number,
+                run=there.run,
+                first=there.units,
+                units=summary.units,
+                samples=summary.samples,
+                digest=summary.digest,
+                segments=tuple(segments.names),
+                inputs=request.inputs,
+                options=_options(request),
+                version=request.version,
+                created=_now(),
+            )
+            append(layout.manifest, generation, temporary=layout.temporary)
+    except BaseException:
+        for leftover in leftovers(layout.manifest):
+            drop(leftover)
+        raise
+    return Planned(
+        info=load_run(layout.root),
+        new=False,
+        added=summary.units,
+        samples=summary.samples,
+        warnings=(*planned.warnings, *_vanished(planned, differences)),
+    )
+
+
+def _named_again(there: RunInfo, request: Request) -> set[int]:
+    """The generations whose inputs are all asked for once more, with the same taken of them."""
+    recorded = [(there.inputs, there.options), *((one.inputs, one.options) for one in there.added)]
+    selection = set(request.selection.recorded())
+    return {
+        number
+        for number, (inputs, options) in enumerate(recorded)
+        if set(inputs) <= set(request.inputs) and {pair for pair in options if pair[0] in SELECTED} == selection
+    }
+
+
+def _changed(there: RunInfo, request: Request, differences: Differences) -> InputError:
+    more = differences.changed_count - len(differences.changed)
+    asked = dict(_options(request))
+    differing = [
+        f"{name}: {value or 'none'} there, {asked[name] or 'none'} asked for"
+        for name, value in there.options
+        if name not in SELECTED and asked.get(name, value) != value
+    ]
+    return InputError(
+        f"inputs are not what was planned for {request.output}: "
+        + ", ".join(differences.changed)
+        + (f" and {more:,} more" if more else "")
+        + (f"; options differ: {'; '.join(differing)}" if differing else "")
+        + "; nothing was added",
+        next_step="put the planned files back or leave the changed ones out, or choose another --output; "
+        "rows of the old and the new content are never mixed",
+        code="input_changed",
+    )
+
+
+def _vanished(planned: Plan, differences: Differences) -> tuple[str, ...]:
+    count = len(planned.vanished) + differences.vanished_count
+    if not count:
+        return ()
+    named = ", ".join([*planned.vanished, *differences.vanished][:3]) + (
+        f" and {count - 3:,} more" if count > 3 else ""
+    )
+    return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)
+
+
+def _known_sources(layout: Layout) -> Callable[[str], bool]:
+    """Whether a path is a source of the run's manifest, which is read when that is asked first."""
+
+    @cache
+    def sources() -> frozenset[str]:
+        return frozenset(unit.source for unit in Manifest(layout)) if layout.run_json.exists() else frozenset()
+
+    return lambda path: path in sources()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def announce(client: redis.Redis, info: RunInfo, output: Path) -> None:
@@ -105,31 +245,28 @@ def record_of(info: RunInfo, output: Path) -> RunRecord:
     return RunRecord(run=info.run, output=os.path.abspath(output), model=info.model, dtype=info.dtype, units=info.units)
 
 
-def _options(options: ReadOptions) -> tuple[tuple[str, str], ...]:
-    return (
+def _options(request: Request) -> tuple[tuple[str, str], ...]:
+    options = request.options
+    read = (
         ("id_column", options.id_column),
         ("text_column", options.text_column),
         ("unit_samples", str(options.unit_samples)),
     )
+    return tuple(sorted(read + request.selection.recorded()))
 
 
-def _same_run(layout: Layout, request: Request, config: ModelConfig, units: Iterable[Unit]) -> RunInfo:
-    there = load_run(layout.root)
-    digest = hashlib.sha256()
-    for unit in units:
-        digest.update(unit.unit_id.encode())
-    asked = replace(there, model=config, dtype=request.dtype, manifest_digest=digest.hexdigest()[:32])
+def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
+    asked = replace(there, model=config if config.modalities else there.model, dtype=request.dtype)
     old, new = there.identity(), asked.identity()
     differences = [f"{name}: {old[name]} there, {new[name]} asked for" for name in old if old[name] != new[name]]
     if differences:
-        begun = CommitLog(layout).replay(there.units).count > 0
+        begun = CommitLog(Layout(Path(os.path.abspath(request.output)))).replay(there.units).count > 0
         raise InputError(
             f"{request.output} holds another run: " + "; ".join(differences),
             next_step=f"choose another --output, or go on with the run that is there: embq resume {request.output}"
             + ("" if begun else " (or remove the folder: nothing of it is committed)"),
             code="other_run",
         )
-    return there
 
 
 def _refuse_foreign_files(layout: Layout) -> None:

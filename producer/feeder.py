@@ -140,7 +140,9 @@ class Feeder:
             elif meta.get("state") == "done":
                 self._unfinished.pop(record.run, None)
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
-            if meta.get("gen") and meta.get("state") == "running" and (manifest := self._manifest(record)) is not None:
+            if not meta.get("gen") or meta.get("state") != "running":
+                continue
+            if (manifest := self._manifest(record, int(meta["total"]))) is not None:
                 fed.append((record, manifest, ledger, meta["gen"]))
         pushed = 0
         for record, manifest, ledger, gen in fed:
@@ -156,17 +158,19 @@ class Feeder:
                 pushed += len(batch)
         return pushed
 
-    def _manifest(self, record: RunRecord) -> Manifest | None:
-        if record.run not in self._manifests:
+    def _manifest(self, record: RunRecord, total: int) -> Manifest | None:
+        """The manifest of a run whose queue has `total` units; None where this machine cannot see them all."""
+        known = self._manifests.get(record.run)
+        if known is None or len(known) < total:
             try:
                 self._manifests[record.run] = Manifest(Layout(Path(record.output)))
             except EmbqError as error:
                 self._complain(record, error.message)
                 return None
         manifest = self._manifests[record.run]
-        if len(manifest) != record.units:
+        if len(manifest) < total:
             del self._manifests[record.run]
-            self._complain(record, f"manifest in {record.output} has {len(manifest)} of {record.units} units here")
+            self._complain(record, f"manifest in {record.output} has {len(manifest)} of {total} units here")
             return None
         return manifest
 

@@ -30,7 +30,7 @@ class Plan:
         units: the units in the order of the inputs, to be taken once. Folders are listed and the lines of texts
             counted while it is taken, so taking it raises InputError where an input turns out to be unusable, or
             nothing is left of the inputs.
-        modalities: what each row embeds: ("image",), ("text",) or ("image", "text").
+        modalities: what each row embeds: ("image",), ("text",) or ("image", "text"); () where every input has vanished.
         warnings: one line each, about inputs that are left out.
         vanished: inputs that are not there and were known before.
     """
@@ -74,7 +74,7 @@ def plan(
     units = survey.units()
     return Plan(
         units=units if chosen.all else _some_left(chosen.narrow(units, options.unit_samples), chosen),
-        modalities=_choose_modalities(survey.kinds, modalities),
+        modalities=_choose_modalities(survey.kinds, modalities) if survey.kinds else (),
         warnings=survey.warnings(),
         vanished=tuple(vanished),
     )

@@ -13,6 +13,9 @@ from core.errors import UsageError
 from core.units import Unit
 from sources.files import cut
 
+SELECTED = ("exclude", "include", "limit", "sample")
+"""What a selection is called among the options of a run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:

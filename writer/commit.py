@@ -19,7 +19,7 @@ from core import checkpoint
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
 from core.durable import drop, output_error
 from core.errors import OutputError, TryLaterError
-from core.layout import Layout, RunInfo
+from core.layout import PLANNED, Layout, RunInfo
 from core.results import FAILURE_SCHEMA
 from writer.accept import Accepted
 from writer.stores.base import Store
@@ -85,7 +85,7 @@ class Committer:
                 for commit in commits:
                     if commit.epoch > self.epoch:
                         raise self._lost(commit) from None
-                    self.state.apply(commit)
+                    self.log.advance(self.state, commit)
         self.sweep()
 
     def _epochs(self) -> list[int]:
@@ -103,6 +103,8 @@ class Committer:
         named = {file.path for commit in self.log.read(after=self._swept) if commit.n <= fence for file in commit.files}
         for folder in (self.layout.temporary, self.layout.parts, self.layout.failures):
             for path in folder.iterdir():
+                if folder == self.layout.temporary and path.name.startswith(PLANNED):
+                    continue  # of who adds units to the run now
                 number = path.name.split(".")[0].rsplit("-", 1)[-1]
                 first = 0 if folder == self.layout.temporary else self._swept
                 if number.isdigit() and not first < int(number) <= fence:

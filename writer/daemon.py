@@ -41,7 +41,7 @@ class Writer:
         self.runs: dict[str, RunWriter] = {}
         self._keeper = LockKeeper()
         self._opened: set[str] = set()
-        self._finished: set[str] = set()
+        self._finished: dict[str, int] = {}  # run -> the units that it had then
         self._retry_at: dict[str, float] = {}
         self._held_since: dict[str, float] = {}
 
@@ -73,14 +73,14 @@ class Writer:
             self._give_up(run, error, writer.layout.root)
             return 0
         if writer.finished and not self.only:
-            self._finished.add(run)
+            self._finished[run] = writer.info.units
             self.runs.pop(run).release()
         return answer
 
     def _open_new_runs(self) -> None:
         now = time.monotonic()
         for record in registered(self.client).values():
-            wanted = self.only in ("", record.run) and record.run not in self._finished
+            wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
             if wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now:
                 self._open(record)
 

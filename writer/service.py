@@ -9,7 +9,7 @@ from pathlib import Path
 
 import redis
 
-from core import checkpoint
+from core import checkpoint, generations
 from core.commits import CommitLog
 from core.durable import drop, output_error
 from core.errors import TryLaterError
@@ -79,6 +79,8 @@ class RunWriter:
         swept = kept.n
         state = log.replay(self.info.units, start=kept)
         self.committer = Committer(self.layout, self.info, log, state, writer=self.id, version=version, swept=swept)
+        # Units may have been added between the two looks at the folder.
+        state.grow(len(self.manifest))
         self.finished = state.closed
         if self.finished:
             self.committer.sweep()
@@ -95,6 +97,7 @@ class RunWriter:
         self._leave_nonce()
         if rebuild or not self._adopt():
             self._rebuild()
+        self.ledger.grow(self.committer.generation, len(self.manifest))
         self.log.info(
             "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
@@ -180,6 +183,7 @@ class RunWriter:
                 raise TryLaterError(f"writer {holder} has taken over {self.layout.root}; this one stops")
         if now - self._reconciled > RECONCILE_S:
             self._reconciled = now
+            self._grow()
             if self.ledger.gen() != self.committer.generation:
                 self.log.warning("queue_lost", run=self.record.run)
                 self._rebuild()
@@ -187,6 +191,19 @@ class RunWriter:
                 self._rebuild()
             elif self._pending_after is None and self.ledger.unacknowledged() > len(self.buffer.results):
                 self._pending_after = "0"  # the reply that held the others was lost
+
+    def _grow(self) -> None:
+        """Take up the units of a generation that was added since we looked, also where the log was closed before."""
+        if not generations.exists(self.layout.manifest, len(self.manifest.generations) + 1):
+            return
+        self.manifest = self.acceptor.manifest = Manifest(self.layout)
+        self.info = load_run(self.layout.root)
+        self.committer.state.grow(len(self.manifest))
+        if not self.committer.epoch:
+            self.committer.take_epoch()
+        self.finished = False
+        self.ledger.grow(self.committer.generation, len(self.manifest))
+        self.log.info("run_grew", run=self.record.run, units=len(self.manifest), done=self.committer.state.count)
 
     def _bits_differ(self) -> bool:
         return int(self.ledger.meta().get("done", 0)) != self.committer.state.count
@@ -273,6 +290,7 @@ class RunWriter:
                 if result.staged:
                     drop(self.layout.staging / result.staged)
             self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
+        self._grow()
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:
             self.committer.close(self._timing())

@@ -1,4 +1,4 @@
-"""`embq enqueue`: plan a run, write its manifest, and tell the resident services."""
+"""`embq enqueue`: plan a run or add to it, write its manifest, and tell the resident services."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from embq.request import request_from
 @broker_option
 @json_option
 def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: object) -> None:
-    """Plan a run and hand it to resident workers. The same command again adds nothing.
+    """Plan a run and hand it to resident workers. The same command again adds what is new in the inputs, if anything.
+
+    With further inputs for the same output, these are added. Inputs that have changed since are refused.
 
     INPUT is a webdataset .tar, a folder of images, a .jsonl or .txt file; globs and {000000..000099} are expanded.
     """
     from core.broker import check, connect
     from core.commits import CommitLog
+    from core.errors import TryLaterError
     from core.layout import Layout
     from producer.enqueue import hand_over, prepare
 
@@ -34,15 +37,26 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: obje
     planned = prepare(request)
     info = planned.info
     output = Path(request.output).absolute()
-    hand_over(client, info, output)
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
+    try:
+        hand_over(client, info, output)
+    except TryLaterError as error:
+        if not planned.added:
+            raise
+        click.echo(
+            f"warning: {error.message}; it takes the new units up, and where it ends before: embq resume {output}",
+            err=True,
+        )
     done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
     if as_json:
-        click.echo(json.dumps({"schema": 1, "run": info.run, "new": planned.new, "units": info.units, "done": done}))
-    elif planned.new:
-        samples = f", {info.samples:,} samples" if info.samples is not None else ""
-        click.echo(f"run {info.run}: {info.units:,} units{samples} enqueued for {info.model.spec}")
+        answer = {"run": info.run, "new": planned.new, "added": planned.added, "units": info.units, "done": done}
+        click.echo(json.dumps({"schema": 1, **answer}))
+    elif planned.new or planned.added:
+        count, total = (info.units, info.samples) if planned.new else (planned.added, planned.samples)
+        samples = f", {total:,} samples" if total is not None else ""
+        told = "enqueued" if planned.new else f"added to {info.units - count:,}"
+        click.echo(f"run {info.run}: {count:,} units{samples} {told} for {info.model.spec}")
         click.echo(f"watch it with: embq status {output} --watch", err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")

@@ -24,10 +24,16 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
         manifest = Manifest(layout)
         if len(manifest) != info.units:
             findings.add("manifest", "manifest", f"it has {len(manifest)} units, run.json says {info.units}")
+        ends = dict(zip(info.ends, ("run.json", *(f"generation {one.number}" for one in info.added)), strict=True))
+        wanted = dict(zip(info.ends, (info.manifest_digest, *(one.digest for one in info.added)), strict=True))
         digest = hashlib.sha256()
         ids = np.empty(len(manifest), dtype=np.uint64)
-        cover = _Coverage(findings)
+        cover = _Coverage(findings, whole=not _selected(info))
         for u, unit in enumerate(manifest):
+            if u in ends and u:
+                _check_digest(digest.hexdigest(), wanted[u], ends[u], findings)
+                digest = hashlib.sha256()
+                cover.next_generation()
             stored = manifest.unit_id(u)
             if unit.unit_id != stored:
                 findings.add("manifest", f"unit {u}", f"its id is {stored}, its content says {unit.unit_id}")
@@ -38,18 +44,33 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
     except (OutputError, OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")
         return None
-    if digest.hexdigest()[:32] != info.manifest_digest:
-        findings.add("manifest", "manifest", "its units are not those that run.json has the digest of")
+    _check_digest(digest.hexdigest(), wanted[info.units], ends[info.units], findings)
     if len(np.unique(ids)) != len(ids):
         findings.add("manifest", "manifest", "two of its units are the same")
     return manifest
 
 
-class _Coverage:
-    """Follows the units of each source, which stand one after the other, and reports gaps between them."""
+def _check_digest(found: str, wanted: str, where: str, findings: Findings) -> None:
+    if found[:32] != wanted:
+        findings.add("manifest", "manifest", f"its units are not those that {where} has the digest of")
 
-    def __init__(self, findings: Findings) -> None:
+
+def _selected(info: RunInfo) -> bool:
+    """Whether only some of the inputs were taken, so that there are gaps between units."""
+    options = [info.options, *(generation.options for generation in info.added)]
+    return any(name in ("exclude", "include", "limit", "sample") for pairs in options for name, _ in pairs)
+
+
+class _Coverage:
+    """Follows the units of each source, which stand one after the other, and reports gaps between them.
+
+    Args:
+        whole: every input was taken whole, so that there are none.
+    """
+
+    def __init__(self, findings: Findings, *, whole: bool) -> None:
         self._findings = findings
+        self._whole = whole
         self._last: Unit | None = None
         self._at = (0, 0)  # next byte, next ordinal
         self._folders: Counter[str] = Counter()
@@ -59,20 +80,27 @@ class _Coverage:
         last = self._last
         if last is None or (last.kind, last.source) != (unit.kind, unit.source):
             self._end_of_source()
-            self._at = (0, 0)
+            self._at = (0, self._folders[unit.source])
         start, first = self._at
         if unit.kind == "files":
             self._folders[unit.source] += len(unit.items)
-        elif unit.start != start:
+        elif unit.start != start and (self._whole or unit.start < start):
             self._findings.add("coverage", f"unit {u}", f"it starts at byte {unit.start} of {unit.source}, not {start}")
-        if unit.first != first:
+        if unit.first != first and (self._whole or unit.first < first):
             self._findings.add("coverage", f"unit {u}", f"its first sample is number {unit.first}, not {first}")
         self._at = (unit.stop, first + (unit.samples or 0))
         self._last = unit
 
+    def next_generation(self) -> None:
+        """The units to come were added later."""
+        self._end_of_source()
+        self._last = None
+
     def end(self) -> None:
         """All units have been taken."""
         self._end_of_source()
+        if not self._whole:
+            return
         for folder, planned in self._folders.items():
             if Path(folder).is_dir() and (there := _images_in(folder)) != planned:
                 self._findings.note(
@@ -81,7 +109,7 @@ class _Coverage:
 
     def _end_of_source(self) -> None:
         last = self._last
-        if last is None or last.kind == "files":
+        if last is None or last.kind == "files" or not self._whole:
             return
         size = last.etag.rpartition("-")[2]
         if size.isdigit() and last.stop != int(size):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from core.commits import Commit, damaged
 from core.errors import OutputError
-from core.layout import Layout
+from core.layout import Layout, RunInfo
 from core.manifest import Manifest
 from embq.verification.findings import Findings
 
@@ -21,12 +21,13 @@ class Records:
         fingerprint: of the run, "" before its first rows.
         broken: whether a number is missing, so that sums over the whole log say nothing.
         after_gap: whether the record just read follows a missing one.
-        closed_by: name of the record that closed the log, or "".
+        closed_by: name of the record that closed the log, or "" where there is none or units were added since.
+        grew: whether units were added after the log was closed.
     """
 
-    def __init__(self, layout: Layout, run: str, units: int, manifest: Manifest | None, findings: Findings) -> None:
+    def __init__(self, layout: Layout, info: RunInfo, manifest: Manifest | None, findings: Findings) -> None:
         self.layout = layout
-        self.run = run
+        self.run = info.run
         self.count = 0
         self.done = 0
         self.totals = {"units": 0, "rows": 0, "failures": 0, "quarantined": 0}
@@ -34,10 +35,12 @@ class Records:
         self.broken = False
         self.after_gap = False
         self.closed_by = ""
-        self._units = units
+        self.grew = False
+        self._units = info.units
+        self._ends = info.ends
         self._manifest = manifest
         self._findings = findings
-        self._bits = bytearray((units + 7) // 8)
+        self._bits = bytearray((info.units + 7) // 8)
         self._previous: Commit | None = None
         self._baseline: dict[str, int] | None = dict(self.totals)
         self._writers: dict[int, str] = {}
@@ -89,10 +92,12 @@ class Records:
         if commit.epoch > self._epoch and commit.kind != "fence" and not self.after_gap:
             add("log_fence", name, f"it is the first record of writer epoch {commit.epoch}, and no fence")
         self._epoch = max(self._epoch, commit.epoch)
-        if self.closed_by and commit.kind == "data":
+        if self.closed_by and commit.kind == "data" and not self.grew:
             add("log_close", name, f"it adds data, and record {self.closed_by} closed the log")
+        if self.grew and commit.kind == "data":
+            self.closed_by, self.grew = "", False
         if commit.kind == "close":
-            self.closed_by = name
+            self.closed_by, self.grew = name, self.done in self._ends[:-1]
         self._check_fingerprint(commit, name)
         self._check_units(commit, name)
         self._check_totals(commit, name)

@@ -36,6 +36,7 @@ class Output:
         rows: all rows in order of their ids.
         failures: (unit_id, ordinal, key, code) of every failure.
         manifest: unit ids of the manifest, in order.
+        ends: number of units after each generation of the manifest.
     """
 
     root: Path
@@ -43,6 +44,7 @@ class Output:
     rows: pa.Table | None = None
     failures: list[tuple[str, int | None, str, str]] = field(default_factory=list)
     manifest: list[str] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> dict[str, str]:
@@ -66,8 +68,7 @@ def read_output(root: Path) -> Output:
     """Read an output folder; asserts what holds at every moment: the chain of records, and the files they name."""
     output = Output(root)
     output.records = _read_records(root)
-    for segment in sorted((root / "manifest").glob("*.parquet")):
-        output.manifest += pq.read_table(segment)["unit_id"].to_pylist()
+    output.manifest, output.ends = _read_manifest(root / "manifest")
     tables = []
     for record in output.records:
         _check_record(root, record)
@@ -89,6 +90,24 @@ def read_output(root: Path) -> Output:
     assert not twice, f"units committed twice: {twice}"
     assert set(units) <= set(output.manifest), "units that are not in the manifest"
     return output
+
+
+def _read_manifest(folder: Path) -> tuple[list[str], list[int]]:
+    ids = [id_ for path in sorted(folder.glob("[0-9]*.parquet")) for id_ in pq.read_table(path)["unit_id"].to_pylist()]
+    ends = [len(ids)]
+    for number, path in enumerate(sorted(folder.glob("gen-*.json")), start=1):
+        record = json.loads(path.read_bytes())
+        digest = record.pop("sha256")
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        assert hashlib.sha256(text.encode()).hexdigest() == digest, f"{path.name} is damaged"
+        assert (record["number"], record["first"]) == (number, len(ids)), record
+        added = [id_ for name in record["segments"] for id_ in pq.read_table(folder / name)["unit_id"].to_pylist()]
+        assert len(added) == record["units"] > 0, record
+        assert hashlib.sha256("".join(added).encode()).hexdigest()[:32] == record["digest"], record
+        ids += added
+        ends.append(len(ids))
+    assert len(set(ids)) == len(ids), "a unit is in the manifest twice"
+    return ids, ends
 
 
 def _read_records(root: Path) -> list[dict[str, Any]]:
@@ -152,7 +171,10 @@ def check_complete(
     output = read_output(root)
     assert len(output.manifest) == units
     assert sorted(output.tokens) == sorted(output.manifest), "a unit is missing"
-    assert [record["kind"] for record in output.records].count("close") == 1
+    closed_at = [record["totals"]["units"] for record in output.records if record["kind"] == "close"]
+    assert closed_at == sorted(set(closed_at)), "a log was closed twice"
+    assert set(closed_at) <= set(output.ends), "a log was closed in the middle of a generation"
+    assert closed_at[-1] == units
     assert output.records[-1]["kind"] == "close"
 
     there, wanted = Counter(output.keys), Counter(list(expected))

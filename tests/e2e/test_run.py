@@ -29,6 +29,7 @@ from e2e.session import (
 from waiting import wait_until
 
 from core.embedded import EmbeddedServer
+from embq.verify import verify
 
 DIM = 16
 DRAIN_S = 20
@@ -311,6 +312,51 @@ def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp:
     wait_until(lambda: closed(root), 30)
     after = check_complete(root, texts, units=60, dim=DIM)
     assert after.records[: len(before.records)] == before.records
+
+
+def test_units_are_added_while_a_run_works_and_after_it_was_closed(short_tmp: Path, box: Box) -> None:
+    root, folder = short_tmp / "out", short_tmp / "texts"
+    folder.mkdir()
+    texts = write_texts(folder / "0.jsonl", 400, name="a")
+    enqueue = ["enqueue", folder / "*.jsonl", "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10"]
+    enqueue += ["--unit-size", "10", "--json"]
+    first = json.loads(box.do(*enqueue))
+    services = [box.start("worker", "--devices", "cpu"), box.start("writer"), box.start("producer")]
+    await_in(services[0], lambda: len(committed(root)) >= 5)
+    # However slow this machine is: the worker has units in hand while others are added.
+    (worker,) = services[0].workers()
+    worker.suspend()
+    texts |= write_texts(folder / "1.jsonl", 50, name="b")
+    added = json.loads(box.do(*enqueue))
+    worker.resume()
+    assert not closed(root)
+    assert (added["new"], added["added"], added["units"]) == (False, 5, 45)
+    assert added["run"] == first["run"]
+    await_in(services[0], lambda: closed(root))
+    check_complete(root, texts, units=45, dim=DIM)
+
+    # The log is closed and its writer has let go; a further file opens it again.
+    texts |= write_texts(folder / "2.jsonl", 95, name="c")
+    assert json.loads(box.do(*enqueue))["added"] == 10
+    assert status_of(root, environment=box.environment)["units"]["total"] == 55
+    await_in(services[0], lambda: closed(root) and len(committed(root)) == 55)
+    after = check_complete(root, texts, units=55, dim=DIM)
+    assert after.ends == [40, 45, 55]
+    assert verify(root).ok
+
+    # A file that changed is refused by its name, also while everything is at rest.
+    write_texts(folder / "1.jsonl", 3, name="d")
+    status, _, said = ended(*enqueue, environment=box.environment)
+    assert (status, "1.jsonl (planned as version" in said) == (65, True), said
+    # `embq run` adds to the folder as well, with a broker of its own.
+    for service in services:
+        service.signal(signal.SIGTERM)
+    for service in services:
+        assert service.wait(20) == 0, service.said
+    texts |= write_texts(folder / "3.jsonl", 5, name="e")
+    run = ["run", folder / "3.jsonl", "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10", "--unit-size", "10", "-q"]
+    succeed(*run, "--devices", "cpu")
+    check_complete(root, texts, units=56, dim=DIM)
 
 
 def test_a_model_that_cannot_be_loaded_does_not_end_the_workers_of_other_runs(short_tmp: Path, box: Box) -> None:

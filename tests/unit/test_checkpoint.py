@@ -74,8 +74,7 @@ def test_a_checkpoint_that_does_not_fit_is_passed_over(layout: Layout, damage: C
     assert checkpoint.load(layout, UNITS) == LogState(units=UNITS)
 
 
-def test_a_checkpoint_of_a_record_that_is_gone_or_of_more_units_is_passed_over(layout: Layout) -> None:
-    assert checkpoint.load(layout, UNITS + 1).n == 0
+def test_a_checkpoint_of_a_record_that_is_gone_is_passed_over(layout: Layout) -> None:
     record_path(layout.root, 12).unlink()
     assert checkpoint.load(layout, UNITS).n == 0
 
@@ -95,3 +94,9 @@ def test_a_writer_that_begins_at_a_checkpoint_still_sweeps_what_its_predecessor_
     assert not orphan.exists()
     assert kept_file.exists()
     assert list(layout.temporary.iterdir()) == []
+
+
+def test_a_checkpoint_of_a_run_that_grew_since_is_used(layout: Layout) -> None:
+    kept = checkpoint.load(layout, UNITS + 9)
+    assert (kept.n, kept.units, len(kept.done)) == (12, UNITS + 9, 3)
+    assert not kept.is_done(UNITS + 8)

@@ -437,7 +437,7 @@ def test_a_writer_killed_at_any_point_is_followed_by_one_that_ends_exactly(
     assert contents(layout) == expected([0, 1, 2])
     named = {file.path for commit in CommitLog(layout).read() for file in commit.files}
     assert files(layout) == named
-    assert CommitLog(layout).replay(UNITS).closed
+    assert CommitLog(layout).replay(UNITS).ended
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "no_space"), (errno.EACCES, "not_writable")])
