@@ -9,6 +9,7 @@ key                       type    content                                       
 embq:runs                 hash    run id -> run record (JSON)                           run
 embq:workers              zset    worker name -> ms of its last report, for people      until it is found gone
 embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
+embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
 embq:{R}:meta             hash    gen, state, total, cursor, done, bytes, limits ...    run
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
@@ -51,6 +52,7 @@ other's hints; records, queues and results of another version are not read."""
 
 RUNS = "embq:runs"
 WORKERS = "embq:workers"
+RATES = "embq:rates"
 GROUP = "w"
 CONSUMER = "w0"
 HINT_FUNCTION = "embq.unit"
@@ -436,7 +438,7 @@ SCRIPTS = {
     }.items()
 }
 
-FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "grow"})
+FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "rate", "grow"})
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
 
 # report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key
@@ -444,6 +446,15 @@ REPORT = """
 local t = redis.call('TIME')
 redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000), ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+
+# rate(field, what was measured): the hash has 256 fields at most
+RATE = """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) >= 256 then
+  redis.call('HDEL', KEYS[1], redis.call('HRANDFIELD', KEYS[1]))
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 

@@ -11,7 +11,7 @@ import redis
 
 from core import protocol
 from core.models import ModelConfig
-from core.protocol import RUNS, WORKERS, worker_key
+from core.protocol import RATES, RUNS, WORKERS, worker_key
 from core.scripts import Script
 
 
@@ -87,6 +87,34 @@ def report_worker(
     scripts["report"](
         keys=[WORKERS, worker_key(name)], args=[name, json.dumps(said), int(life_s * 1000)], client=client
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """What one worker last measured of a model on a kind of device.
+
+    Attributes:
+        device: the model of the device.
+        rows_per_s: rows with units in hand all the time.
+        dims: numbers of a row's vectors together.
+    """
+
+    device: str
+    rows_per_s: float
+    dims: int
+
+
+def report_rate(client: redis.Redis, model: ModelConfig, rate: Rate, *, scripts: Mapping[str, Script]) -> None:
+    """Keep a measured speed; it outlives the worker, and of many models some are forgotten."""
+    said = {"device": rate.device, "rows_per_s": rate.rows_per_s, "dims": rate.dims}
+    scripts["rate"](keys=[RATES], args=[f"{model.queue_key} {rate.device}", json.dumps(said)], client=client)
+
+
+def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
+    """The speeds that were measured of a model, by device."""
+    raw = cast("dict[bytes, bytes]", client.hgetall(RATES))
+    prefix = f"{model.queue_key} ".encode()
+    return [Rate(**json.loads(text)) for field, text in sorted(raw.items()) if field.startswith(prefix)]
 
 
 def live_workers(client: redis.Redis) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from core.layout import PLANNED, Layout, RunInfo, load_run, run_id
 from core.manifest import Manifest, SegmentWriter, write_manifest
 from core.models import ModelConfig, ModelSpec
 from core.registry import RunRecord, register
+from core.units import Unit
 from producer.additions import Additions, Differences
 from producer.plan import Plan, plan
 from producer.selection import SELECTED, Selection
@@ -70,6 +71,20 @@ def prepare(request: Request) -> Planned:
     Raises InputError for inputs that cannot be used, or have changed since they were planned, and where the folder
     holds another run or foreign files. Then nothing of the run is changed.
     """
+    layout, planned, config = plan_of(request)
+    if not layout.run_json.exists():
+        layout.make()
+    with _alone(layout):
+        # Of two plans at the same time the second finds the first one's run, and adds what that lacks.
+        if not layout.run_json.exists():
+            return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
+        there = load_run(layout.root)
+        _refuse_other_run(there, request, config)
+        return _extend(layout, request, planned, there)
+
+
+def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
+    """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
     spec = ModelSpec.parse(request.model)
     layout = Layout(Path(os.path.abspath(request.output)))
     planned = plan(
@@ -84,14 +99,15 @@ def prepare(request: Request) -> Planned:
         _refuse_other_run(load_run(layout.root), request, config)
     else:
         _refuse_foreign_files(layout)
-        layout.make()
-    with _alone(layout):
-        # Of two plans at the same time the second finds the first one's run, and adds what that lacks.
-        if not layout.run_json.exists():
-            return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
-        there = load_run(layout.root)
-        _refuse_other_run(there, request, config)
-        return _extend(layout, request, planned, there)
+    return layout, planned, config
+
+
+def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> Iterator[Unit]:
+    """The units that would be added to a run; InputError, at the end, where inputs have changed."""
+    additions = Additions(Manifest(layout))
+    yield from additions.of(planned.units, request.options.unit_samples)
+    if (differences := additions.differences(())).changed:
+        raise _changed(there, request, differences)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from worker.work import Leases, UnitWork
 
 REPORT_S = 1.0
 RATE_WINDOW_S = 20.0
+MEASURE_S, MEASURE_LEAST_S = 10.0, 2.0
+"""A speed is kept for so long a time with units in hand, or for the last of them if it is not shorter than that."""
 
 
 class Heartbeat(threading.Thread):
@@ -32,6 +34,7 @@ class Heartbeat(threading.Thread):
     Args:
         client: a patient client used by nobody else.
         describe: fields about the process for `embq status`.
+        measured: told rows per second, whenever units were in hand for a while.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Heartbeat(threading.Thread):
         beat_s: float,
         stall_s: float,
         describe: Callable[[], dict[str, Any]],
+        measured: Callable[[redis.Redis, float], None] = lambda _client, _rate: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.client = client
@@ -57,6 +61,8 @@ class Heartbeat(threading.Thread):
         self.beat_s = beat_s
         self.stall_s = stall_s
         self.describe = describe
+        self.measured = measured
+        self._busy_from: tuple[float, int] | None = None
         self.log = Events("worker")
         self._scripts = load_scripts(client)
         self._ledgers: dict[str, Ledger] = {}
@@ -69,6 +75,7 @@ class Heartbeat(threading.Thread):
         """Beat no more and sign off."""
         self._stop_requested.set()
         self.join(5)
+        self._measure(time.monotonic(), busy=False)
         with self.client.pipeline() as pipe:
             pipe.zrem(WORKERS, self.worker)
             pipe.delete(worker_key(self.worker))
@@ -85,6 +92,7 @@ class Heartbeat(threading.Thread):
                     self._beat(held)
                     beat_at = now
                 self._report(held, now)
+                self._measure(now, busy=bool(held))
             except (redis.exceptions.RedisError, EmbqError) as error:
                 # The client waits out every outage; what is left is a refusal that waiting does not mend, or a stop.
                 self.failed = error
@@ -105,6 +113,19 @@ class Heartbeat(threading.Thread):
                 if work.token in lost and work.stage != "publish" and not work.lost:
                     work.lost = True
                     self.log.warning("lease_lost", run=run, u=work.u)
+
+    def _measure(self, now: float, *, busy: bool) -> None:
+        """Tell the speed of a time in which units were in hand; waiting for work says nothing about a device."""
+        if self._busy_from is None:
+            self._busy_from = (now, self.stats.rows) if busy else None
+            return
+        began, before = self._busy_from
+        seconds, rows = now - began, self.stats.rows - before
+        if busy and seconds < MEASURE_S:
+            return
+        if rows and seconds >= MEASURE_LEAST_S:
+            self.measured(self.client, round(rows / seconds, 2))
+        self._busy_from = (now, self.stats.rows) if busy else None
 
     def _report(self, held: list[UnitWork], now: float) -> None:
         self._rates = [(at, rows) for at, rows in self._rates if now - at <= RATE_WINDOW_S]

@@ -15,11 +15,12 @@ from core.broker import ANSWER_S, RESULT_S, connect
 from core.errors import OutputError
 from core.ledger import Ledger, load_scripts
 from core.models import ModelConfig
-from core.registry import registered
+from core.registry import Rate, registered, report_rate
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
+from worker.embedders.hardware import device_name
 from worker.fetch import Fetcher
 from worker.heartbeat import Heartbeat
 from worker.pipeline import Pipeline
@@ -103,6 +104,7 @@ class ModelService:
         self.embedder = embedder
         self.board = board
         self.load_s = load_s
+        self.device_name = device_name(options.device)
         self.client = self._connect()
         self.leases, self.stats = Leases(), Stats()
         self.heartbeat = self._make_heartbeat()
@@ -175,6 +177,7 @@ class ModelService:
             beat_s=self.settings.beat_s,
             stall_s=self.settings.stall_s,
             describe=self._describe,
+            measured=self._keep_rate,
         )
 
     def _make_pipeline(self) -> Pipeline:
@@ -197,10 +200,15 @@ class ModelService:
             ),
         )
 
+    def _keep_rate(self, client: redis.Redis, rows_per_s: float) -> None:
+        rate = Rate(device=self.device_name, rows_per_s=rows_per_s, dims=sum(self.embedder.dims.values()))
+        report_rate(client, self.model, rate, scripts=load_scripts(client))
+
     def _describe(self) -> dict[str, Any]:
         return {
             "name": self.options.name,
             "device": self.options.device,
+            "device_name": self.device_name,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "model": self.model.spec,

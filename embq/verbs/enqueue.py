@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from embq.options import broker_option, json_option, required_url, run_options, settings_with
 from embq.request import request_from
+
+if TYPE_CHECKING:
+    from core.settings import Settings
+    from producer.enqueue import Request
 
 
 @click.command("enqueue", epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai")
@@ -16,7 +21,10 @@ from embq.request import request_from
 @run_options
 @broker_option
 @json_option
-def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: object) -> None:
+@click.option(
+    "--dry-run", is_flag=True, help="Only say what it would make and cost; a broker is asked if there is one."
+)
+def command(inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, **options: object) -> None:
     """Plan a run and hand it to resident workers. The same command again adds what is new in the inputs, if anything.
 
     With further inputs for the same output, these are added. Inputs that have changed since are refused.
@@ -30,6 +38,9 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: obje
     from producer.enqueue import hand_over, prepare
 
     settings = settings_with(broker)
+    if dry_run:
+        _say_what_it_would_do(request_from(inputs, options), settings, as_json=as_json)
+        return
     url = required_url(settings)
     client = connect(url, password=settings.broker_password)
     check(client, url)
@@ -60,3 +71,23 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, **options: obje
         click.echo(f"watch it with: embq status {output} --watch", err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
+
+
+def _say_what_it_would_do(request: Request, settings: Settings, *, as_json: bool) -> None:
+    from core.broker import check, connect
+    from embq.dry_run import cost_of, lines, to_json
+    from producer.estimate import estimate
+
+    client = None
+    if settings.broker_url:
+        client = connect(settings.broker_url, password=settings.broker_password)
+        check(client, settings.broker_url)
+    found = estimate(request)
+    cost = cost_of(found, client) if client is not None else None
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(to_json(found, cost)))
+    else:
+        click.echo("\n".join(lines(found, cost)))
+        click.echo("nothing was written or sent", err=True)

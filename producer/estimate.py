@@ -1,0 +1,160 @@
+"""What a request would make, before anything of it is written: units, bytes, rows, and the size of the vectors."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from core.errors import EmbqError
+from core.layout import load_run
+from core.models import DTYPES, ModelConfig, ModelSpec
+from core.units import Unit
+from producer.enqueue import Request, additions_to, plan_of
+from sources.kinds import read
+
+LOOKED_AT = 3
+"""Units that are read where only reading tells how many samples they have."""
+LOOKED_AT_BYTES = 1 << 30
+LOOKED_AT_S = 20.0
+ITEM_BYTES = {"float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a request would make.
+
+    Attributes:
+        run: id of the run that stands in the output folder, or "" where there is none; then all but `there` is said of
+            what would be added to it.
+        there: units of that run.
+        config: the model, with the modalities that the inputs have.
+        kinds: kind of input -> units.
+        bytes: of the inputs.
+        rows: samples; None where no unit could be read to find out.
+        exact: whether the samples were counted and not estimated.
+        looked_at: units that were read for the estimate.
+        warnings: what the user should know about the inputs, one line each.
+    """
+
+    run: str
+    there: int
+    config: ModelConfig
+    kinds: dict[str, int]
+    bytes: int
+    rows: int | None
+    exact: bool
+    looked_at: int
+    warnings: tuple[str, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        return sum(self.kinds.values())
+
+    def vector_bytes(self, dims: int) -> dict[str, int]:
+        """Bytes of all vectors of `dims` numbers a row, by the dtype in which they are stored; {} without `rows`."""
+        return {} if self.rows is None else {dtype: self.rows * dims * ITEM_BYTES[dtype] for dtype in DTYPES}
+
+
+def estimate(request: Request) -> Estimate:
+    """Plan a request and throw the plan away. Raises what `producer.enqueue.prepare` would; writes nothing.
+
+    Where only reading tells how many samples a unit has, a few units are read.
+    """
+    layout, planned, config = plan_of(request)
+    there = load_run(layout.root) if layout.run_json.exists() else None
+    units = planned.units if there is None else additions_to(layout, request, planned, there)
+    kinds: Counter[str] = Counter()
+    size = samples = uncounted = uncounted_bytes = 0
+    chosen: list[Unit] = []
+    rng = random.Random(0)
+    for unit in units:
+        kinds[unit.kind] += 1
+        size += _size(unit)
+        if unit.samples is not None:
+            samples += unit.samples
+            continue
+        uncounted += 1
+        uncounted_bytes += _size(unit)
+        if len(chosen) < LOOKED_AT:
+            chosen.append(unit)
+        elif (at := rng.randrange(uncounted)) < LOOKED_AT:
+            chosen[at] = unit
+    found, found_bytes, looked_at = _count(chosen)
+    rows: int | None = samples
+    if uncounted:
+        rows = samples + round(found / found_bytes * uncounted_bytes) if found_bytes else None
+    return Estimate(
+        run=there.run if there is not None else "",
+        there=there.units if there is not None else 0,
+        config=config,
+        kinds=dict(kinds),
+        bytes=size,
+        rows=rows,
+        exact=not uncounted,
+        looked_at=looked_at,
+        warnings=planned.warnings,
+    )
+
+
+def known_dims(config: ModelConfig) -> int | None:
+    """How many numbers a row's vectors have together, where that is known without loading the model."""
+    spec = ModelSpec.parse(config.spec)
+    length: int | None = None
+    match spec.family:
+        case "stub":
+            length = int(spec.name)
+        case "minilm":
+            length = 384
+        case "hf":
+            length = _field(Path(spec.name) / "config.json", "hidden_size")
+        case "st":
+            length = _field(Path(spec.name) / "1_Pooling" / "config.json", "word_embedding_dimension")
+        case "open_clip":
+            length = _open_clip(spec.name)
+    return None if length is None else length * len(config.modalities)
+
+
+def _open_clip(name: str) -> int | None:
+    found = find_spec("open_clip")  # looks for the package and imports nothing of it
+    folders = found.submodule_search_locations if found is not None else None
+    arch = name.split("/")[0]
+    return _field(Path(folders[0]) / "model_configs" / f"{arch}.json", "embed_dim") if folders else None
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get(name)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _size(unit: Unit) -> int:
+    return sum(size for _, size in unit.items) if unit.items else unit.stop - unit.start
+
+
+def _count(units: list[Unit]) -> tuple[int, int, int]:
+    """Samples, bytes and number of those of `units` that could be read in a bounded time."""
+    deadline = time.monotonic() + LOOKED_AT_S
+    samples = size = count = 0
+    for unit in units:
+        if _size(unit) > LOOKED_AT_BYTES or time.monotonic() > deadline:
+            continue
+        try:
+            samples += _length(read(unit, ()))
+        except EmbqError:  # a damaged one says nothing of the others; the run will name it
+            continue
+        size += _size(unit)
+        count += 1
+    return samples, size, count
+
+
+def _length(samples: Iterator[object]) -> int:
+    return sum(1 for _ in samples)

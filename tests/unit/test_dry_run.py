@@ -1,0 +1,166 @@
+"""What is shown before anything is written or sent."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner, Result
+from e2e.session import write_shards, write_texts
+
+from core.embedded import EmbeddedServer
+from core.errors import EmbqError
+from core.ledger import load_scripts
+from core.models import ModelConfig
+from core.protocol import RATES
+from core.registry import Rate, measured_rates, report_rate, report_worker
+from embq.verbs.enqueue import command
+from producer.estimate import known_dims
+from worker.embedders.hardware import device_name
+from worker.heartbeat import Heartbeat
+from worker.progress import ProgressBoard
+from worker.stats import Stats
+from worker.work import Leases
+
+MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32")
+
+
+def ask(*arguments: str | Path, broker: str = "") -> Result:
+    return CliRunner().invoke(
+        command, [*map(str, arguments), "--dry-run"], env={"EMBQ_BROKER_URL": broker}, catch_exceptions=False
+    )
+
+
+def said(*arguments: str | Path, broker: str = "") -> dict[str, object]:
+    result = ask(*arguments, "--json", broker=broker)
+    assert result.exit_code == 0, result.output
+    answer: dict[str, object] = json.loads(result.stdout)
+    return answer
+
+
+def test_texts_are_counted_and_nothing_is_written(tmp_path: Path) -> None:
+    write_texts(tmp_path / "a.jsonl", 250)
+    answer = said(tmp_path / "a.jsonl", "-o", tmp_path / "out", "-m", "stub:8", "--unit-size", "100")
+    assert (answer["units"], answer["rows"], answer["rows_exact"], answer["kinds"]) == (3, 250, True, {"jsonl": 3})
+    assert answer["bytes"] == (tmp_path / "a.jsonl").stat().st_size
+    assert answer["vector_bytes"] == {"float16": 250 * 16, "float32": 250 * 32}
+    assert (answer["devices"], answer["total_hours"], answer["run"]) == (None, None, None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_shards_are_estimated_from_a_few_that_are_read(tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", 6, 20)
+    answer = said(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8")
+    assert (answer["units"], answer["rows"], answer["rows_exact"], answer["rows_from_units"]) == (6, 120, False, 3)
+    for shard in (tmp_path / "in").iterdir():
+        shard.write_bytes(b"\1" * 1024)
+    answer = said(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8")
+    assert (answer["units"], answer["rows"], answer["vector_bytes"]) == (6, None, {})
+    assert "only reading tells" in ask(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8").stdout
+
+
+def test_a_selection_is_shown_before_it_is_sent(tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", 6, 20)
+    some = ["-o", tmp_path / "out", "-m", "stub:8", "--exclude", "*3.tar", "--limit", "4"]
+    assert said(tmp_path / "in", *some)["units"] == 4
+    assert said(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8", "--include", "*3.tar")["units"] == 1
+
+
+def test_hours_are_those_of_devices_on_which_the_model_has_run(tmp_path: Path, own_server: EmbeddedServer) -> None:
+    write_shards(tmp_path / "in", 6, 20)
+    asked = (tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8")
+    assert said(*asked, broker=own_server.url)["devices"] == []
+    assert "has not run on this broker yet" in ask(*asked, broker=own_server.url).stdout
+    with redis.Redis.from_url(own_server.url) as client:
+        scripts = load_scripts(client)
+        for device, speed in (("Great GPU", 0.5), ("Small GPU", 0.1)):
+            report_rate(client, MODEL, Rate(device=device, rows_per_s=speed, dims=8), scripts=scripts)
+        for name in ("one", "two"):
+            report_worker(client, name, {"name": name, "device_name": "Small GPU"}, life_s=60, scripts=scripts)
+    answer = said(*asked, broker=own_server.url)
+    great, small = answer["devices"]  # type: ignore[misc]
+    assert great == {"device": "Great GPU", "rows_per_s": 0.5, "device_hours": 0.0667, "workers": 0}
+    assert (small["device_hours"], small["workers"]) == (0.3333, 2)
+    assert answer["total_hours"] == 0.1667
+    shown = ask(*asked, broker=own_server.url).stdout
+    assert "0.333 on Small GPU at 0.1 rows/s measured; 2 connected now" in shown
+    assert "0.167 hours with what is connected now" in shown
+
+
+def test_what_would_be_refused_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EmbqError, match="not found"):
+        ask(tmp_path / "nothing.tar", "-o", tmp_path / "out", "-m", "stub:8")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    write_texts(tmp_path / "a.jsonl", 2)
+    with pytest.raises(EmbqError, match="holds no embq run"):
+        ask(tmp_path / "a.jsonl", "-o", tmp_path / "out", "-m", "stub:8")
+
+
+def test_speeds_are_kept_by_model_and_device_and_bounded(client: redis.Redis) -> None:
+    scripts = load_scripts(client)
+    other = ModelConfig(spec="stub:9", modalities=("text",), precision="fp32")
+    try:
+        for speed in (1.0, 2.0):
+            report_rate(client, MODEL, Rate(device="A", rows_per_s=speed, dims=8), scripts=scripts)
+        assert measured_rates(client, MODEL) == [Rate(device="A", rows_per_s=2.0, dims=8)]
+        for number in range(300):
+            report_rate(client, other, Rate(device=f"D{number}", rows_per_s=1.0, dims=9), scripts=scripts)
+        assert client.hlen(RATES) == 256
+        assert measured_rates(client, other)[-1].dims == 9
+    finally:
+        client.delete(RATES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dims"), [("stub:12", 24), ("minilm", 768), ("open_clip:ViT-B-32/openai", 1024), ("hf:/nowhere", None)]
+)
+def test_the_length_of_vectors_is_known_without_loading_a_model(spec: str, dims: int | None) -> None:
+    if spec.startswith("open_clip"):
+        assert find_spec("open_clip") is not None
+    assert known_dims(ModelConfig(spec=spec, modalities=("image", "text"), precision="fp32")) == dims
+
+
+def test_a_speed_is_measured_only_while_units_are_in_hand(client: redis.Redis) -> None:
+    rates: list[float] = []
+    stats = Stats()
+    heartbeat = Heartbeat(
+        client,
+        Leases(),
+        stats,
+        ProgressBoard(-1),
+        name="w",
+        lease_s=20,
+        beat_s=5,
+        stall_s=45,
+        describe=dict,
+        measured=lambda _, rate: rates.append(rate),
+    )
+    at = 0.0
+
+    def pass_time(seconds: float, rows: int, *, busy: bool) -> None:
+        nonlocal at
+        at += seconds
+        stats.batch_done(rows)
+        heartbeat._measure(at, busy=busy)
+
+    pass_time(5, 0, busy=False)
+    pass_time(60, 0, busy=True)  # the first unit comes after a minute without work
+    pass_time(5, 500, busy=True)
+    assert rates == []
+    pass_time(5, 500, busy=True)
+    assert rates == [100.0]
+    pass_time(4, 800, busy=False)
+    assert rates == [100.0, 200.0]
+    pass_time(60, 0, busy=True)
+    pass_time(1, 900, busy=False)  # too short to say anything
+    pass_time(60, 0, busy=True)
+    pass_time(30, 0, busy=False)  # nothing came of it
+    assert rates == [100.0, 200.0]
+
+
+def test_a_device_has_a_name() -> None:
+    assert device_name("cpu").endswith(" cores")
