@@ -34,14 +34,17 @@ class Unit:
     """What one worker takes at once.
 
     Attributes:
-        kind: name of the source type that reads it: "tar", "files", "jsonl" or "lines".
+        kind: name of the source type that reads it: "tar", "files", "parquet", "arrow", "hdf5", "csv", "jsonl" or
+            "lines".
         source: path or URL of the shard, folder or file.
-        start: first byte of the slice (texts); 0 for a whole shard.
-        stop: byte after the slice; the size of the source for a whole shard.
+        start: first byte of the slice (texts; of what comes out where the file is compressed), first row in the first
+            of `items` (hdf5); 0 for a whole shard and for rows of tables.
+        stop: byte after the slice; the size of the source for a whole shard; 0 for rows of tables.
         first: ordinal of the unit's first sample within its source, used in keys; 0 for a whole shard.
         samples: number of samples, or None where only reading the source tells (tar).
         etag: version of the source when it was planned (modification time and size); a change fails the unit.
-        items: for "files": (path relative to `source`, size in bytes) of each file, in order.
+        items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
+            rows of it).
         options: reader options that change what the unit says, such as the text column, as sorted pairs.
     """
 

@@ -14,6 +14,18 @@ from core.settings import Settings
 if TYPE_CHECKING:
     import redis
 
+INPUT_FORMATS = {
+    "webdataset": "tar",
+    "files": "files",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "hdf5": "hdf5",
+    "csv": "csv",
+    "jsonl": "jsonl",
+    "text": "lines",
+}
+"""--input-format, with clip-retrieval's words where it has one -> kind of input."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -81,9 +93,23 @@ def run_options(function: F) -> F:
                 help="Samples per unit where the input is not sharded.",
             ),
             click.option(
-                "--text-column", default="", metavar="NAME", help="Field of .jsonl lines that holds the text."
+                "--input-format",
+                "--input_format",
+                "input_format",
+                type=click.Choice(sorted(INPUT_FORMATS)),
+                help="What the inputs are.  [what their names say]",
             ),
-            click.option("--id-column", default="", metavar="NAME", help="Field of .jsonl lines that holds the key."),
+            click.option("--text-column", default="", metavar="NAME", help="Column or field that holds the text."),
+            click.option("--id-column", default="", metavar="NAME", help="Column or field that holds the key."),
+            click.option(
+                "--image-column", default="", metavar="NAME", help="Column of images, or of their paths in the folder."
+            ),
+            click.option(
+                "--metadata-columns",
+                default="",
+                metavar="LIST",
+                help="Columns kept as metadata.  [.jsonl and .csv: all others]",
+            ),
             click.option(
                 "--include",
                 multiple=True,

@@ -8,6 +8,7 @@ from typing import Any
 import embq
 from core.errors import UsageError
 from core.models import MODALITIES
+from embq.options import INPUT_FORMATS
 from producer.enqueue import Request
 from producer.selection import Selection
 from sources.base import ReadOptions
@@ -31,6 +32,9 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             unit_samples=options["unit_size"],
             text_column=options["text_column"],
             id_column=options["id_column"],
+            image_column=options["image_column"],
+            metadata_columns=_parts(options["metadata_columns"]),
+            kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
         ),
         version=embq.__version__,
         selection=Selection(
@@ -40,3 +44,8 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             limit=options["limit"],
         ),
     )
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -263,12 +263,18 @@ def record_of(info: RunInfo, output: Path) -> RunRecord:
 
 def _options(request: Request) -> tuple[tuple[str, str], ...]:
     options = request.options
-    read = (
-        ("id_column", options.id_column),
-        ("text_column", options.text_column),
-        ("unit_samples", str(options.unit_samples)),
-    )
-    return tuple(sorted(read + request.selection.recorded()))
+    read = {
+        "id_column": options.id_column,
+        "text_column": options.text_column,
+        "unit_samples": str(options.unit_samples),
+    }
+    named = {
+        "image_column": options.image_column,
+        "input_format": options.kind,
+        "metadata_columns": ",".join(options.metadata_columns),
+    }
+    read |= {name: value for name, value in named.items() if value}
+    return tuple(sorted((*read.items(), *request.selection.recorded())))
 
 
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:

@@ -17,8 +17,9 @@ from core.models import MODALITIES
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.base import ReadOptions
-from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of
+from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of, modalities_of
 from sources.remote import is_url, listings
+from sources.rows import UNUSABLE_CODES
 from sources.storage import absolute, has_magic, match, stat_file
 
 
@@ -74,7 +75,7 @@ def plan(
     units = survey.units()
     return Plan(
         units=units if chosen.all else _some_left(chosen.narrow(units, options.unit_samples), chosen),
-        modalities=_choose_modalities(survey.kinds, modalities) if survey.kinds else (),
+        modalities=_choose_modalities(survey.kinds, survey.held, modalities) if survey.kinds else (),
         warnings=survey.warnings(),
         vanished=tuple(vanished),
     )
@@ -130,7 +131,9 @@ class _Survey:
     """
 
     def __init__(self, options: ReadOptions, selection: Selection) -> None:
-        self.kinds: dict[str, str] = {}  # kind -> the first path of it
+        self.kinds: dict[str, str] = {}  # kind -> the first path of it, if it can be one that is not damaged
+        self.held: dict[str, tuple[str, ...]] = {}  # kind -> what samples of that path can have
+        self._unclear: dict[str, SourceError] = {}  # kind -> what is wrong with the first path of it
         self._options = options
         self._selection = selection
         self._pieces = _Pieces()
@@ -144,7 +147,7 @@ class _Survey:
         """Take one path: a file, or a folder for what it holds."""
         self._paths += 1
         try:
-            for kind, found in [("tar", path)] if kind_of(path) == "tar" else detect(path):
+            for kind, found in self._detect(path):
                 self._add_input(kind, found)
         except SourceError as error:
             if error.code != "source_missing":
@@ -169,7 +172,24 @@ class _Survey:
         else:
             self._empty.append(path)
             return
-        self.kinds.setdefault(kind, path)
+        self._inspect(kind, path)
+
+    def _detect(self, path: str) -> list[tuple[str, str]]:
+        wanted = self._options.kind
+        return [("tar", path)] if not wanted and kind_of(path) == "tar" else detect(path, wanted)
+
+    def _inspect(self, kind: str, path: str) -> None:
+        """Find out what inputs of a kind hold, from the first one that can tell; its units fail where one cannot."""
+        if kind in self.kinds:
+            return
+        try:
+            self.held[kind] = modalities_of(kind, path, self._options)
+        except SourceError as error:
+            if error.code not in UNUSABLE_CODES:
+                raise
+            self._unclear.setdefault(kind, error)
+        else:
+            self.kinds[kind] = path
 
     def units(self) -> Iterator[Unit]:
         """The units of all inputs, in order."""
@@ -204,6 +224,9 @@ class _Survey:
                 code="empty_input",
                 next_step="check how the files were made",
             )
+        for kind, error in self._unclear.items():
+            if kind not in self.kinds:
+                raise error
         return self._missing
 
     def warnings(self) -> tuple[str, ...]:
@@ -246,16 +269,29 @@ def _some(paths: Sequence[str]) -> str:
     return ", ".join(paths[:3]) + more + (" is" if len(paths) == 1 else " are")
 
 
-def _choose_modalities(kinds: Mapping[str, str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """`wanted` if every kind can have it, else what the kinds have in common; `kinds` maps each to an example."""
+def _choose_modalities(
+    kinds: Mapping[str, str], held: Mapping[str, Sequence[str]], wanted: Sequence[str]
+) -> tuple[str, ...]:
+    """`wanted` if every kind can have it, else what the kinds have in common.
+
+    Args:
+        kinds: kind -> an example of it.
+        held: kind -> what that example can have.
+    """
     if unknown := set(wanted) - set(MODALITIES):
         raise UsageError(f"unknown modality {', '.join(sorted(unknown))}", next_step=f"known: {', '.join(MODALITIES)}")
-    with_images = [path for kind, path in kinds.items() if "image" in SOURCES[kind].modalities]
-    texts_only = [path for kind, path in kinds.items() if "image" not in SOURCES[kind].modalities]
+    with_images = [path for kind, path in kinds.items() if "image" in held[kind]]
+    texts_only = [path for kind, path in kinds.items() if "image" not in held[kind]]
+    images_only = [path for kind, path in kinds.items() if "text" not in held[kind]]
     if "image" in wanted and texts_only:
         raise InputError(
             f"{texts_only[0]} holds texts only, and images are to be embedded",
             next_step="leave it out, or choose --modality text",
+        )
+    if "text" in wanted and images_only:
+        raise InputError(
+            f"{images_only[0]} holds images and no column that is known to hold texts",
+            next_step="name the column with --text-column, or choose --modality image",
         )
     if not wanted and with_images and texts_only:
         raise InputError(

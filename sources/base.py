@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from core.units import Sample, Unit
 
@@ -35,13 +35,20 @@ class ReadOptions:
 
     Attributes:
         unit_samples: most samples of one unit, where the input is not sharded by itself.
-        text_column: JSON field that holds the text of a .jsonl line; "" finds it.
-        id_column: JSON field that holds the key of a .jsonl line; "" finds it or counts lines.
+        text_column: column or JSON field that holds the text; "" finds it.
+        id_column: column or JSON field that holds the key; "" finds it or counts rows.
+        image_column: column that holds the image, or its path or URL; "" finds it.
+        metadata_columns: columns or JSON fields that become metadata; () takes all others where rows are lines (.jsonl,
+            .csv), and none elsewhere.
+        kind: kind of all inputs; "" tells it by their names.
     """
 
     unit_samples: int = 1000
     text_column: str = ""
     id_column: str = ""
+    image_column: str = ""
+    metadata_columns: tuple[str, ...] = ()
+    kind: str = ""
 
 
 class Source(Protocol):
@@ -62,5 +69,17 @@ class Source(Protocol):
 
         Raises SourceError before or between samples where the unit as a whole cannot be trusted; the caller then
         drops every sample already given. A sample that cannot be used is yielded with `error` set.
+        """
+        ...
+
+
+@runtime_checkable
+class Inspected(Protocol):
+    """A kind of input of which only its content tells what its samples can have."""
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """The modalities of one input.
+
+        Raises SourceError where the columns cannot be chosen, or the input is damaged or cannot be read.
         """
         ...

@@ -153,7 +153,7 @@ def _sample(root: str, ordinal: int, relative: str, size: int, moved: Moved) -> 
     image = text = metadata = error = None
     stem = os.path.splitext(relative)[0]
     try:
-        image = _read(root, relative, size, moved)
+        image = read_inside(root, relative, size, moved)
         if (data := _read_beside(root, f"{stem}.txt", moved)) is not None:
             text = decode_text(data)
         if (data := _read_beside(root, f"{stem}.json", moved)) is not None:
@@ -213,10 +213,10 @@ def _read_beside(root: str, relative: str, moved: Moved) -> bytes | None:
     """The file's bytes, or None where there is no such file."""
     if not os.path.lexists(os.path.join(root, relative)):
         return None
-    return _read(root, relative, None, moved)
+    return read_inside(root, relative, None, moved)
 
 
-def _read(root: str, relative: str, size: int | None, moved: Moved) -> bytes:
+def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> bytes:
     """The bytes of a plain file under `root`, of `size` bytes where that is known.
 
     Raises SampleError `outside_root`, `source_missing`, `source_denied`, `source_changed`, `unsupported_member` or

@@ -8,22 +8,56 @@ from collections.abc import Iterator, Sequence
 
 from core.errors import InputError, SourceError
 from core.units import Sample, Unit
-from sources.base import Moved, Source, unwatched
+from sources import compressed
+from sources.arrow import ARROW
+from sources.arrow import SUFFIXES as ARROW_SUFFIXES
+from sources.base import Inspected, Moved, ReadOptions, Source, unwatched
+from sources.delimited import DelimitedSource
 from sources.files import FilesSource, is_image, walk_images
+from sources.hdf5 import SUFFIXES as HDF5_SUFFIXES
+from sources.hdf5 import Hdf5Source
+from sources.parquet import PARQUET
+from sources.parquet import SUFFIXES as PARQUET_SUFFIXES
 from sources.remote import check_url, is_url, path_of
 from sources.remote import is_inside as is_inside_url
+from sources.rows import without_urls
+from sources.saved_datasets import saved_files
 from sources.storage import is_folder, join, list_names
 from sources.tar import COMPRESSED_SUFFIXES, TarSource
 from sources.texts import JsonLinesSource, LinesSource
 
 SOURCES: dict[str, Source] = {
-    source.kind: source for source in (TarSource(), FilesSource(), JsonLinesSource(), LinesSource())
+    source.kind: source
+    for source in (
+        TarSource(),
+        FilesSource(),
+        PARQUET,
+        ARROW,
+        Hdf5Source(),
+        DelimitedSource(),
+        JsonLinesSource(),
+        LinesSource(),
+    )
 }
 
-SUPPORTED = "a folder of images, .tar shards, .jsonl or .ndjson files, .txt files with one text per line"
+SUPPORTED = (
+    "a folder of images, .tar shards, .parquet, .arrow, .h5, .csv, .tsv or .jsonl files, "
+    ".txt files with one text per line, a folder of such files"
+)
 """What a user may name as input, for messages."""
 
-_SUFFIXES = {".tar": "tar", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "lines"}
+_TEXT_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".tab": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "lines"}
+"""Of files that may be compressed."""
+
+_SUFFIXES = {
+    ".tar": "tar",
+    **dict.fromkeys(PARQUET_SUFFIXES, "parquet"),
+    **dict.fromkeys(ARROW_SUFFIXES, "arrow"),
+    **dict.fromkeys(HDF5_SUFFIXES, "hdf5"),
+    **_TEXT_SUFFIXES,
+}
+
+_TABLES = ("parquet", "arrow", "hdf5")
 
 
 def source_for(kind: str) -> Source:
@@ -43,17 +77,29 @@ def kind_of(path: str) -> str | None:
     name = (path_of(path) if is_url(path) else path).lower()
     if name.endswith(COMPRESSED_SUFFIXES):
         return "tar"
-    return _SUFFIXES.get(os.path.splitext(name)[1])
+    stem, suffix = os.path.splitext(name)
+    if suffix in compressed.SUFFIXES:
+        return _TEXT_SUFFIXES.get(os.path.splitext(stem)[1])
+    return _SUFFIXES.get(suffix)
 
 
-def detect(path: str) -> list[tuple[str, str]]:
+def modalities_of(kind: str, path: str, options: ReadOptions) -> tuple[str, ...]:
+    """What the samples of one input can have; raises as `Inspected.holds` does."""
+    source = SOURCES[kind]
+    return source.holds(path, options) if isinstance(source, Inspected) else source.modalities
+
+
+def detect(path: str, wanted: str = "") -> list[tuple[str, str]]:
     """(kind, path) of each input that `path` stands for: itself, or what its folder holds.
 
-    A folder stands for its .tar shards, else for the images in it and below it, else for its text files; as in a
-    shell, hidden shards and text files are left out. Raises InputError where the folder holds shards and loose
-    images, or nothing to embed, or where a file's name tells no kind.
+    A folder stands for its .tar shards, else for the images in it and below it, else for its tables or its text files;
+    as in a shell, hidden files are left out. A folder that the `datasets` library saved stands for its Arrow files.
+    `wanted` is the only kind to look for; a file is then of this kind, whatever its name.
+
+    Raises InputError where the folder holds shards and loose images, or tables and texts, or nothing to embed, or where
+    a file's name tells no kind.
     """
-    kind = kind_of(path)
+    kind = wanted or kind_of(path)
     if not is_folder(path):
         if kind is None:
             raise InputError(
@@ -62,7 +108,14 @@ def detect(path: str) -> list[tuple[str, str]]:
                 next_step=f"name {SUPPORTED}",
             )
         return [(kind, path)]
-    inside = [(kind_of(name), join(path, name)) for name in list_names(path) if not name.startswith(".")]
+    if wanted == "files":
+        return [("files", path)]
+    names = list_names(path)
+    if wanted in ("", "arrow") and (saved := saved_files(path, names)) is not None:
+        return [("arrow", name) for name in saved]
+    inside = [(kind_of(name), join(path, name)) for name in names if not name.startswith(".")]
+    if wanted:
+        return _of_kind(path, wanted, inside)
     shards = [(kind, name) for kind, name in inside if kind == "tar"]
     others: Counter[str] = Counter()
     image = next((relative for relative, _ in walk_images(path, others)), None)
@@ -75,15 +128,29 @@ def detect(path: str) -> list[tuple[str, str]]:
         return shards
     if image:
         return [("files", path)]
-    texts = [(kind, name) for kind, name in inside if kind is not None]
-    if not texts:
+    others_found = [(kind, name) for kind, name in inside if kind is not None]
+    tables = [name for kind, name in others_found if kind in _TABLES]
+    if tables and len(tables) < len(others_found):
+        text = next(name for kind, name in others_found if kind not in _TABLES)
+        raise InputError(
+            f"{path}: holds tables such as {os.path.basename(tables[0])} and texts such as {os.path.basename(text)}",
+            next_step=f"name what you mean, for example '{path}/*{os.path.splitext(tables[0])[1]}'",
+        )
+    if not others_found:
         found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
         raise InputError(
             f"{path}: nothing to embed in this folder; found: {found}",
             code="empty_input",
             next_step=f"name {SUPPORTED}; for files in subfolders a pattern such as '{path}/**/*.tar'",
         )
-    return texts
+    return others_found
+
+
+def _of_kind(path: str, wanted: str, inside: Sequence[tuple[str | None, str]]) -> list[tuple[str, str]]:
+    found = [(kind, name) for kind, name in inside if kind == wanted]
+    if not found:
+        raise InputError(f"{path}: no file of kind {wanted!r} in this folder", code="empty_input")
+    return found
 
 
 def check_source(source: str) -> None:
@@ -115,7 +182,7 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
             code="source_denied",
             next_step="move the input, or start the worker with its folder in EMBQ_ROOTS",
         )
-    return source_for(unit.kind).read(unit, moved)
+    return source_for(unit.kind).read(without_urls(unit) if roots else unit, moved)
 
 
 def _is_allowed(source: str, roots: Sequence[str]) -> bool:

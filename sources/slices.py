@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from io import BufferedIOBase
 
 from core.errors import InputError, SourceError
 from core.units import Unit
-from sources.base import unwatched
-from sources.storage import SAMPLE_MAX_BYTES, open_unchanged, stat_file
+from sources.compressed import Text, open_planned
+from sources.storage import SAMPLE_MAX_BYTES, stat_file
 
 _BLOCK = 1 << 18
 """Fits the second-level cache, where counting line ends is fastest."""
@@ -26,7 +25,7 @@ def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
     first = 0
     planned = replace(unit, stop=status.size, etag=status.version)
     try:
-        with open_unchanged(planned, "source_changed", unwatched) as file:
+        with open_planned(planned) as (planned, file):
             for start, stop, lines in _cuts(file, most):
                 yield replace(planned, start=start, stop=stop, first=first, samples=lines)
                 first += lines
@@ -40,7 +39,7 @@ def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
         raise InputError(f"{path}: is empty", code="empty_input", next_step="leave it out")
 
 
-def _cuts(file: BufferedIOBase, most: int) -> Iterator[tuple[int, int, int]]:
+def _cuts(file: Text, most: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, lines) of each cut. A last line without a line end counts; nothing behind a line end does not."""
     start = lines = offset = 0
     block = b"\n"
@@ -70,7 +69,7 @@ def _after_lines(block: bytes, at: int, lines: int) -> int:
     return at
 
 
-def read_lines(file: BufferedIOBase, unit: Unit) -> Iterator[bytes | None]:
+def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
 
     Raises SourceError `source_changed` where the slice does not hold the lines that were planned.
@@ -97,7 +96,7 @@ def read_lines(file: BufferedIOBase, unit: Unit) -> Iterator[bytes | None]:
         )
 
 
-def _skip_line(file: BufferedIOBase, line: bytes, left: int) -> int:
+def _skip_line(file: Text, line: bytes, left: int) -> int:
     """Read to the end of a line that is too long without keeping it; the number of bytes skipped."""
     skipped = 0
     while not line.endswith(b"\n") and skipped < left:

@@ -6,21 +6,17 @@ needs no more than its slice. The line end behind the last line makes no further
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from core.errors import SampleError
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
+from sources.columns import ID_COLUMNS, TEXT_COLUMNS, named_columns
+from sources.compressed import open_text
 from sources.fields import compact_json, decode_text, is_unicode, parse_object
 from sources.slices import read_lines, split_lines
-from sources.storage import SAMPLE_MAX_BYTES, base_name, open_unchanged
-
-TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
-"""Where a line's text is looked for, in this order, unless the user names the column."""
-
-ID_COLUMNS = ("id", "key", "_id", "doc_id")
-"""Where a line's key is looked for, in this order, unless the user names the column."""
+from sources.storage import SAMPLE_MAX_BYTES, base_name
 
 
 class LinesSource:
@@ -57,16 +53,14 @@ class JsonLinesSource:
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
-        named = (("id_column", options.id_column), ("text_column", options.text_column))
-        columns = tuple((name, value) for name, value in named if value)
-        return split_lines(Unit(kind=self.kind, source=path, options=columns), options.unit_samples)
+        return split_lines(Unit(kind=self.kind, source=path, options=named_columns(options)), options.unit_samples)
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
         columns = dict(unit.options)
         seen: set[str] = set()
         for ordinal, key, line in _keyed_lines(unit, moved):
-            sample = _parse(ordinal, key, line, columns.get("text_column", ""), columns.get("id_column", ""))
+            sample = _parse(ordinal, key, line, columns)
             if sample.key in seen and sample.error is None:
                 message = f"line {unit.first + ordinal + 1} repeats the id of an earlier line"
                 sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
@@ -77,7 +71,7 @@ class JsonLinesSource:
 def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:
     """(ordinal, key by line number, line) of each line."""
     name = base_name(unit.source)
-    with open_unchanged(unit, "source_changed", moved) as file:
+    with open_text(unit, moved) as file:
         for ordinal, line in enumerate(read_lines(file, unit)):
             yield ordinal, f"{name}:{unit.first + ordinal + 1}", line
 
@@ -97,8 +91,10 @@ def _problem_of(text: str) -> tuple[str, str] | None:
     return None
 
 
-def _parse(ordinal: int, key: str, line: bytes | None, text_column: str, id_column: str) -> Sample:
+def _parse(ordinal: int, key: str, line: bytes | None, named: Mapping[str, str]) -> Sample:
     """The sample of one line. An error found after the id was read carries the id as its key."""
+    text_column, id_column = named.get("text_column", ""), named.get("id_column", "")
+    kept = named.get("metadata_columns", "").split(",") if "metadata_columns" in named else None
     try:
         decoded = _decode_line(line)
         if not decoded or decoded.isspace():
@@ -116,7 +112,11 @@ def _parse(ordinal: int, key: str, line: bytes | None, text_column: str, id_colu
         if not isinstance(text, str):
             wanted = repr(text_column) if text_column else f"any of {', '.join(TEXT_COLUMNS)}"
             raise SampleError("missing_text", f"no string in {wanted}; {_found(fields)}")
-        rest = {name: value for name, value in fields.items() if name not in (text_name, id_name)}
+        rest = {
+            name: value
+            for name, value in fields.items()
+            if (name not in (text_name, id_name) if kept is None else name in kept)
+        }
         metadata = compact_json(rest, "bad_json") if rest else None
     except SampleError as problem:
         return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))

@@ -29,7 +29,8 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, 
 
     With further inputs for the same output, these are added. Inputs that have changed since are refused.
 
-    INPUT is a webdataset .tar, a folder of images, a .jsonl or .txt file; globs and {000000..000099} are expanded.
+    INPUT is a webdataset .tar, a folder of images, a .parquet, .arrow, .h5, .csv, .jsonl or .txt
+    file; globs and {000000..000099} are expanded.
     """
     from core.broker import check, connect
     from core.commits import CommitLog

@@ -24,7 +24,8 @@ from embq.options import broker_option, json_option, run_options, worker_options
 def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Embed INPUT on this machine, with all its devices, and write the result to a folder.
 
-    INPUT is a webdataset .tar, a folder of images, a .jsonl or .txt file; globs and {000000..000099} are expanded.
+    INPUT is a webdataset .tar, a folder of images, a .parquet, .arrow, .h5, .csv, .jsonl or .txt
+    file; globs and {000000..000099} are expanded.
     Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
     """
     from embq.local import account, work

@@ -15,7 +15,7 @@ from core.layout import Layout, RunInfo
 from core.manifest import Manifest
 from core.units import Unit
 from embq.verification.findings import Findings
-from embq.verification.rereading import IMAGES
+from embq.verification.rereading import IMAGES, count
 
 
 def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
@@ -84,7 +84,7 @@ class _Coverage:
         start, first = self._at
         if unit.kind == "files":
             self._folders[unit.source] += len(unit.items)
-        elif unit.start != start and (self._whole or unit.start < start):
+        elif _by_bytes(unit) and unit.start != start and (self._whole or unit.start < start):
             self._findings.add("coverage", f"unit {u}", f"it starts at byte {unit.start} of {unit.source}, not {start}")
         if unit.first != first and (self._whole or unit.first < first):
             self._findings.add("coverage", f"unit {u}", f"its first sample is number {unit.first}, not {first}")
@@ -111,11 +111,26 @@ class _Coverage:
         last = self._last
         if last is None or last.kind == "files" or not self._whole:
             return
+        if not _by_bytes(last):
+            self._count_rows(last)
+            return
         size = last.etag.rpartition("-")[2]
         if size.isdigit() and last.stop != int(size):
             self._findings.add(
                 "coverage", last.source, f"its units end at byte {last.stop}, when planned it had {size} bytes"
             )
+
+    def _count_rows(self, last: Unit) -> None:
+        """Compare with the rows that an independent reading finds, where the source is as it was planned."""
+        planned = self._at[1]
+        there = count(last) if last.samples is not None else planned
+        if there is not None and there != planned:
+            self._findings.add("coverage", last.source, f"its units have {planned:,} rows, the source has {there:,}")
+
+
+def _by_bytes(unit: Unit) -> bool:
+    """Whether the units of this source are slices of its bytes, without gaps from the first to the last."""
+    return unit.kind in ("tar", "jsonl", "lines") and "compression" not in dict(unit.options)
 
 
 def _images_in(folder: str) -> int:

@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import IO, Any
 
 from core.errors import InputError
 from core.units import Unit
 from embq.verification.copying import COPIES
+from embq.verification.rereading_tables import KEPT, Row, csv_rows, hdf5_rows, table_rows
 from sources.remote import is_url, stat
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
@@ -65,15 +68,33 @@ def reread(unit: Unit, *, images: bool) -> Iterator[Found]:
     Raises SourceChangedError where the source is missing or of another version, SourceUnreadableError where it cannot
     be read as what it is said to be.
     """
-    readers = {"tar": _tar, "files": _files, "jsonl": _jsonl, "lines": _lines}
+    readers: dict[str, Callable[[Unit, bool], Iterator[Found]]] = {
+        "tar": _tar,
+        "files": _files,
+        "jsonl": _jsonl,
+        "lines": _lines,
+        "parquet": _rows_of(table_rows),
+        "arrow": _rows_of(table_rows),
+        "csv": _rows_of(csv_rows),
+        "hdf5": _rows_of(hdf5_rows),
+    }
     if unit.kind not in readers:
         raise SourceUnreadableError(f"units of kind {unit.kind!r} cannot be read a second time")
     if unit.kind != "files":
         _check_version(unit)
     try:
         yield from readers[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, LookupError) as error:
         raise SourceUnreadableError(f"{unit.source}: {error}") from error
+
+
+def count(unit: Unit) -> int | None:
+    """All rows of the unit's source, which is no plain text, tar or folder; None where that cannot be told any more."""
+    whole = replace(unit, start=0, stop=sys.maxsize, first=0, samples=sys.maxsize)
+    try:
+        return sum(1 for _ in reread(whole, images=False))
+    except (SourceChangedError, SourceUnreadableError):
+        return None
 
 
 def _check_version(unit: Unit) -> None:
@@ -171,9 +192,27 @@ def _whole(path: str) -> bytes | None:
         return file.read()
 
 
+def _rows_of(read: Callable[[Unit, bool], Iterator[Row]]) -> Callable[[Unit, bool], Iterator[Found]]:
+    def rows(unit: Unit, images: bool) -> Iterator[Found]:
+        for key, image, text in read(unit, images):
+            yield Found(key=_stored(key), image=image, text=_decoded(text))
+
+    return rows
+
+
+@contextmanager
+def _text_of(unit: Unit) -> Iterator[IO[bytes]]:
+    """The unit's file, decompressed."""
+    if "compression" in dict(unit.options):
+        yield KEPT.open(unit)
+        return
+    with open(unit.source, "rb") as file:
+        yield file
+
+
 def _lines(unit: Unit, _images: bool) -> Iterator[Found]:
     name = os.path.basename(unit.source)
-    with open(unit.source, "rb") as file:
+    with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
             yield Found(key=_stored(f"{name}:{number}"), text=_decoded(line))
 
@@ -181,7 +220,7 @@ def _lines(unit: Unit, _images: bool) -> Iterator[Found]:
 def _jsonl(unit: Unit, _images: bool) -> Iterator[Found]:
     name = os.path.basename(unit.source)
     named = dict(unit.options)
-    with open(unit.source, "rb") as file:
+    with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
             key, text = _key_and_text(_decoded(line), named.get("id_column", ""), named.get("text_column", ""))
             yield Found(key=_stored(key or f"{name}:{number}"), text=text)
@@ -202,7 +241,7 @@ def _key_and_text(line: str | None, id_column: str, text_column: str) -> tuple[s
     return str(identity) if usable else "", text if isinstance(text, str) else None
 
 
-def _cut(file: BinaryIO, start: int, stop: int) -> Iterator[bytes | None]:
+def _cut(file: IO[bytes], start: int, stop: int) -> Iterator[bytes | None]:
     """The lines between two offsets without their ends, LF or CRLF; None for one that is too long."""
     file.seek(start)
     at = start

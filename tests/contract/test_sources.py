@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -10,7 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import h5py
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import ipc
 
 from core.errors import InputError, SourceError
 from core.units import Unit
@@ -72,6 +77,44 @@ def write_lines(folder: Path) -> Path:
     return path
 
 
+def table() -> pa.Table:
+    return pa.table({"id": list(ROWS), "image": [key.encode() for key in ROWS], "text": list(ROWS.values())})
+
+
+def write_parquet(folder: Path) -> Path:
+    path = folder / "rows.parquet"
+    pq.write_table(table(), path, row_group_size=11)
+    return path
+
+
+def write_arrow(folder: Path) -> Path:
+    path = folder / "rows.arrow"
+    with ipc.new_stream(path, table().schema) as stream:
+        stream.write_table(table(), max_chunksize=11)
+    return path
+
+
+def write_hdf5(folder: Path) -> Path:
+    path = folder / "rows.h5"
+    keys = list(ROWS)
+    with h5py.File(path, "w") as file:
+        for batch in range(12):
+            some = keys[batch * 4 : batch * 4 + 4]
+            group = file.create_group(f"batches/{batch}")
+            group.create_dataset("id", data=some, dtype=h5py.string_dtype())
+            group.create_dataset("text", data=[ROWS[key] for key in some], dtype=h5py.string_dtype())
+    return path
+
+
+def write_csv(folder: Path) -> Path:
+    path = folder / "rows.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "text"])
+        writer.writerows(ROWS.items())
+    return path
+
+
 def append(path: Path) -> None:
     with open(path, "ab") as file:
         file.write(b"x\n")
@@ -90,6 +133,10 @@ CASES = [
         change=lambda path: append(path / "00" / "003.jpg"),
         listing=[(f"{k[:2]}/{k}.jpg", k.encode(), t) for k, t in ROWS.items()],
     ),
+    Case(kind="parquet", write=write_parquet, change=touch, listing=[(k, k.encode(), t) for k, t in ROWS.items()]),
+    Case(kind="arrow", write=write_arrow, change=append, listing=[(k, k.encode(), t) for k, t in ROWS.items()]),
+    Case(kind="hdf5", write=write_hdf5, change=touch, listing=[(k, None, t) for k, t in ROWS.items()]),
+    Case(kind="csv", write=write_csv, change=append, listing=[(k, None, t) for k, t in ROWS.items()]),
     Case(kind="jsonl", write=write_jsonl, change=append, listing=[(k, None, t) for k, t in ROWS.items()]),
     Case(
         kind="lines",

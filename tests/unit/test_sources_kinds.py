@@ -20,7 +20,20 @@ def touch(root: Path, *names: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a.tar", "tar"), ("A.TAR", "tar"), ("a.jsonl", "jsonl"), ("a.ndjson", "jsonl"), ("a.txt", "lines")],
+    [
+        ("a.tar", "tar"),
+        ("A.TAR", "tar"),
+        ("a.jsonl", "jsonl"),
+        ("a.ndjson", "jsonl"),
+        ("a.txt", "lines"),
+        ("a.txt.gz", "lines"),
+        ("a.jsonl.zst", "jsonl"),
+        ("a.csv.bz2", "csv"),
+        ("a.tsv", "csv"),
+        ("a.parquet", "parquet"),
+        ("a.feather", "arrow"),
+        ("a.h5", "hdf5"),
+    ],
 )
 def test_a_file_tells_its_kind_by_its_name(tmp_path: Path, name: str, kind: str) -> None:
     touch(tmp_path, name)
@@ -40,25 +53,40 @@ def test_a_folder_stands_for_what_it_holds(tmp_path: Path, names: list[str], fou
     assert detect(str(tmp_path)) == [(kind, str(tmp_path / name)) for kind, name in found]
 
 
+def test_a_folder_with_tables_and_texts_asks_which_is_meant(tmp_path: Path) -> None:
+    touch(tmp_path, "b.parquet", "notes.txt")
+    with pytest.raises(InputError, match=r"tables such as b\.parquet and texts such as notes\.txt"):
+        detect(str(tmp_path))
+
+
+def test_a_wanted_kind_stands_above_names(tmp_path: Path) -> None:
+    touch(tmp_path, "b.parquet", "notes.txt", "rows.dat")
+    assert detect(str(tmp_path), "lines") == [("lines", str(tmp_path / "notes.txt"))]
+    assert detect(str(tmp_path / "rows.dat"), "csv") == [("csv", str(tmp_path / "rows.dat"))]
+    with pytest.raises(InputError, match="no file of kind 'hdf5'"):
+        detect(str(tmp_path), "hdf5")
+
+
 def test_a_folder_with_shards_and_loose_images_asks_which_is_meant(tmp_path: Path) -> None:
     touch(tmp_path, "a.tar", "b/c.jpg")
     with pytest.raises(InputError, match=r"1 tar shards and loose images such as b/c\.jpg"):
         detect(str(tmp_path))
 
 
-@pytest.mark.parametrize("names", [[], ["a.parquet"], ["sub/a.tar"]])
+@pytest.mark.parametrize("names", [[], ["a.xls"], ["sub/a.tar"]])
 def test_a_folder_with_nothing_to_embed_says_what_it_holds(tmp_path: Path, names: list[str]) -> None:
     touch(tmp_path, *names)
-    with pytest.raises(InputError, match=r"found: (nothing|\.parquet|\.tar)"):
+    with pytest.raises(InputError, match=r"found: (nothing|\.xls|\.tar)"):
         detect(str(tmp_path))
 
 
 def test_a_single_image_or_an_unknown_file_is_no_input(tmp_path: Path) -> None:
-    touch(tmp_path, "a.jpg", "a.parquet")
+    touch(tmp_path, "a.jpg", "a.xls", "a.parquet.gz")
     with pytest.raises(InputError, match="images are read by the folder"):
         detect(str(tmp_path / "a.jpg"))
-    with pytest.raises(InputError, match="no input"):
-        detect(str(tmp_path / "a.parquet"))
+    for name in ("a.xls", "a.parquet.gz"):
+        with pytest.raises(InputError, match="no input"):
+            detect(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

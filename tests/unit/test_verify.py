@@ -756,4 +756,4 @@ def test_the_reader_names_a_part_that_is_gone(out: Path) -> None:
 
 def test_units_of_a_kind_that_cannot_be_read_again_are_not_taken_for_empty() -> None:
     with pytest.raises(Exception, match="cannot be read a second time"):
-        list(reread(Unit(kind="hdf5", source="x"), images=False))
+        list(reread(Unit(kind="unheard-of", source="x"), images=False))

@@ -1,0 +1,265 @@
+"""Tables and compressed texts read a second time: whole files through pyarrow, csv and h5py, a few plain rules.
+
+As in `rereading`, nothing of `sources` is used here but what the documentation promises about columns and keys.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bz2
+import csv
+import gzip
+import itertools
+import lzma
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from core.units import Unit
+
+TEXTS = ("text", "caption", "content", "document", "passage", "body")
+IDS = ("id", "key", "_id", "doc_id")
+IMAGES = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "bytes")
+LINKS = ("image_path", "image_file", "image")
+
+CSV_FIELD_MAX_BYTES = 64_000_000
+
+Row = tuple[str, bytes | None, bytes | None]
+"""Key, image and text of a row."""
+
+
+# --- parquet and arrow ---
+
+
+def table_rows(unit: Unit, images: bool) -> Iterator[Row]:
+    """The rows of a slice of a parquet or Arrow file."""
+    table = _table(unit.kind, unit.source, unit.etag)
+    text, image, key = pick({field.name: _role(field.type) for field in table.schema}, dict(unit.options))
+    rows = table.slice(unit.first, min(unit.samples or 0, table.num_rows))
+    nothing = [None] * rows.num_rows
+    texts = _as_bytes(rows[text]) if text else nothing
+    pictures = _pictures(rows[image], os.path.dirname(unit.source)) if image and images else nothing
+    keys = _as_bytes(rows[key]) if key else nothing
+    for number, row in enumerate(zip(keys, pictures, texts, strict=True), start=unit.first + 1):
+        yield _key(row[0]) or f"{os.path.basename(unit.source)}:{number}", row[1], row[2]
+
+
+@lru_cache(maxsize=1)
+def _table(kind: str, path: str, _version: str) -> pa.Table:
+    if kind == "parquet":
+        return pq.read_table(path, partitioning=None, use_threads=False)
+    with pa.memory_map(path) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        return (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).read_all()
+
+
+def _role(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    name = str(kind)
+    if name in ("string", "large_string", "string_view"):
+        return "text"
+    if name in ("binary", "large_binary", "binary_view") or name.startswith("fixed_size_binary"):
+        return "bytes"
+    if name.startswith("struct<") and re.search(r"[<, ]bytes: (large_)?binary", name):
+        return "image"
+    return "integer" if pa.types.is_integer(kind) else ""
+
+
+def _as_bytes(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+    values: list[Any] = (column if pa.types.is_integer(column.type) else column.cast(pa.large_binary())).to_pylist()
+    return values
+
+
+def _pictures(column: pa.ChunkedArray, folder: str) -> list[bytes | None]:
+    role = _role(column.type)
+    if role == "bytes":
+        return _as_bytes(column)
+    if role == "text":
+        return [None if link is None else _linked(folder, os.fsdecode(link)) for link in _as_bytes(column)]
+    found: list[bytes | None] = []
+    for value in column.to_pylist():
+        data = (value or {}).get("bytes")
+        link = (value or {}).get("path")
+        found.append(data if data is not None or not link else _linked(folder, link))
+    return found
+
+
+def _linked(folder: str, link: str) -> bytes | None:
+    path = os.path.join(folder, link)
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _key(value: Any) -> str:
+    """The key that an id makes; "" where the row's number stands for it."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8").removeprefix("\ufeff")
+        except UnicodeDecodeError:
+            return ""
+    return "" if value is None else str(value)
+
+
+def pick(roles: dict[str, str], named: dict[str, str]) -> tuple[str, str, str]:
+    """The columns of text, image and key, each "" where there is none; the unit has rows, so nothing is ambiguous."""
+    texts = [name for name, role in roles.items() if role == "text"]
+    blobs = [name for name, role in roles.items() if role in ("bytes", "image")]
+    structs = [name for name in blobs if roles[name] == "image"]
+    text, image = named.get("text_column", ""), named.get("image_column", "")
+    if not image:
+        image = _called([b for b in blobs if b != text], IMAGES) or _called([t for t in texts if t != text], LINKS)
+        if not image and len(structs) == 1:
+            image = structs[0]
+        if not image and not text and not _called(texts, TEXTS) and len(blobs) == 1:
+            image = blobs[0]
+    if not text:
+        free = [name for name in texts if name not in (image, named.get("id_column"))]
+        text = _called(free, TEXTS)
+        if not text and not image:
+            others = [name for name in free if name.lower() not in IDS] or free
+            text = others[0]
+    key = named.get("id_column") or _called(
+        [name for name, role in roles.items() if role in ("text", "integer") and name != text], IDS
+    )
+    return text, image, key
+
+
+def _called(names: list[str], wanted: tuple[str, ...]) -> str:
+    return next((name for want in wanted for name in names if name.lower() == want), "")
+
+
+# --- compressed texts and csv ---
+
+
+class _Kept:
+    """The one file that was read last, so that slices of it are not each reached from its beginning."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, str] | None = None
+        self._file: IO[bytes] | None = None
+        self.rows: tuple[int, Iterator[list[str] | None], list[str]] | None = None
+        atexit.register(self.close)
+
+    def open(self, unit: Unit) -> IO[bytes]:
+        """The text, decompressed; anywhere in it."""
+        key = (unit.source, unit.etag)
+        if self._file is None or self._key != key:
+            self.close()
+            self._key, self._file = key, _opener(dict(unit.options).get("compression", ""))(unit.source)
+        return self._file
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._key = self.rows = None
+
+
+KEPT = _Kept()
+
+
+def _opener(compression: str) -> Callable[[str], IO[bytes]]:
+    def plain(path: str) -> IO[bytes]:
+        return open(path, "rb")
+
+    def zstd(path: str) -> IO[bytes]:
+        if sys.version_info >= (3, 14):
+            from compression.zstd import ZstdFile
+        else:
+            from backports.zstd import ZstdFile
+        file: Any = ZstdFile(path)
+        return file  # type: ignore[no-any-return]
+
+    openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open, "zstd": zstd}
+    opener: Callable[[str], IO[bytes]] = openers.get(compression, plain)
+    return opener
+
+
+def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
+    """The rows of a slice of a .csv or .tsv, counted from the beginning of the file."""
+    csv.field_size_limit(CSV_FIELD_MAX_BYTES)
+    file = KEPT.open(unit)
+    if KEPT.rows is None or KEPT.rows[0] > unit.first:
+        file.seek(0)
+        lines = (line.decode("latin-1") for line in file)
+        first = next(lines)
+        delimiter = "\t" if re.search(r"\.(tsv|tab)(\.\w+)?$", unit.source.lower()) else _first_of(first)
+        reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
+        head = [(_key(name.encode("latin-1"))) for name in next(reader)]
+        KEPT.rows = (0, _records(reader, len(head)), head)
+    position, records, head = KEPT.rows
+    text, image, key = pick(dict.fromkeys(head, "text"), dict(unit.options))
+    folder = os.path.dirname(unit.source)
+    rows = itertools.islice(records, unit.first - position, unit.first - position + (unit.samples or 0))
+    for number, fields in enumerate(rows, start=unit.first + 1):
+        KEPT.rows = (number, records, head)
+        row = {} if fields is None else {n: f.encode("latin-1") for n, f in zip(head, fields, strict=True)}
+        link = row.get(image)
+        yield (
+            _key(row.get(key)) or f"{os.path.basename(unit.source)}:{number}",
+            _linked(folder, os.fsdecode(link)) if link else None,
+            row.get(text),
+        )
+
+
+def _first_of(line: str) -> str:
+    return next((one for one in ",;\t" if one in line), ",")
+
+
+def _records(reader: Any, columns: int) -> Iterator[list[str] | None]:
+    """The rows; None for one that is not as the header says."""
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield None
+            continue
+        if fields or columns == 1:
+            fields = fields or [""]
+            yield fields if len(fields) == columns else None
+
+
+# --- HDF5 ---
+
+
+def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
+    """The strings of a slice, counted through all datasets whose paths differ in numbers only."""
+    import h5py
+
+    named = dict(unit.options)
+    pattern = "/".join("[0-9]+" if part.isdigit() else re.escape(part) for part in unit.items[0][0].split("/"))
+    with h5py.File(unit.source, "r") as file:
+        wanted = named.get("text_column", "").strip("/")
+        paths = [wanted] if wanted in file else [path for path, _ in _datasets(file) if re.fullmatch(pattern, path)]
+        paths.sort(key=lambda path: [int(part) if part.isdigit() else part for part in path.split("/")])
+        at = 0
+        stop = unit.first + (unit.samples or 0)
+        for path in paths:
+            texts = file[path]
+            low, high = max(unit.first - at, 0), min(stop - at, len(texts))
+            if low < high:
+                ids = file[path].parent[named["ids"]][low:high] if "ids" in named else [None] * (high - low)
+                for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=at + low + 1):
+                    yield _key(key) or f"{os.path.basename(unit.source)}:{number}", None, bytes(text)
+            at += len(texts)
+
+
+def _datasets(file: Any) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    file.visititems(lambda path, node: found.append((path, node)) if hasattr(node, "shape") else None)
+    return found

@@ -1,0 +1,191 @@
+"""Which column of a table holds what: named by the user, else found where only one answer is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.errors import SourceError
+from sources.base import ReadOptions
+
+TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
+"""Where a text is looked for, in this order, unless the user names the column."""
+
+ID_COLUMNS = ("id", "key", "_id", "doc_id")
+"""Where a key is looked for, in this order, unless the user names the column."""
+
+IMAGE_COLUMNS = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "bytes")
+"""Columns of bytes with such a name hold images, whatever else the table has."""
+
+LINK_COLUMNS = ("image_path", "image_file", "image")
+"""Columns of strings with such a name hold the paths of images. URLs are read only where the user names the column."""
+
+NAMED = ("id_column", "image_column", "metadata_columns", "text_column")
+"""The fields of `ReadOptions` that name columns, in the order in which units carry them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: as the table has it.
+        role: "text", "integer", "bytes", "image" (a struct of bytes and path) or "other".
+        type: the type's name in the table's own words, for messages.
+    """
+
+    name: str
+    role: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is taken from each row. "" where there is no such column.
+
+    Attributes:
+        text: column of the text or caption.
+        image: column of the image.
+        is_link: whether that column holds paths or URLs instead of bytes.
+        key: column of the key.
+        metadata: columns that become metadata, in the user's order.
+    """
+
+    text: str
+    image: str
+    is_link: bool
+    key: str
+    metadata: tuple[str, ...]
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What samples of this table can have."""
+        return (("image",) if self.image else ()) + (("text",) if self.text else ())
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that must be read, each once."""
+        return list(dict.fromkeys(name for name in (self.text, self.image, self.key, *self.metadata) if name))
+
+
+def named_columns(options: ReadOptions) -> tuple[tuple[str, str], ...]:
+    """The columns that the user named, as a unit carries them; () where none is."""
+    values = {
+        "id_column": options.id_column,
+        "image_column": options.image_column,
+        "metadata_columns": ",".join(options.metadata_columns),
+        "text_column": options.text_column,
+    }
+    return tuple((name, values[name]) for name in NAMED if values[name])
+
+
+def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: str) -> Choice:
+    """What to take from a table with `columns`; `path` is named in errors.
+
+    Args:
+        columns: all columns of the table.
+        named: what the user named, as `named_columns` gives it.
+
+    Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
+    """
+    wanted = dict(named)
+    there = {column.name: column for column in columns}
+    image = _image(there, wanted, path)
+    text = _text(there, wanted, path, image.name if image else "")
+    key = _key(there, wanted, path, text)
+    metadata = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
+    for name in metadata:
+        _typed(there, name, ("text", "integer", "other"), "--metadata-columns", path)
+    return Choice(
+        text=text,
+        image=image.name if image else "",
+        is_link=image is not None and image.role == "text",
+        key=key,
+        metadata=metadata,
+    )
+
+
+def shown(columns: Iterable[Column]) -> str:
+    """Names and types of columns, for a message."""
+    listed = [f"{column.name} ({column.type})" for column in columns]
+    return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "") if listed else "none"
+
+
+def _image(there: Mapping[str, Column], wanted: Mapping[str, str], path: str) -> Column | None:
+    if name := wanted.get("image_column"):
+        return _typed(there, name, ("bytes", "image", "text"), "--image-column", path)
+    free = [column for column in there.values() if column.name != wanted.get("text_column")]
+    data = [column for column in free if column.role in ("bytes", "image")]
+    by_name = _first(data, IMAGE_COLUMNS) or _first([c for c in free if c.role == "text"], LINK_COLUMNS)
+    structs = [column for column in data if column.role == "image"]
+    if by_name:
+        return by_name
+    if len(structs) == 1:
+        return structs[0]
+    texts = [column for column in there.values() if column.role == "text"]
+    if wanted.get("text_column") or _first(texts, TEXT_COLUMNS):
+        return None  # it is a table of texts, and other bytes in it may be anything
+    if len(data) > 1:
+        raise _ambiguous(path, "images", data, "--image-column")
+    return data[0] if data else None
+
+
+def _text(there: Mapping[str, Column], wanted: Mapping[str, str], path: str, image: str) -> str:
+    if name := wanted.get("text_column"):
+        return _typed(there, name, ("text",), "--text-column", path).name
+    taken = {image, wanted.get("id_column")}
+    texts = [column for column in there.values() if column.role == "text" and column.name not in taken]
+    if by_name := _first(texts, TEXT_COLUMNS):
+        return by_name.name
+    if image:
+        return ""  # which of the other strings is a caption, only the user can say
+    others = [column for column in texts if column.name.lower() not in ID_COLUMNS] or texts
+    if len(others) > 1:
+        raise _ambiguous(path, "texts", others, "--text-column")
+    if not others:
+        raise SourceError(
+            f"{path}: no column of texts or images; it has {shown(there.values())}",
+            code="missing_column",
+            next_step="name the column with --text-column or --image-column, or leave the file out",
+        )
+    return others[0].name
+
+
+def _key(there: Mapping[str, Column], wanted: Mapping[str, str], path: str, text: str) -> str:
+    if name := wanted.get("id_column"):
+        return _typed(there, name, ("text", "integer"), "--id-column", path).name
+    usable = [column for column in there.values() if column.role in ("text", "integer") and column.name != text]
+    found = _first(usable, ID_COLUMNS)
+    return found.name if found else ""
+
+
+def _first(columns: Sequence[Column], names: Sequence[str]) -> Column | None:
+    """The column whose name, in either case, comes first in `names`."""
+    by_name = {column.name.lower(): column for column in reversed(columns)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _typed(there: Mapping[str, Column], name: str, roles: Sequence[str], option: str, path: str) -> Column:
+    column = there.get(name)
+    if column is None:
+        raise SourceError(
+            f"{path}: no column {name!r}; it has {shown(there.values())}",
+            code="missing_column",
+            next_step=f"check {option}, or leave the file out",
+        )
+    if column.role not in roles:
+        usable = [other for other in there.values() if other.role in roles]
+        raise SourceError(
+            f"{path}: column {name!r} is of type {column.type}; usable: {shown(usable)}",
+            code="wrong_column_type",
+            next_step=f"name another column with {option}",
+        )
+    return column
+
+
+def _ambiguous(path: str, what: str, candidates: Sequence[Column], option: str) -> SourceError:
+    return SourceError(
+        f"{path}: more than one column may hold the {what}: {shown(candidates)}",
+        code="ambiguous_column",
+        next_step=f"say which: {option} {candidates[0].name}",
+    )

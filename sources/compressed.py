@@ -1,0 +1,240 @@
+"""Compressed texts: .gz, .zst, .bz2 and .xz, known by their first bytes, read forwards in bounded memory.
+
+Offsets count the bytes that come out. A file that is cut, damaged, or has something behind its end is an error, never a
+short text; planning reads it to the end, checksums and all.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from core.errors import SourceError
+from core.units import Unit
+from sources.base import Moved, unwatched
+from sources.cursors import LastCursor
+from sources.storage import open_unchanged
+
+SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
+"""What may follow the name of a text file; what counts is how the file begins."""
+
+OPTION = "compression"
+"""The option by which a unit says how its file is compressed; units of plain files have none."""
+
+_MAGICS = {"gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0"}
+_PADDED = ("gzip", "xz")
+"""Formats whose files may end in zeros."""
+
+_INPUT_BYTES = 1 << 18
+_OUTPUT_BYTES = 1 << 20
+_XZ_MEMORY_BYTES = 256 << 20
+"""What decompressing may take: a header can ask for 4 GB."""
+
+
+class _Decoder(Protocol):
+    """One member of a compressed file, as the standard library's decompressors have it."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def needs_input(self) -> bool: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Gzip:
+    """zlib's decompressor in the form of the others."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+        self._tail = b""
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        out = self._inner.decompress(self._tail + data, max_length)
+        self._tail = self._inner.unconsumed_tail
+        self.needs_input = not self._tail and len(out) < max_length
+        return out
+
+
+def _zstd() -> _Decoder:
+    decoder: _Decoder
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    decoder = zstd.ZstdDecompressor()
+    return decoder
+
+
+def _xz() -> _Decoder:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
+
+
+_DECODERS: dict[str, Callable[[], _Decoder]] = {"gzip": _Gzip, "zstd": _zstd, "bzip2": bz2.BZ2Decompressor, "xz": _xz}
+
+
+def compression_of(head: bytes) -> str:
+    """The format of a file that begins with `head` (8 bytes or more, if it has them); "" for a plain one."""
+    found = next((name for name, magic in _MAGICS.items() if head.startswith(magic)), "")
+    # A text may begin with BZh as well.
+    return "" if found == "bzip2" and head[4:8] not in (b"1AY&", b"\x17rE8") else found
+
+
+class _Members(io.RawIOBase):
+    """The content of all members of a compressed file, one behind the other."""
+
+    def __init__(self, file: io.BufferedIOBase, compression: str, path: str) -> None:
+        super().__init__()
+        self._file = file
+        self._path = path
+        self._compression = compression
+        self._decoder = _DECODERS[compression]()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with memoryview(buffer) as view:
+            out = self._more(len(view))
+            view[: len(out)] = out
+        return len(out)
+
+    def _more(self, most: int) -> bytes:
+        while True:
+            data = b""
+            if self._decoder.eof:
+                data = self._next_member(self._decoder.unused_data)
+                if not data:
+                    return b""
+                self._decoder = _DECODERS[self._compression]()
+            elif self._decoder.needs_input:
+                data = self._file.read(_INPUT_BYTES)
+                if not data:
+                    raise self._damage("it ends too early: it is cut", "source_truncated")
+            try:
+                out = self._decoder.decompress(data, most)
+            except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
+                raise self._damage(f"it is damaged: {error}") from error
+            except Exception as error:
+                if type(error).__name__ != "ZstdError":  # its module is imported only where it is needed
+                    raise
+                raise self._damage(f"it is damaged: {error}") from error
+            if out:
+                return out
+
+    def _next_member(self, data: bytes) -> bytes:
+        """The beginning of the next member; b"" at the end of the file."""
+        while True:
+            if self._compression in _PADDED:
+                data = data.lstrip(b"\0")
+            if len(data) >= 8 or not (fresh := self._file.read(_INPUT_BYTES)):
+                break
+            data += fresh
+        if data and not data.startswith(_MAGICS[self._compression]):
+            raise self._damage("there is something else behind its end")
+        return data
+
+    def _damage(self, what: str, code: str = "source_damaged") -> SourceError:
+        return SourceError(
+            f"{self._path}: as {self._compression}, {what}", code=code, next_step="copy or write the file again"
+        )
+
+
+class TextCursor:
+    """A place in a decompressed text; a file that can be read and sought forwards only."""
+
+    def __init__(self, unit: Unit, compression: str) -> None:
+        self.moved: Moved = unwatched
+        self.position = 0
+        with ExitStack() as stack:
+            whole = replace(unit, start=0, stop=0)
+            file = stack.enter_context(open_unchanged(whole, "source_changed", lambda: self.moved()))
+            self._text = stack.enter_context(io.BufferedReader(_Members(file, compression, unit.source), _OUTPUT_BYTES))
+            self._stack = stack.pop_all()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; b"" at the end."""
+        data = self._text.read(size)
+        self.position += len(data)
+        return data
+
+    def readline(self, limit: int = -1) -> bytes:
+        """A line with its end, or its first `limit` bytes."""
+        line = self._text.readline(limit)
+        self.position += len(line)
+        return line
+
+    def seek(self, offset: int) -> int:
+        """Go forwards to `offset`."""
+        while self.position < offset and self.read(min(_OUTPUT_BYTES, offset - self.position)):
+            pass
+        return self.position
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._stack.close()
+
+
+class Text(Protocol):
+    """What reading lines needs of a file."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def readline(self, limit: int, /) -> bytes: ...
+    def seek(self, offset: int, /) -> int: ...
+
+
+_LAST: LastCursor[TextCursor] = LastCursor()
+
+
+@contextmanager
+def open_text(unit: Unit, moved: Moved) -> Iterator[Text]:
+    """The unit's text, at its first byte or before its slice; the file is the version that was planned.
+
+    Raises SourceError `source_changed`, `source_truncated`, `source_damaged`, or as `open_unchanged` does.
+    """
+    compression = dict(unit.options).get(OPTION, "")
+    if not compression:
+        with open_unchanged(unit, "source_changed", moved) as file:
+            yield file
+    elif compression not in _DECODERS:
+        raise SourceError(
+            f"{unit.source}: is compressed as {compression!r}, which this worker does not know",
+            code="unknown_kind",
+            next_step="is this worker older than the run?",
+        )
+    else:
+        with _LAST.at(unit, unit.start, moved, lambda: TextCursor(unit, compression)) as cursor:
+            yield cursor
+
+
+@contextmanager
+def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
+    """The whole text of a file that is being planned, and the unit, which now says how the file is compressed."""
+    with open_unchanged(unit, "source_changed", unwatched) as file:
+        compression = compression_of(file.peek(8)[:8])
+        if not compression:
+            yield unit, file
+            return
+        unit = replace(unit, options=tuple(sorted((*unit.options, (OPTION, compression)))))
+        cursor = TextCursor(unit, compression)
+        try:
+            yield unit, cursor
+        finally:
+            cursor.close()

@@ -1,0 +1,222 @@
+"""Kind "csv": .csv and .tsv files with a header, quoted as RFC 4180 says, as units of consecutive rows.
+
+A row that is not as the header says is a failure of its own. A blank line is no row, except where there is only one
+column. Fields are split before they are decoded, so that one that is not UTF-8 harms no other.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain, islice
+
+from core.errors import InputError, SampleError, SourceError
+from core.log import Events
+from core.units import Sample, Unit
+from sources.base import Moved, ReadOptions, unwatched
+from sources.columns import Choice, Column, choose, named_columns
+from sources.compressed import SUFFIXES as COMPRESSED
+from sources.compressed import Text, open_planned, open_text
+from sources.fields import decode_text
+from sources.remote import is_url, path_of
+from sources.rows import COLUMN_CODES, RowSamples
+from sources.storage import SAMPLE_MAX_BYTES, stat_file
+
+log = Events("sources")
+
+FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
+"""A longer field or line makes its row a `bad_csv`; between this and `SAMPLE_MAX_BYTES` it is `too_large`."""
+
+_CHUNK_ROWS = 64
+"""Turned into samples at a time, so that images behind URLs are fetched several at a time."""
+
+TAB_SUFFIXES = (".tsv", ".tab")
+
+Row = list[str] | str
+"""The fields of a row, each character one byte; or what is wrong with it."""
+
+
+class DelimitedSource:
+    """One sample per row. The key is the id column's value, else "<file name>:<row from 1>".
+
+    Columns are separated by tabs in .tsv; else by the first of comma, semicolon and tab that the header has. All other
+    columns become metadata, unless the user names some.
+    """
+
+    kind = "csv"
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """The modalities that the samples of this file can have, from its header; SourceError where it has none."""
+        unit = self._whole(path, options)
+        with open_planned(unit) as (unit, text):
+            names, _, _ = _read_header(text, path)
+        return _choice(names, unit).modalities
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail."""
+        unit = self._whole(path, options)
+        with open_planned(unit) as (unit, text):
+            names, delimiter, start = _read_header(text, path)
+            try:
+                _choice(names, unit)
+            except SourceError as error:
+                if error.code not in COLUMN_CODES:
+                    raise
+                log.warning("table_unusable", path=path, code=error.code, why=error.message)
+            first = rows = 0
+            stop = start
+            for stop, _ in _rows(text, start, delimiter, len(names)):
+                rows += 1
+                if rows == options.unit_samples:
+                    yield replace(unit, start=start, stop=stop, first=first, samples=rows)
+                    first, start, rows = first + rows, stop, 0
+            if rows:
+                yield replace(unit, start=start, stop=stop, first=first, samples=rows)
+            elif not first:
+                raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """One sample per row."""
+        names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
+        choice = _choice(names, unit)
+        samples = RowSamples(unit, moved)
+        stop, rows = unit.start, 0
+        with open_text(unit, moved) as text:
+            text.seek(unit.start)
+            planned = islice(_rows(text, unit.start, delimiter, len(names)), unit.samples)
+            while some := list(islice(planned, _CHUNK_ROWS)):
+                stop, rows = some[-1][0], rows + len(some)
+                yield from _samples(samples, choice, names, [row for _, row in some])
+        if (stop, rows) != (unit.stop, unit.samples):
+            raise SourceError(
+                f"{unit.source}: bytes {unit.start} to {unit.stop} hold {rows} rows and not the planned {unit.samples}",
+                code="source_changed",
+                next_step="put the planned file back, or plan a new run",
+            )
+
+    def _whole(self, path: str, options: ReadOptions) -> Unit:
+        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))
+
+
+@lru_cache(maxsize=8)
+def _header(whole: Unit) -> tuple[list[str], str]:
+    """Names and delimiter of a file's version; every unit needs them, and few files are open at a time."""
+    with open_planned(whole) as (_, text):
+        names, delimiter, _ = _read_header(text, whole.source)
+    return names, delimiter
+
+
+def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
+    """The names of the columns, what separates them, and the offset behind the header."""
+    lines = _Lines(text, 0)
+    try:
+        line = next(lines, "")
+        delimiter = "\t" if _is_tabbed(path) else next((one for one in ",;\t" if one in line), ",")
+        fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True), [])
+        names = [decode_text(field.encode("latin-1")) for field in fields]
+    except (csv.Error, SampleError) as error:
+        raise _bad_header(path, str(error)) from error
+    if not names or len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise _bad_header(path, f"a name is there twice: {', '.join(map(repr, twice))}" if twice else "it is blank")
+    return names, delimiter, lines.offset
+
+
+def _is_tabbed(path: str) -> bool:
+    name = (path_of(path) if is_url(path) else path).lower()
+    return name.removesuffix(next((end for end in COMPRESSED if name.endswith(end)), "")).endswith(TAB_SUFFIXES)
+
+
+def _bad_header(path: str, why: str) -> SourceError:
+    return SourceError(
+        f"{path}: its first line is no header of columns: {why}",
+        code="table_damaged",
+        next_step="write the file with one name for each column in its first line",
+    )
+
+
+def _choice(names: list[str], unit: Unit) -> Choice:
+    """What to take of each row; all other columns become metadata unless the user named some."""
+    columns = [Column(name=name, role="text", type="text") for name in names]
+    choice = choose(columns, unit.options, unit.source)
+    if choice.metadata:
+        return choice
+    return replace(choice, metadata=tuple(name for name in names if name not in choice.names))
+
+
+class _Lines:
+    """The lines of a text as csv wants them, each character one byte.
+
+    Attributes:
+        offset: of the byte behind the last line that was given.
+    """
+
+    def __init__(self, text: Text, offset: int) -> None:
+        self.offset = offset
+        self._text = text
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(FIELD_MAX_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.offset += len(line)
+        if len(line) > FIELD_MAX_BYTES:
+            while not line.endswith(b"\n") and (line := self._text.readline(1 << 20)):
+                self.offset += len(line)
+            raise csv.Error(f"a line has more than {FIELD_MAX_BYTES} bytes")
+        return line.decode("latin-1")
+
+
+def _rows(text: Text, offset: int, delimiter: str, columns: int) -> Iterator[tuple[int, Row]]:
+    """(offset behind it, fields) of each row from `offset` on, where `text` stands."""
+    csv.field_size_limit(FIELD_MAX_BYTES)  # of the whole process; its default is 128 kB
+    lines = _Lines(text, offset)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield lines.offset, str(error)
+            continue
+        if fields:
+            yield lines.offset, fields
+        elif columns == 1:
+            yield lines.offset, [""]
+
+
+def _samples(samples: RowSamples, choice: Choice, names: list[str], rows: list[Row]) -> Iterator[Sample]:
+    fields = [
+        {name: field.encode("latin-1") for name, field in zip(names, row, strict=False)}
+        if isinstance(row, list) and len(row) == len(names)
+        else {}
+        for row in rows
+    ]
+    images = samples.images([None] * len(rows), [one.get(choice.image) for one in fields])
+    for row, one, image in zip(rows, fields, images, strict=True):
+        if isinstance(row, str):
+            yield samples.failed("bad_csv", f"the row cannot be split into fields: {row}")
+        elif not one:
+            yield samples.failed("ragged_row", f"the row has {len(row)} fields, the header has {len(names)}")
+        else:
+            yield samples.sample(
+                choice,
+                identity=one.get(choice.key),
+                text=one.get(choice.text),
+                image=image,
+                others={name: _decoded(one[name]) for name in choice.metadata},
+            )
+
+
+def _decoded(field: bytes) -> str | SampleError:
+    try:
+        return decode_text(field)
+    except SampleError as error:
+        return SampleError("bad_metadata", error.message)

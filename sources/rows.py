@@ -1,0 +1,192 @@
+"""Rows of any table as samples, and what may be wrong with a table as a whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from core.errors import SampleError, SourceError
+from core.units import Sample, Unit
+from sources.base import Moved, unwatched
+from sources.columns import Choice
+from sources.fields import compact_json, decode_text
+from sources.files import read_inside
+from sources.remote import check_url, fetch_all, is_url
+from sources.storage import SAMPLE_MAX_BYTES, base_name, join
+
+COLUMN_CODES = ("missing_column", "ambiguous_column", "wrong_column_type")
+"""What can be wrong with the columns of one file while all others are as they should be."""
+
+UNUSABLE_CODES = (*COLUMN_CODES, "table_damaged")
+"""What makes the units of one table fail, and leaves those of all others alone."""
+
+
+_URLS = "urls"
+"""The option that is put on a unit, where it is read, to have the URLs in its rows refused."""
+
+
+class RowSamples:
+    """Turns the rows of one unit into samples, in order."""
+
+    def __init__(self, unit: Unit, moved: Moved = unwatched) -> None:
+        self._unit = unit
+        self._moved = moved
+        self._name = base_name(unit.source)
+        self._ordinal = 0
+        self._seen: set[str] = set()
+        named = dict(unit.options)
+        self._needs_id = bool(named.get("id_column"))
+        self._may_fetch = bool(named.get("image_column")) and _URLS not in named
+
+    def failed(self, code: str, message: str) -> Sample:
+        """The next row as a failure."""
+        ordinal, key = self._next()
+        return Sample(ordinal=ordinal, key=key, error=(code, message))
+
+    def sample(
+        self,
+        choice: Choice,
+        *,
+        identity: bytes | int | None,
+        text: bytes | None,
+        image: bytes | SampleError | None,
+        others: dict[str, Any],
+    ) -> Sample:
+        """The next row as a sample.
+
+        Args:
+            choice: which column each value comes from.
+            identity: of the key column; nothing in it makes the row's number the key.
+            text: of the text column.
+            image: the image's bytes, or why they cannot be had.
+            others: what becomes metadata; a SampleError stands for a value that cannot be had.
+        """
+        ordinal, key = self._next()
+        decoded = metadata = None
+        try:
+            if identity is not None and identity != b"":
+                key = decode_text(identity) if isinstance(identity, bytes) else str(identity)
+            elif self._needs_id:
+                raise SampleError("missing_id", f"the row has no value in {choice.key!r}")
+            if key in self._seen:
+                raise SampleError("duplicate_key", f"row {self._unit.first + ordinal + 1} repeats the id of an earlier")
+            self._seen.add(key)
+            decoded = _text(choice, text)
+            if isinstance(image, SampleError):
+                raise image
+            if image is not None and len(image) > SAMPLE_MAX_BYTES:
+                raise SampleError("too_large", f"the image has {len(image)} bytes, more than {SAMPLE_MAX_BYTES}")
+            if others:
+                metadata = compact_json({name: plain(value) for name, value in others.items()}, "bad_metadata")
+        except SampleError as problem:
+            return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))
+        return Sample(ordinal=ordinal, key=key, image=image, text=decoded, metadata=metadata)
+
+    def _next(self) -> tuple[int, str]:
+        ordinal = self._ordinal
+        self._ordinal += 1
+        return ordinal, f"{self._name}:{self._unit.first + ordinal + 1}"
+
+    def images(
+        self, images: Sequence[bytes | None], links: Sequence[bytes | None]
+    ) -> Iterator[bytes | SampleError | None]:
+        """The image of each row in order: its bytes, else what its path or URL names, else None.
+
+        A path is relative to the table's folder, which it may not leave. A URL is read where the user named the column.
+        """
+        places = [
+            self._place(link) if image is None and link else None for image, link in zip(images, links, strict=True)
+        ]
+        urls = [place for place in places if isinstance(place, str) and is_url(place)]
+        fetched = fetch_all(urls, [None] * len(urls), self._moved)
+        for image, place in zip(images, places, strict=True):
+            if isinstance(place, str):
+                yield _usable(next(fetched)) if is_url(place) else self._read(place)
+            else:
+                yield image if place is None else place
+
+    def _place(self, link: bytes) -> str | SampleError:
+        """The URL of an image, or its path in the table's folder."""
+        name = os.fsdecode(link)
+        inside = is_url(self._unit.source)
+        if is_url(name):
+            if not self._may_fetch:
+                return SampleError(
+                    "outside_root", f"{name!r} is a URL; it is read where --image-column names its column"
+                )
+        elif inside:
+            if name.startswith("/"):
+                return SampleError("outside_root", f"{name!r} leads out of the table's folder")
+            name = join(self._unit.source.rpartition("/")[0], name)
+        else:
+            return name
+        try:
+            check_url(name)
+        except SourceError as error:
+            return SampleError("outside_root", error.message)
+        return name
+
+    def _read(self, name: str) -> bytes | SampleError:
+        folder = os.path.realpath(os.path.dirname(self._unit.source))
+        try:
+            return read_inside(folder, name, None, self._moved)
+        except SampleError as problem:
+            return problem
+        except ValueError:  # a zero byte
+            return SampleError("source_missing", f"{name!r} is no path")
+
+
+def _usable(found: bytes | SourceError) -> bytes | SampleError:
+    """What was fetched, or why this one has no row; storage that is away is raised."""
+    if isinstance(found, bytes):
+        return found
+    if found.transient:
+        raise found
+    return SampleError(found.code, found.message)
+
+
+def without_urls(unit: Unit) -> Unit:
+    """The unit for a worker that may not read everything: URLs in its rows are refused."""
+    return replace(unit, options=(*unit.options, (_URLS, "refused")))
+
+
+def _text(choice: Choice, text: bytes | None) -> str | None:
+    """The text, which may only be missing where there are images."""
+    if text is None:
+        if choice.text and not choice.image:
+            raise SampleError("missing_text", f"no text in {choice.text!r}: the value is null")
+        return None
+    if len(text) > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"the text has {len(text)} bytes, more than {SAMPLE_MAX_BYTES}")
+    decoded = decode_text(text)
+    if not choice.image and (not decoded or decoded.isspace()):
+        raise SampleError("empty_text", "the text is empty or only white space")
+    return decoded
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: NaN and infinity become null, dates and decimals text; SampleError for bytes."""
+    if isinstance(value, SampleError):
+        raise value
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, (bytes, bytearray)):
+        raise SampleError("bad_metadata", "bytes cannot become metadata, which is JSON")
+    return str(value)
+
+
+def readable_now(unit: Unit) -> SourceError:
+    """The error for a file that could not be planned, and now can be read: its rows are not in the manifest."""
+    return SourceError(
+        f"{unit.source}: could not be read when the run was planned, and can be now",
+        code="source_changed",
+        next_step="make a new run of it",
+    )

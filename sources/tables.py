@@ -1,0 +1,172 @@
+"""Rows of Arrow record batches as samples: what the kinds "parquet" and "arrow" have in common."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from core.errors import SourceError
+from core.log import Events
+from core.units import Sample, Unit
+from sources.base import Moved, ReadOptions, unwatched
+from sources.columns import Column, choose, named_columns
+from sources.cursors import LastCursor
+from sources.rows import UNUSABLE_CODES, RowSamples, readable_now
+from sources.storage import open_unchanged, stat_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = Events("sources")
+
+
+class Table(Protocol):
+    """A table file that is open.
+
+    Attributes:
+        rows: their exact number.
+        columns: all of them.
+    """
+
+    rows: int
+    columns: list[Column]
+
+    def batches(self, row: int, names: list[str]) -> tuple[int, Iterator[pa.RecordBatch]]:
+        """The batches from the one that holds `row` on, with at least the columns `names`, and the first one's row."""
+        ...
+
+
+OpenTable = Callable[[io.BufferedIOBase, str], Table]
+"""A table from its open file and its path; raises what pyarrow raises, or SourceError."""
+
+
+class TableSource:
+    """Tables in units of at most `unit_samples` rows.
+
+    The key is the id column's value, else "<file name>:<row from 1>". An id that its unit has seen before makes the
+    later row a `duplicate_key`. The path of an image is relative to the table's folder and may not leave it.
+    """
+
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def __init__(self, kind: str, open_table: OpenTable) -> None:
+        self.kind = kind
+        self._open = open_table
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """The modalities that the samples of this table can have, from its schema alone.
+
+        Raises SourceError where the columns cannot be chosen, or the file is damaged or cannot be read.
+        """
+        unit = self._whole(path, options)
+        with self._opened(unit, unwatched) as table:
+            return choose(table.columns, unit.options, path).modalities
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units from the table's own counts; no row is read.
+
+        A table that is damaged, or lacks a column, still gives its units: they fail, and the rest of the run goes on.
+        """
+        whole = self._whole(path, options)
+        rows = 0
+        try:
+            with self._opened(whole, unwatched) as table:
+                rows = table.rows
+                choose(table.columns, whole.options, path)
+        except SourceError as error:
+            if error.code not in UNUSABLE_CODES:
+                raise
+            log.warning("table_unusable", path=path, code=error.code, why=error.message)
+            if error.code == "table_damaged":
+                yield whole
+                return
+        for first in range(0, rows, options.unit_samples):
+            yield replace(whole, first=first, samples=min(options.unit_samples, rows - first))
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """One sample per row."""
+        if unit.samples is None:
+            with self._opened(unit, moved):
+                pass
+            raise readable_now(unit)
+        from sources.batches import samples_of
+
+        samples = RowSamples(unit, moved)
+        with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened)) as cursor:
+            for batch in cursor.take(unit.first, unit.samples):
+                yield from samples_of(batch, cursor.choice, samples)
+
+    def _whole(self, path: str, options: ReadOptions) -> Unit:
+        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))
+
+    @contextmanager
+    def _opened(self, unit: Unit, moved: Moved) -> Iterator[Table]:
+        with open_unchanged(unit, "source_changed", moved) as file:
+            with table_errors(unit.source):
+                table = self._open(file, unit.source)
+            yield table
+
+
+class _TableCursor:
+    """A place in a table, between two rows."""
+
+    def __init__(self, unit: Unit, opened: Callable[[Unit, Moved], Any]) -> None:
+        self.moved: Moved = unwatched
+        self._path = unit.source
+        with ExitStack() as stack:
+            table: Table = stack.enter_context(opened(unit, lambda: self.moved()))
+            self.choice = choose(table.columns, unit.options, unit.source)
+            with table_errors(self._path):
+                self.position, self._batches = table.batches(unit.first, self.choice.names)
+            self._stack = stack.pop_all()
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, first: int, rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows from `first` on in pieces; SourceError `table_damaged` where the table has fewer."""
+        stop = first + rows
+        while self.position < stop:
+            batch = self._rest if self._rest is not None else self._next()
+            skipped = min(batch.num_rows, max(0, first - self.position))
+            taken = min(batch.num_rows, stop - self.position) - skipped
+            self._rest = batch.slice(skipped + taken) if skipped + taken < batch.num_rows else None
+            self.position += skipped + taken
+            if taken:
+                yield batch.slice(skipped, taken)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._rest = None
+        self._stack.close()
+
+    def _next(self) -> pa.RecordBatch:
+        with table_errors(self._path):
+            batch = next(self._batches, None)
+        if batch is None:
+            raise SourceError(f"{self._path}: ends after {self.position} rows", code="table_damaged")
+        return batch
+
+
+_LAST: LastCursor[_TableCursor] = LastCursor()
+
+
+@contextmanager
+def table_errors(path: str) -> Iterator[None]:
+    """Translate what a library says about the content of a file into SourceError `table_damaged`.
+
+    Errors of the storage have a number, or a class of their own, and pass.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+            raise
+        raise SourceError(
+            f"{path}: cannot be read as what its name says: {' '.join(str(error).split())[:300]}",
+            code="table_damaged",
+            next_step="copy or write the file again",
+        ) from error

@@ -1,0 +1,271 @@
+"""Texts in .csv, HDF5 and compressed files: every row is counted, and what is cut or damaged is never short."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from build_output import build
+
+from core.errors import InputError, SourceError
+from core.units import Sample, Unit
+from embq.verify import verify
+from producer.plan import plan
+from sources.base import ReadOptions
+from sources.kinds import SOURCES, detect, read
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstd.compress,
+}
+
+
+def units_of(path: Path, **options: Any) -> list[Unit]:
+    ((kind, found),) = detect(str(path))
+    return list(SOURCES[kind].split(found, ReadOptions(**options)))
+
+
+def samples_of(path: Path, **options: Any) -> list[Sample]:
+    return [sample for unit in units_of(path, **options) for sample in read(unit, ())]
+
+
+def csv_samples(folder: Path, data: bytes, name: str = "t.csv", **options: Any) -> list[Sample]:
+    path = folder / name
+    path.write_bytes(data)
+    return samples_of(path, **options)
+
+
+def code(sample: Sample) -> str | None:
+    return sample.error[0] if sample.error else None
+
+
+# --- csv ---
+
+
+@pytest.mark.parametrize("most", [1, 2, 100])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_quoted_fields_may_hold_line_ends_quotes_and_separators(tmp_path: Path, most: int, end: bytes) -> None:
+    rows = [b"id,text,n", b'a,"one,\ntwo",1', b'b,"say ""hi""",2', b"c,plain,3"]
+    samples = csv_samples(tmp_path, end.join(rows), unit_samples=most)
+    assert [(s.key, s.text, s.metadata) for s in samples] == [
+        ("a", "one,\ntwo", '{"n":"1"}'),
+        ("b", 'say "hi"', '{"n":"2"}'),
+        ("c", "plain", '{"n":"3"}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("t.tsv", b"text\tn\none, two\t1\n"),
+        ("t.csv", b"text;n\none, two;1\n"),
+        ("t.csv", b"text\tn\none, two\t1\n"),
+        ("t.csv", b'\xef\xbb\xbftext,n\n"one, two",1\n'),
+    ],
+)
+def test_the_separator_is_told_by_name_or_header(tmp_path: Path, name: str, data: bytes) -> None:
+    (sample,) = csv_samples(tmp_path, data, name)
+    assert (sample.text, sample.metadata) == ("one, two", '{"n":"1"}')
+
+
+def test_a_row_that_is_not_as_the_header_says_fails_alone(tmp_path: Path) -> None:
+    data = b'text,id\nok,1\nshort\nlong,2,3\n\n,4\ncaf\xe9,5\n"bad"quote,6\nok,1\nlast,\n'
+    assert [(s.key, code(s)) for s in csv_samples(tmp_path, data)] == [
+        ("1", None),
+        ("t.csv:2", "ragged_row"),
+        ("t.csv:3", "ragged_row"),
+        ("4", "empty_text"),
+        ("5", "text_not_utf8"),
+        ("t.csv:6", "bad_csv"),
+        ("1", "duplicate_key"),
+        ("t.csv:8", None),
+    ]
+    assert [code(s) for s in csv_samples(tmp_path, data, id_column="id")][-1] == "missing_id"
+
+
+def test_a_quote_that_never_closes_is_a_failure_and_not_a_short_file(tmp_path: Path) -> None:
+    samples = csv_samples(tmp_path, b'text,n\none,1\n"two,2\nthree,3\n')
+    assert [code(s) for s in samples] == [None, "bad_csv"]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [(b"text,text\nx,y\n", "'text'"), (b"text,n\n", "no row"), (b"\xff,n\nx,y\n", "not UTF-8"), (b"\nx\n", "blank")],
+)
+def test_a_file_without_a_usable_header_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=says):
+        list(plan([str(path)], ReadOptions()).units)
+
+
+def test_a_column_that_one_csv_lacks_makes_its_units_fail(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"body,x\n1,1\n")
+    (tmp_path / "b.csv").write_bytes(b"title,x\n2,2\n")
+    first, second = plan([str(tmp_path)], ReadOptions(text_column="body")).units
+    assert [s.text for s in read(first, ())] == ["1"]
+    with pytest.raises(SourceError, match=r"b\.csv: no column 'body'; it has title \(text\), x \(text\)") as caught:
+        list(read(second, ()))
+    assert caught.value.code == "missing_column"
+
+
+# --- compressed ---
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv"])
+def test_a_compressed_text_gives_what_the_plain_one_gives(tmp_path: Path, suffix: str, name: str) -> None:
+    rows = [f'{{"text": "line {n}"}}' if name == "t.jsonl" else f"line {n}" for n in range(100)]
+    data = "\n".join((["text"] if name == "t.csv" else []) + rows).encode()
+    (tmp_path / name).write_bytes(data)
+    packed = tmp_path / f"{name}.{suffix}"
+    packed.write_bytes(COMPRESS[suffix](data[:300]) + COMPRESS[suffix](data[300:]))
+    plain = [s.text for s in samples_of(tmp_path / name, unit_samples=7)]
+    assert plain == [f"line {n}" for n in range(100)]
+    units = units_of(packed, unit_samples=7)
+    assert [unit.samples for unit in units] == [7] * 14 + [2]
+    for order in (units, units[::-1], units[1::2] + units[::2]):
+        found = {s.key: s.text for unit in order for s in read(unit, ())}
+        assert found == {f"{packed.name}:{n + 1}": text for n, text in enumerate(plain)}
+
+
+@pytest.mark.parametrize("suffix", list(COMPRESS))
+def test_a_compressed_text_that_is_cut_or_has_more_behind_its_end_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"t.txt.{suffix}"
+    whole = COMPRESS[suffix]("\n".join(f"line {n * n}" for n in range(500)).encode())
+    for data in [*(whole[:cut] for cut in range(12, len(whole), 37)), whole[:-1], whole + b"more of it", whole + b"x"]:
+        path.write_bytes(data)
+        with pytest.raises(SourceError) as caught:
+            units_of(path)
+        assert caught.value.code in ("source_truncated", "source_damaged")
+        assert str(path) in caught.value.message
+
+
+def test_a_compressed_file_is_decompressed_about_once_for_all_its_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(10_000))))
+    units = units_of(path, unit_samples=10)
+    opened = 0
+    original = sys.modules["sources.compressed"].TextCursor.__init__  # type: ignore[attr-defined]
+
+    def counting(*arguments: Any) -> None:
+        nonlocal opened
+        opened += 1
+        original(*arguments)
+
+    monkeypatch.setattr("sources.compressed.TextCursor.__init__", counting)
+    assert sum(len(list(read(unit, ()))) for unit in units) == 10_000
+    assert opened == 1
+
+
+def test_how_a_file_is_compressed_is_told_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(gzip.compress(b"one\ntwo\n"))
+    (tmp_path / "b.txt.gz").write_bytes(b"BZhe plain text\n")
+    assert [s.text for s in samples_of(tmp_path / "a.txt")] == ["one", "two"]
+    assert [s.text for s in samples_of(tmp_path / "b.txt.gz")] == ["BZhe plain text"]
+
+
+# --- HDF5 ---
+
+
+def write_batches(path: Path, groups: dict[str, dict[str, Any]]) -> Path:
+    with h5py.File(path, "w") as file:
+        for group, datasets in groups.items():
+            for name, values in datasets.items():
+                if isinstance(values[0], str):
+                    file.create_dataset(f"{group}/{name}", data=values, dtype=h5py.string_dtype())
+                else:
+                    file[f"{group}/{name}"] = np.array(values)
+    return path
+
+
+def test_batches_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    groups = {f"batches/{n}": {"text": [f"{n} a", f"{n} b"], "ids": [n * 10, n * 10 + 1]} for n in (10, 2, 0, 1)}
+    path = write_batches(tmp_path / "t.h5", groups)
+    for most in (1, 3, 100):
+        samples = samples_of(path, unit_samples=most)
+        assert [s.text for s in samples] == [f"{n} {c}" for n in (0, 1, 2, 10) for c in "ab"]
+        assert [s.key for s in samples] == ["0", "1", "10", "11", "20", "21", "100", "101"]
+
+
+def test_batches_may_be_datasets_themselves(tmp_path: Path) -> None:
+    path = write_batches(tmp_path / "t.h5", {"batches": {"0": ["a", "b"], "1": ["c"]}})
+    assert [(s.key, s.text) for s in samples_of(path)] == [("t.h5:1", "a"), ("t.h5:2", "b"), ("t.h5:3", "c")]
+
+
+def test_any_dataset_can_be_named(tmp_path: Path) -> None:
+    path = write_batches(
+        tmp_path / "t.h5",
+        {"batches/0": {"title": ["t"], "note": ["n"]}, "batches/1": {"title": ["u"], "note": ["m"]}, "x": {"y": [1.5]}},
+    )
+    with h5py.File(path, "a") as file:
+        file["fixed"] = np.array([b"caf\xc3\xa9", b"\xff", b""], dtype="S5")
+        file["away"] = h5py.ExternalLink("/etc/passwd", "/")
+    for named in ("title", "batches/*/title"):
+        assert [s.text for s in samples_of(path, text_column=named)] == ["t", "u"]
+    assert [s.text for s in samples_of(path, text_column="batches/1/title")] == ["u"]
+    assert [(s.text, code(s)) for s in samples_of(path, text_column="fixed")] == [
+        ("caf\u00e9", None),
+        (None, "text_not_utf8"),
+        (None, "empty_text"),
+    ]
+    for options, expected in (({}, "ambiguous_column"), ({"text_column": "body"}, "missing_column")):
+        with pytest.raises(InputError, match=r"batches/\*/note \(strings\)") as caught:
+            plan([str(path)], ReadOptions(**options))  # type: ignore[arg-type]
+        assert caught.value.code == expected
+
+
+def test_an_hdf5_file_that_is_cut_fails_with_its_name(tmp_path: Path) -> None:
+    path = write_batches(tmp_path / "t.h5", {"batches/0": {"text": ["a", "b"]}})
+    data = path.read_bytes()
+    for cut in range(1, len(data), 211):
+        path.write_bytes(data[:cut])
+        (unit,) = units_of(path)
+        assert unit.samples is None
+        with pytest.raises(SourceError, match=str(path)) as caught:
+            list(read(unit, ()))
+        assert caught.value.code == "table_damaged"
+
+
+def test_a_unit_that_names_what_lies_outside_of_the_file_is_refused(tmp_path: Path) -> None:
+    other = write_batches(tmp_path / "other.h5", {"g": {"text": ["secret"]}})
+    path = write_batches(tmp_path / "t.h5", {"g": {"text": ["a"]}})
+    with h5py.File(path, "a") as file:
+        file["link"] = h5py.ExternalLink(str(other), "/g")
+    (unit,) = units_of(path, text_column="g/text")
+    forged = Unit(kind="hdf5", source=unit.source, samples=1, etag=unit.etag, items=(("link/text", 1),))
+    with pytest.raises(SourceError, match="of its own"):
+        list(read(forged, ()))
+
+
+# --- verify ---
+
+
+def test_verify_reads_all_of_them_a_second_time(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'id,text\n1,"x\ny"\n2\n\n3,\n1,z\n,w\n"q"q,1\nlast,\xff\n')
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"text\n1\n\n2\n3\n4\n"))
+    (tmp_path / "c.jsonl.zst").write_bytes(zstd.compress(b'{"text":"1","id":"a"}\n\n{"text":"2"}\n{"text":"3"}\n'))
+    (tmp_path / "d.txt.xz").write_bytes(lzma.compress(b"1\n2\n\n4\n5\n"))
+    (tmp_path / "e.txt.bz2").write_bytes(bz2.compress(b"1\n2\n3\n4\n"))
+    write_batches(tmp_path / "f.h5", {f"batches/{n}": {"text": [f"{n}", ""], "id": ["k", "l"]} for n in range(11)})
+    inputs = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
+    report = verify(build(tmp_path / "out", inputs))
+    assert report.ok, report.violations
+    assert report.rows + report.failures == 7 + 5 + 4 + 5 + 4 + 22
