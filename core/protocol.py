@@ -10,6 +10,9 @@ embq:runs                 hash    run id -> run record (JSON)                   
 embq:workers              zset    worker name -> ms of its last report, for people      until it is found gone
 embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
+embq:uploads              hash    upload name -> what is being sent (JSON)              until it is in the folder
+embq:up:{U}:pieces        hash    number -> compressed piece of an upload               64 pieces
+embq:up:{U}:state         hash    taken, end, code, why: what the writer says of it     a day after its end
 embq:{R}:meta             hash    gen, state, total, cursor, done, bytes, limits ...    run
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
@@ -53,6 +56,7 @@ other's hints; records, queues and results of another version are not read."""
 RUNS = "embq:runs"
 WORKERS = "embq:workers"
 RATES = "embq:rates"
+UPLOADS = "embq:uploads"
 GROUP = "w"
 CONSUMER = "w0"
 HINT_FUNCTION = "embq.unit"
@@ -67,6 +71,11 @@ failure and the rest is tried again; where no sample can be named, the unit is q
 def worker_key(name: str) -> str:
     """Key of one worker's stats."""
     return f"embq:worker:{name}"
+
+
+def upload_key(name: str, part: str) -> str:
+    """Key of one part of an upload."""
+    return f"embq:up:{{{name}}}:{part}"
 
 
 def run_key(run: str, part: str) -> str:

@@ -65,8 +65,11 @@ class Planned:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(request: Request) -> Planned:
+def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None) -> Planned:
     """Plan the run and write it to its output folder, or find it there and add what it lacks of the inputs.
+
+    Args:
+        relocate: changes each unit to how workers will find it, where its files are sent elsewhere.
 
     Raises InputError for inputs that cannot be used, or have changed since they were planned, and where the folder
     holds another run or foreign files. Then nothing of the run is changed.
@@ -94,6 +97,8 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         selection=request.selection,
         known=_known_sources(layout),
     )
+    if relocate is not None:
+        planned = replace(planned, units=map(relocate, planned.units))
     config = ModelConfig(spec=str(spec), modalities=planned.modalities, precision=request.precision)
     if layout.run_json.exists():
         _refuse_other_run(load_run(layout.root), request, config)
@@ -292,7 +297,19 @@ def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> 
 
 
 def _refuse_foreign_files(layout: Layout) -> None:
-    ours = {"manifest", "commits", "parts", "failures", "_staging", "_tmp", "_writer", "_broker", "_logs", "index"}
+    ours = {
+        "manifest",
+        "commits",
+        "parts",
+        "failures",
+        "_staging",
+        "_tmp",
+        "_writer",
+        "_broker",
+        "_logs",
+        "index",
+        "_inputs",
+    }
     try:
         names = sorted(entry.name for entry in layout.root.iterdir())
     except FileNotFoundError:

@@ -14,6 +14,7 @@ from core.log import Events
 from core.registry import RunRecord, registered
 from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter
+from writer.uploads import Receiver
 
 IDLE_S = 0.02
 LOOK_S = 1.0
@@ -24,7 +25,7 @@ HELD_S = 15.0
 
 
 class Writer:
-    """Serves every registered run, or only `only`.
+    """Serves every registered run, or only `only`; without `only`, it takes uploads as well.
 
     With `only`, an error of the run ends `serve`. Without, it is logged, and the other runs go on.
     """
@@ -39,6 +40,7 @@ class Writer:
         self.rebuild = rebuild
         self.log = Events("writer")
         self.runs: dict[str, RunWriter] = {}
+        self._receiver = Receiver(client)
         self._keeper = LockKeeper()
         self._opened: set[str] = set()
         self._finished: dict[str, int] = {}  # run -> the units that it had then
@@ -47,14 +49,22 @@ class Writer:
 
     def serve(self, stopped: Callable[[], bool]) -> None:
         """Work until `stopped()`, then drain, commit and let go."""
+        self.log.info("started", run=self.only or "all")
         looked = float("-inf")
+        receiving = 0
         self._keeper.start()
         try:
             while not stopped():
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
                     self._open_new_runs()
-                if not sum(self._attend(run, writer, writer.step) or 0 for run, writer in list(self.runs.items())):
+                    receiving += not self.only
+                if receiving:
+                    # As long as pieces come, more are looked for at once.
+                    self._keeper.moved()
+                    receiving = self._receiver.step()
+                worked = sum(self._attend(run, writer, writer.step) or 0 for run, writer in list(self.runs.items()))
+                if not worked and not receiving:
                     time.sleep(IDLE_S)
             for run, writer in list(self.runs.items()):
                 self._attend(run, writer, writer.drain)

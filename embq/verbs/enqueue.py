@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 @click.command("enqueue", epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @run_options
+@click.option(
+    "--upload",
+    is_flag=True,
+    help="OUT is a folder of the writer's machine: send the run there through the broker. Workers read the inputs.",
+)
+@click.option(
+    "--inline", is_flag=True, help="As --upload, and send the inputs as well: texts or small images of this machine."
+)
 @broker_option
 @json_option
 @click.option(
     "--dry-run", is_flag=True, help="Only say what it would make and cost; a broker is asked if there is one."
 )
-def command(inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, **options: object) -> None:
+def command(
+    inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, upload: bool, inline: bool, **options: object
+) -> None:
     """Plan a run and hand it to resident workers. The same command again adds what is new in the inputs, if anything.
 
     With further inputs for the same output, these are added. Inputs that have changed since are refused.
@@ -46,6 +56,11 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, 
     client = connect(url, password=settings.broker_password)
     check(client, url)
     request = request_from(inputs, options)
+    if upload or inline:
+        from embq.sending import send_run
+
+        send_run(connect(url, password=settings.broker_password, patient=True), request, inline=inline, as_json=as_json)
+        return
     planned = prepare(request)
     info = planned.info
     output = Path(request.output).absolute()

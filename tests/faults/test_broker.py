@@ -118,10 +118,9 @@ def test_a_broker_that_is_killed_again_and_again(cluster: Cluster, recovery: Rec
 @pytest.mark.fault("R1", "the broker is killed while nobody has work, and is back after 0.1 s, 2 s and 30 s")
 def test_idle_services_outlive_the_broker(cluster: Cluster, recovery: Recovery, seconds: float) -> None:
     cluster.write_texts(20)
-    cluster.writer()
-    cluster.producer()
+    services = [cluster.writer(), cluster.producer()]
     machine = cluster.workers(count=2)
-    cluster.until(lambda: len(machine.processes()) == 2)
+    cluster.until(lambda: len(machine.processes()) == 2 and all(service.said_times("started") for service in services))
     processes = [process.pid for process in machine.processes()]
     cluster.broker.restart(after_s=seconds)
     cluster.enqueue(SLOW)

@@ -255,14 +255,14 @@ def test_a_writer_that_was_killed_is_back_at_work(cluster: Cluster, recovery: Re
 
 @pytest.mark.fault("V2", "one resident writer is started and the other asked to stop: no pause")
 def test_a_second_writer_takes_over_from_one_that_is_asked_to_stop(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.write_texts(150)
+    cluster.write_texts(500)
     cluster.enqueue("stub:16?ms_per_sample=8")
     first = cluster.writer()
     cluster.producer()
     cluster.workers(count=2)
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     second = cluster.writer()
-    cluster.until(lambda: waits(second))
+    cluster.until(lambda: bool(second.said_times("started")))
     assert fences(cluster) == 1, "it waits its turn"
     first.terminate()
     seconds = cluster.until(lambda: fences(cluster) == 2)

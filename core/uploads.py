@@ -1,0 +1,198 @@
+"""The way into an output folder that only the writer can reach: files in numbered pieces through the broker.
+
+A laptop announces what it will send, and sends pieces in order. The writer takes them, makes them durable in its
+folder, and says how many it has taken; no more than a window of pieces waits in the broker. Announcing and sending are
+repeatable: the name of an upload follows from its content, and a piece is written under its number. So a laptop that
+was cut off begins again where the writer stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+
+from core import protocol
+from core.errors import InputError
+from core.protocol import UPLOADS, upload_key
+from core.units import content_hash
+
+PIECE_BYTES = 1 << 20
+"""Bytes of one piece, before compression."""
+
+WINDOW = 64
+"""Most pieces that wait in the broker."""
+
+INPUTS = "_inputs"
+"""Folder below the output folder for inputs that were sent by value."""
+
+_SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/\d{{5}}(/[^/\0]+)+")
+"""What an upload may write. An upload comes over the network, and must not reach anything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadFile:
+    """One file of an upload.
+
+    Attributes:
+        path: where it goes, relative to the output folder.
+        bytes: its size.
+        mtime_ns: its modification time, which is part of its version in units; 0 where nobody cares.
+        sha256: hex digest of its content.
+    """
+
+    path: str
+    bytes: int
+    mtime_ns: int
+    sha256: str
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces; an empty file has none."""
+        return -(-self.bytes // PIECE_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What a laptop sends: the files of a planned run, `run.json` last.
+
+    Attributes:
+        run: id of the run that they make.
+        output: absolute path of the output folder on the writer's machine.
+        record: the run's record, as it will be announced.
+        files: in the order in which they are sent.
+    """
+
+    run: str
+    output: str
+    record: str
+    files: tuple[UploadFile, ...]
+
+    @property
+    def pieces(self) -> int:
+        """Number of all pieces."""
+        return sum(file.pieces for file in self.files)
+
+    @property
+    def name(self) -> str:
+        """What the broker knows it by: a hash of what it is."""
+        return content_hash([self.run, self.output, [[file.path, file.sha256] for file in self.files]])[:16]
+
+    def to_json(self) -> str:
+        """The upload as JSON text."""
+        files = [[file.path, file.bytes, file.mtime_ns, file.sha256] for file in self.files]
+        return json.dumps(
+            {
+                "v": protocol.VERSION,
+                "run": self.run,
+                "output": self.output,
+                "record": self.record,
+                "files": files,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Upload | None:
+        """The upload in `text`; None where another version of embq wrote it.
+
+        Raises InputError where it names a path that no upload may write.
+        """
+        data = json.loads(text)
+        if data.get("v") != protocol.VERSION:
+            return None
+        files = tuple(
+            UploadFile(path=str(path), bytes=int(size), mtime_ns=int(mtime), sha256=str(digest))
+            for path, size, mtime, digest in data["files"]
+        )
+        for file in files:
+            if not _SAFE.fullmatch(file.path) or {".", ".."} & set(file.path.split("/")):
+                raise InputError(f"an upload may not write {file.path!r}", code="outside_root")
+        return cls(run=data["run"], output=data["output"], record=data["record"], files=files)
+
+
+# --- what both sides do in the broker ---
+
+
+def announce(client: redis.Redis, upload: Upload) -> None:
+    """Say what will be sent; repeating it changes nothing, but for an end that it came to before."""
+    if state(client, upload.name).get("end"):
+        client.delete(upload_key(upload.name, "state"))
+    client.hset(UPLOADS, upload.name, upload.to_json())
+
+
+def announced(client: redis.Redis) -> dict[str, bytes]:
+    """What was announced, by name."""
+    raw = cast("dict[bytes, bytes]", client.hgetall(UPLOADS))
+    return {name.decode(): text for name, text in raw.items()}
+
+
+def send(client: redis.Redis, name: str, number: int, data: bytes) -> None:
+    """Write one piece under its number."""
+    client.hset(upload_key(name, "pieces"), str(number), zlib.compress(data, 6))
+
+
+def piece(client: redis.Redis, name: str, number: int) -> bytes | None:
+    """One piece, or None where it has not come yet; InputError where it cannot be one."""
+    packed = cast("bytes | None", client.hget(upload_key(name, "pieces"), str(number)))
+    if packed is None:
+        return None
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(packed, PIECE_BYTES + 1)
+    except zlib.error as error:
+        raise InputError(f"piece {number} of upload {name} is damaged: {error}", code="bad_upload") from error
+    if len(data) > PIECE_BYTES or not unpacker.eof:
+        raise InputError(f"piece {number} of upload {name} is not whole", code="bad_upload")
+    return data
+
+
+def is_announced(client: redis.Redis, name: str) -> bool:
+    """Whether the broker knows of an upload that has not ended."""
+    return bool(client.hexists(UPLOADS, name))
+
+
+def state(client: redis.Redis, name: str) -> dict[str, Any]:
+    """What the writer says: `taken` pieces, and perhaps `end` ("accepted" or "refused") with `code` and `why`."""
+    raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
+    said = {key.decode(): value.decode() for key, value in raw.items()}
+    return {**said, "taken": int(said.get("taken", "0"))}
+
+
+def say_taken(client: redis.Redis, name: str, taken: int) -> None:
+    """Say that the first `taken` pieces are durable, and drop them; also those that were sent once more."""
+    key = upload_key(name, "pieces")
+    with client.pipeline() as pipe:
+        pipe.hset(upload_key(name, "state"), "taken", str(taken))
+        numbers = cast("list[bytes]", client.hkeys(key))
+        if old := [number for number in numbers if int(number) < taken]:
+            pipe.hdel(key, *old)
+        pipe.execute()
+
+
+def say_sent(client: redis.Redis, name: str) -> None:
+    """Say that all pieces were written."""
+    client.hset(upload_key(name, "state"), "sent", "1")
+
+
+def say_why(client: redis.Redis, name: str, why: str) -> None:
+    """Say what an upload waits for."""
+    client.hset(upload_key(name, "state"), "why", why)
+
+
+def say_end(client: redis.Redis, name: str, end: str, *, code: str = "", why: str = "") -> None:
+    """Say what became of an upload, for a day, and forget the rest of it."""
+    with client.pipeline() as pipe:
+        pipe.hset(upload_key(name, "state"), mapping={"end": end, "code": code, "why": why})
+        pipe.expire(upload_key(name, "state"), 86_400)
+        pipe.hdel(UPLOADS, name)
+        pipe.unlink(upload_key(name, "pieces"))
+        pipe.execute()
+
+
+def waiting(client: redis.Redis, name: str) -> int:
+    """Pieces that are in the broker."""
+    return client.hlen(upload_key(name, "pieces"))

@@ -1,0 +1,96 @@
+"""`embq enqueue --upload` and `--inline`: plan here, and send the run to the writer's machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import click
+import redis
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from core.errors import UsageError
+from producer.enqueue import Request, prepare
+from producer.upload import Delivered, Inputs, Parcel, deliver, pack
+
+PLAIN_EVERY_S = 10.0
+
+
+def send_run(client: redis.Redis, request: Request, *, inline: bool, as_json: bool) -> None:
+    """Plan a run into a temporary folder of this machine, send it, and say whether this machine may leave."""
+    output = str(request.output)
+    if not PurePosixPath(output).is_absolute():
+        raise UsageError(
+            f"--output {output}: with --upload this is a folder of the writer's machine",
+            next_step="give its absolute path there, for example --output /data/out",
+        )
+    inputs = Inputs(output) if inline else None
+    with tempfile.TemporaryDirectory(prefix="embq-enqueue-") as folder:
+        planned = prepare(
+            replace(request, output=Path(folder) / "run"), relocate=inputs.relocate if inputs is not None else None
+        )
+        for warning in planned.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        parcel = pack(Path(folder) / "run", output, inputs)
+        with _Display(parcel) as display:
+            delivered = deliver(client, parcel, display.report)
+    _tell(parcel, delivered, as_json=as_json)
+
+
+def _tell(parcel: Parcel, delivered: Delivered, *, as_json: bool) -> None:
+    info = parcel.info
+    if as_json:
+        said = {"schema": 1, "run": info.run, "units": info.units, "accepted": delivered.accepted}
+        click.echo(json.dumps(said))
+    else:
+        samples = f", {info.samples:,} samples" if info.samples is not None else ""
+        click.echo(f"run {info.run}: {info.units:,} units{samples} enqueued for {info.model.spec}")
+    if delivered.accepted:
+        click.echo("the writer has it on its disk; this machine may leave", err=True)
+    else:
+        click.echo(
+            "the broker has it on its disk, and no writer has taken it yet: one will as soon as it runs; "
+            "this machine may leave",
+            err=True,
+        )
+    click.echo(f"watch it with: embq status {info.run} --watch", err=True)
+
+
+class _Display:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        self._total = sum(file.bytes for file in parcel.upload.files)
+        self._progress = Progress(
+            TextColumn("sending"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[why]}"),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+        )
+        self._task = self._progress.add_task("sending", total=self._total, why="")
+        self._said = time.monotonic()
+
+    def __enter__(self) -> _Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def report(self, done: int, total: int, why: str) -> None:
+        """Show how far it is, and what it waits for."""
+        self._progress.update(self._task, completed=done, why=f"waits: {why}" if why else "")
+        if not sys.stderr.isatty() and time.monotonic() - self._said > PLAIN_EVERY_S:
+            self._said = time.monotonic()
+            waits = f"; waits: {why}" if why else "" if done else "; no writer has taken anything yet"
+            click.echo(f"sending: {done / 1e6:.1f} of {total / 1e6:.1f} MB are on the writer's disk{waits}", err=True)

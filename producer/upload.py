@@ -1,0 +1,222 @@
+"""Send a planned run, and its inputs where they go by value, through the broker to the writer's output folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import redis
+
+from core import uploads
+from core.durable import file_sha256
+from core.errors import BrokerError, InputError, UsageError
+from core.layout import Layout, RunInfo, load_run, run_id
+from core.units import Unit
+from core.uploads import INPUTS, PIECE_BYTES, WINDOW, Upload, UploadFile
+from producer.enqueue import record_of
+
+LOOK_S = 0.05
+ACCEPT_S = 10.0
+"""So long is waited for a writer to accept what the broker already holds as a whole."""
+FSYNC_MS = 10_000
+
+
+class Inputs:
+    """The files of units that go by value, and where they will stand below the output folder.
+
+    Args:
+        output: absolute path of the output folder on the writer's machine.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+        self._names: dict[str, str] = {}
+        self.files: dict[str, str] = {}
+
+    def relocate(self, unit: Unit) -> Unit:
+        """The unit as workers will find it; its files are noted."""
+        if "://" in unit.source:
+            raise UsageError(
+                f"{unit.source}: --inline sends files of this machine, and this is none",
+                next_step="leave --inline out: the workers read URLs themselves",
+            )
+        name = self._names.setdefault(unit.source, f"{INPUTS}/{len(self._names):05d}/{_plain(unit.source)}")
+        if unit.kind == "files":
+            for relative, _ in unit.items:
+                for path in _with_beside(unit.source, relative):
+                    self.files[f"{name}/{os.path.relpath(path, unit.source)}"] = path
+        else:
+            self.files[name] = unit.source
+        return replace(unit, source=f"{self._output}/{name}")
+
+
+def _plain(source: str) -> str:
+    name = os.path.basename(source.rstrip("/")) or "input"
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{source!r}: a name that is not UTF-8 cannot be sent", code="bad_name") from error
+    return name
+
+
+def _with_beside(folder: str, relative: str) -> Iterator[str]:
+    stem = os.path.splitext(relative)[0]
+    for name in (relative, f"{stem}.txt", f"{stem}.json"):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            yield path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """An upload, and the files of this machine that it is made of, by their path below the output folder."""
+
+    upload: Upload
+    info: RunInfo
+    paths: dict[str, Path]
+
+
+def pack(planned: Path, output: str, inputs: Inputs | None) -> Parcel:
+    """What has to be sent for a run that was planned into the folder `planned` of this machine.
+
+    Its id follows from where it goes, so planning it again gives the same upload.
+    """
+    layout = Layout(planned)
+    info = load_run(planned)
+    info = replace(info, run=run_id(info.identity(), Path(output)), created="")
+    layout.run_json.unlink()
+    info.publish(layout)
+    paths = {path: Path(source) for path, source in sorted((inputs.files if inputs else {}).items())}
+    paths |= {f"manifest/{path.name}": path for path in sorted(layout.manifest.glob("*.parquet"))}
+    paths["run.json"] = layout.run_json
+    files = []
+    for name, path in paths.items():
+        status = path.stat()
+        by_value = name.startswith(INPUTS)
+        files.append(
+            UploadFile(
+                path=name,
+                bytes=status.st_size,
+                mtime_ns=status.st_mtime_ns if by_value else 0,
+                sha256=file_sha256(path),
+            )
+        )
+    record = record_of(info, Path(output)).to_json()
+    return Parcel(upload=Upload(run=info.run, output=output, record=record, files=tuple(files)), info=info, paths=paths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """How an upload ended.
+
+    Attributes:
+        accepted: the writer has all of it on its disk.
+        kept: the broker has all of it on its disk; None where it cannot say.
+    """
+
+    accepted: bool
+    kept: bool | None
+
+
+def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str], None]) -> Delivered:
+    """Send what is missing, and wait until the writer or at least the broker's disk has all of it.
+
+    Args:
+        client: a patient client: a broker that is away for a while is waited for.
+        report: told (bytes taken, bytes in all, what it waits for) as it goes on.
+
+    Raises InputError where the writer refuses it, with the writer's code. A server that cannot say what it has on
+    disk is not believed: then only the writer's word ends this.
+    """
+    upload = parcel.upload
+    uploads.announce(client, upload)
+    pieces = _Pieces(parcel)
+    sent = 0
+    complete_since = 0.0
+    kept: bool | None = None
+    while True:
+        said = uploads.state(client, upload.name)
+        if said.get("end") == "accepted":
+            return Delivered(accepted=True, kept=kept)
+        if said.get("end") == "refused":
+            raise InputError(
+                said.get("why", "the writer refused the run"),
+                code=said.get("code", "refused"),
+                next_step="the log of `embq writer` tells more",
+            )
+        taken = said["taken"]
+        sent = max(sent, taken)
+        if _forgotten(client, upload):
+            uploads.announce(client, upload)
+            sent = taken = 0
+        if taken < sent - WINDOW or (taken < sent and not uploads.waiting(client, upload.name)):
+            sent = taken  # the writer, or the broker, has lost some
+        while sent < min(upload.pieces, taken + WINDOW):
+            uploads.send(client, upload.name, sent, pieces.read(sent))
+            sent += 1
+        report(pieces.bytes_before(taken), pieces.total, said.get("why", ""))
+        if sent == upload.pieces:
+            if not complete_since:
+                complete_since = time.monotonic()
+                kept = _on_disk(client, upload.name)
+            elif kept and time.monotonic() - complete_since > ACCEPT_S:
+                return Delivered(accepted=False, kept=kept)
+        time.sleep(LOOK_S)
+
+
+def _forgotten(client: redis.Redis, upload: Upload) -> bool:
+    """Whether the broker has lost the announcement (and with it all else), and the writer has not ended it."""
+    return not uploads.is_announced(client, upload.name) and not uploads.state(client, upload.name).get("end")
+
+
+def _on_disk(client: redis.Redis, name: str) -> bool | None:
+    """Whether the broker's append-only file holds all that was written so far; None where the server cannot say."""
+    with redis.Redis(
+        connection_pool=client.connection_pool, single_connection_client=True
+    ) as one:  # the server speaks for the writes of this connection, and of all before them
+        try:
+            uploads.say_sent(one, name)
+            local, _ = one.execute_command("WAITAOF", 1, 0, FSYNC_MS)
+        except redis.ResponseError:
+            return None
+        except redis.RedisError as error:
+            raise BrokerError(f"the broker went away: {error}", next_step="repeat the command") from error
+    return bool(local)
+
+
+class _Pieces:
+    """The pieces of a parcel by number, read from the files when they are asked for."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        self._starts: list[int] = []
+        self._files = parcel.upload.files
+        self._paths = parcel.paths
+        self.total = sum(file.bytes for file in self._files)
+        start = 0
+        for file in self._files:
+            self._starts.append(start)
+            start += file.pieces
+        self._before = [0]
+        for file in self._files:
+            for number in range(file.pieces):
+                self._before.append(self._before[-1] + min(PIECE_BYTES, file.bytes - number * PIECE_BYTES))
+
+    def read(self, number: int) -> bytes:
+        """Piece `number`; InputError where its file has changed."""
+        index = bisect_right(self._starts, number) - 1
+        file = self._files[index]
+        offset = (number - self._starts[index]) * PIECE_BYTES
+        with open(self._paths[file.path], "rb") as source:
+            source.seek(offset)
+            data = source.read(PIECE_BYTES)
+        if len(data) != min(PIECE_BYTES, file.bytes - offset):
+            raise InputError(f"{self._paths[file.path]}: changed while it was being sent", code="source_changed")
+        return data
+
+    def bytes_before(self, number: int) -> int:
+        """Bytes of the pieces before `number`."""
+        return self._before[number]

@@ -1,0 +1,178 @@
+"""From a laptop: runs, and inputs sent by value, through the broker into a folder that only the box can reach."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from e2e.check import check_complete
+from e2e.session import Command, committed, ended, picture, started, write_shards, write_texts
+from faults.kit.proxy import Proxy
+from waiting import wait_until
+
+from core.broker import connect
+from core.embedded import EmbeddedServer
+
+DIM = 16
+
+
+class Setting:
+    """A broker, a box with services, and a laptop that reaches the broker through a bad network."""
+
+    def __init__(self, server: EmbeddedServer, proxy: Proxy, stack: ExitStack, folder: Path) -> None:
+        self.server = server
+        self.proxy = proxy
+        self.root = folder / "box" / "out"
+        self.client = connect(server.url)
+        self._stack = stack
+        self._box = {"EMBQ_BROKER_URL": server.url}
+
+    def service(self, *arguments: str) -> Command:
+        return self._stack.enter_context(started(*arguments, environment=self._box))
+
+    def enqueue(self, source: Path | str, *options: str) -> Command:
+        arguments = ["enqueue", str(source), "-o", str(self.root), "-m", f"stub:{DIM}", "--json", *options]
+        return self._stack.enter_context(started(*arguments, environment={"EMBQ_BROKER_URL": self.proxy.url}))
+
+    def await_closed(self) -> None:
+        def closed() -> bool:
+            last = max((self.root / "commits").glob("*.json"), default=None)
+            return last is not None and json.loads(last.read_bytes())["kind"] == "close"
+
+        wait_until(closed, 60)
+
+    def taken(self) -> int:
+        names = self.client.keys("embq:up:*:state")
+        return int(self.client.hget(names[0], "taken") or 0) if names else 0
+
+
+@pytest.fixture
+def setting(own_server: EmbeddedServer, short_tmp: Path) -> Iterator[Setting]:
+    with ExitStack() as stack, Proxy(own_server.url) as proxy:
+        yield Setting(own_server, proxy, stack, short_tmp)
+
+
+def write_noise(path: Path, samples: int) -> dict[str, bytes]:
+    """Texts that hardly compress, 1 kB each."""
+    chance = random.Random(7)
+    texts = {f"k{n}": chance.randbytes(500).hex() for n in range(samples)}
+    path.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
+    return {key: text.encode() for key, text in texts.items()}
+
+
+def test_a_run_by_reference_is_taken_by_the_writer(setting: Setting, short_tmp: Path) -> None:
+    expected = write_shards(short_tmp / "shards", 5, 10)
+    services = [setting.service("producer"), setting.service("writer"), setting.service("worker", "--devices", "cpu")]
+    first = setting.enqueue(short_tmp / "shards", "--upload")
+    assert first.wait(30) == 0, first.said
+    said = json.loads(first.stdout)
+    assert (said["units"], said["accepted"]) == (5, True)
+    setting.await_closed()
+    again = setting.enqueue(short_tmp / "shards", "--upload")
+    assert again.wait(30) == 0, again.said
+    assert json.loads(again.stdout)["run"] == said["run"]
+    check_complete(setting.root, expected, units=5, dim=DIM)
+    assert all(service.process.poll() is None for service in services)
+    assert not setting.client.keys("embq:up:*:pieces")
+
+
+def test_texts_by_value_over_a_connection_that_is_cut_five_times(setting: Setting, short_tmp: Path) -> None:
+    expected = write_noise(short_tmp / "texts.jsonl", 8000)
+    setting.service("producer")
+    writer = setting.service("writer")
+    setting.proxy.rate = 3e6
+    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
+    for cut in range(1, 6):
+        wait_until(lambda cut=cut: setting.taken() >= cut, 30)
+        setting.proxy.cut()
+        if cut == 3:
+            writer.process.kill()
+            writer = setting.service("writer")
+    assert laptop.wait(60) == 0, laptop.said
+    (short_tmp / "texts.jsonl").unlink()  # the laptop is gone
+    setting.service("worker", "--devices", "cpu")
+    setting.await_closed()
+    check_complete(setting.root, expected, units=16, dim=DIM)
+
+
+def test_a_laptop_that_was_killed_begins_again_where_the_writer_stands(setting: Setting, short_tmp: Path) -> None:
+    expected = write_noise(short_tmp / "texts.jsonl", 6000)
+    for name in ("producer", "writer", "worker"):
+        setting.service(name)
+    setting.proxy.rate = 2e6
+    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
+    wait_until(lambda: setting.taken() >= 2, 30)
+    laptop.signal(signal.SIGKILL)
+    laptop.wait(10)
+    assert not (setting.root / "run.json").exists()
+    setting.proxy.rate = 0.0
+    again = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
+    assert again.wait(30) == 0, again.said
+    setting.await_closed()
+    check_complete(setting.root, expected, units=12, dim=DIM)
+
+
+def test_images_by_value_keep_their_captions_and_names(setting: Setting, short_tmp: Path) -> None:
+    folder = short_tmp / "photos"
+    expected: dict[str, bytes] = {}
+    for number in range(12):
+        key = f"{number % 3}/a {number}.jpg"
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(key))
+        path.with_suffix(".txt").write_text(f"caption {number}")
+        expected[key] = picture(key)
+    for name in ("producer", "writer", "worker"):
+        setting.service(name)
+    laptop = setting.enqueue(folder, "--inline")
+    assert laptop.wait(30) == 0, laptop.said
+    setting.await_closed()
+    output = check_complete(setting.root, expected, units=1, dim=DIM)
+    assert output.rows is not None
+    assert set(output.rows["caption"].to_pylist()) == {f"caption {number}" for number in range(12)}
+
+
+def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, short_tmp: Path) -> None:
+    expected = write_texts(short_tmp / "texts.jsonl", 50)
+    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline")
+    status = laptop.wait(40)
+    assert (status, json.loads(laptop.stdout)["accepted"]) == (0, False)
+    assert "the broker has it on its disk" in laptop.stderr
+    for name in ("writer", "producer", "worker"):
+        setting.service(name)
+    setting.await_closed()
+    check_complete(setting.root, expected, units=1, dim=DIM)
+
+
+def test_a_folder_with_another_run_refuses_the_upload(setting: Setting, short_tmp: Path) -> None:
+    setting.service("writer")
+    for name, expected in (("a", 0), ("b", 65)):
+        write_texts(short_tmp / f"{name}.jsonl", 20, name=name)
+        laptop = setting.enqueue(short_tmp / f"{name}.jsonl", "--inline")
+        assert laptop.wait(30) == expected, laptop.said
+    assert "holds another run" in laptop.stderr
+    assert "Traceback" not in laptop.stderr
+
+
+def test_what_an_upload_may_not_write_is_refused(setting: Setting, short_tmp: Path) -> None:
+    setting.service("writer")
+    record = {"v": 2, "run": "0" * 16, "output": str(setting.root), "record": "{}"}
+    for path in ("../x", "_inputs/00000/../../x", "parts/x.parquet", "/etc/x", "_inputs/00000", "manifest/x.parquet"):
+        setting.client.hset("embq:uploads", "evil", json.dumps({**record, "files": [[path, 1, 0, ""]]}))
+        wait_until(lambda: setting.client.hget("embq:up:{evil}:state", "end") == b"refused", 10)
+        setting.client.delete("embq:up:{evil}:state")
+    assert not committed(setting.root)
+    assert not (short_tmp / "box" / "x").exists()
+
+
+def test_a_relative_output_is_a_usage_error(setting: Setting, short_tmp: Path) -> None:
+    write_texts(short_tmp / "texts.jsonl", 5)
+    arguments = ["enqueue", str(short_tmp / "texts.jsonl"), "-o", "out", "-m", f"stub:{DIM}", "--upload"]
+    status, _, stderr = ended(*arguments, environment={"EMBQ_BROKER_URL": setting.server.url})
+    assert status == 2
+    assert "absolute path" in stderr
