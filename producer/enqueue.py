@@ -75,6 +75,8 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     holds another run or foreign files. Then nothing of the run is changed.
     """
     layout, planned, config = plan_of(request)
+    if relocate is not None:
+        planned = replace(planned, units=map(relocate, planned.units))
     if not layout.run_json.exists():
         layout.make()
     with _alone(layout):
@@ -97,8 +99,6 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         selection=request.selection,
         known=_known_sources(layout),
     )
-    if relocate is not None:
-        planned = replace(planned, units=map(relocate, planned.units))
     config = ModelConfig(spec=str(spec), modalities=planned.modalities, precision=request.precision)
     if layout.run_json.exists():
         _refuse_other_run(load_run(layout.root), request, config)
