@@ -274,7 +274,9 @@ def _options(request: Request) -> tuple[tuple[str, str], ...]:
         "unit_samples": str(options.unit_samples),
     }
     named = {
+        "caption_keys": ";".join(options.caption_keys),
         "image_column": options.image_column,
+        "image_keys": ";".join(options.image_keys),
         "input_format": options.kind,
         "metadata_columns": ",".join(options.metadata_columns),
     }

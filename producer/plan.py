@@ -182,6 +182,11 @@ class _Survey:
         """Find out what inputs of a kind hold, from the first one that can tell; its units fail where one cannot."""
         if kind in self.kinds:
             return
+        if kind == "files" and (self._options.image_keys or self._options.caption_keys):
+            raise UsageError(
+                f"{path}: --image-key and --caption-key are for .tar shards, and this is a folder of images",
+                next_step="leave them away: captions are the .txt files beside the images",
+            )
         try:
             self.held[kind] = modalities_of(kind, path, self._options)
         except SourceError as error:

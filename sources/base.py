@@ -40,6 +40,8 @@ class ReadOptions:
         image_column: column that holds the image, or its path or URL; "" finds it.
         metadata_columns: columns or JSON fields that become metadata; () takes all others where rows are lines (.jsonl,
             .csv), and none elsewhere.
+        image_keys: extensions of the members of a shard that are images, in order of preference; () takes all known.
+        caption_keys: extensions of the members that are captions, likewise; () takes txt.
         kind: kind of all inputs; "" tells it by their names.
     """
 
@@ -48,6 +50,8 @@ class ReadOptions:
     id_column: str = ""
     image_column: str = ""
     metadata_columns: tuple[str, ...] = ()
+    image_keys: tuple[str, ...] = ()
+    caption_keys: tuple[str, ...] = ()
     kind: str = ""
 
 

@@ -25,15 +25,29 @@ SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 _MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
-_IMAGES = frozenset(IMAGE_EXTENSIONS)
+
+
+class Extensions(NamedTuple):
+    """What the members of a shard are, by their lower-case extensions; the first that a key has is taken.
+
+    Attributes:
+        images: of images.
+        texts: of captions.
+    """
+
+    images: tuple[str, ...] = IMAGE_EXTENSIONS
+    texts: tuple[str, ...] = ("txt",)
+
+
+_ALL = Extensions()
 
 
 class TarSource:
     """Shards as units. Members that share a key are one sample, wherever in the shard they stand.
 
-    Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. Metadata: `json`. Members without a key
-    (no dot in the name, or nothing before it) belong to no sample, as in webdataset; a shard of only such members
-    is an error.
+    Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. The user may name others for both. Metadata:
+    `json`. Members without a key (no dot in the name, or nothing before it) belong to no sample, as in webdataset; a
+    shard of only such members is an error.
     """
 
     kind = "tar"
@@ -44,7 +58,7 @@ class TarSource:
         if path.lower().endswith(COMPRESSED_SUFFIXES):
             raise _compressed(path, "its name says")
         status = stat_file(path)
-        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version)
+        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=_named(options))
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """The samples in order of their first member, after the whole shard has been checked.
@@ -58,7 +72,8 @@ class TarSource:
                 raise
             log.warning("shard_read_again", source=unit.source, code=damage.code, why=damage.message)
             data, members = _load_again(unit, moved, damage)
-        entries = group(members)
+        wanted = _extensions(unit)
+        entries = group(members, wanted)
         if members and not entries:
             raise SourceError(
                 f"{unit.source}: none of its {len(members)} members has a key, as in key.jpg; "
@@ -67,7 +82,18 @@ class TarSource:
                 next_step="write the shard with names of the form key.extension",
             )
         for ordinal, entry in enumerate(entries):
-            yield _sample(ordinal, entry, data)
+            yield _sample(ordinal, entry, data, wanted)
+
+
+def _named(options: ReadOptions) -> tuple[tuple[str, str], ...]:
+    """What the user named, as a unit carries it; () where that is nothing."""
+    named = (("caption_keys", options.caption_keys), ("image_keys", options.image_keys))
+    return tuple((name, ";".join(keys)) for name, keys in named if keys)
+
+
+def _extensions(unit: Unit) -> Extensions:
+    named = {name: tuple(value.split(";")) for name, value in unit.options}
+    return Extensions(named.get("image_keys", _ALL.images), named.get("caption_keys", _ALL.texts))
 
 
 def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
@@ -119,12 +145,13 @@ class Entry(NamedTuple):
     again: Member | None
 
 
-def group(members: list[Member]) -> list[Entry]:
+def group(members: list[Member], wanted: Extensions = _ALL) -> list[Entry]:
     """The samples that `members` make.
 
     The first member of a key and extension wins. Every later image is an entry of its own, so that no image goes
     uncounted; so is every later text of a key that has no image. Other repetitions are ignored.
     """
+    images, texts = frozenset(wanted.images), frozenset(wanted.texts)
     entries: list[Entry] = []
     texts_again = False
     by_key: dict[str, Entry] = {}
@@ -138,11 +165,11 @@ def group(members: list[Member]) -> list[Entry]:
             entries.append(entry)
         if extension not in entry.parts:
             entry.parts[extension] = member
-        elif extension in _IMAGES or extension == "txt":
+        elif extension in images or extension in texts:
             entries.append(Entry(key, entry.parts, member))
-            texts_again = texts_again or extension == "txt"
+            texts_again = texts_again or extension in texts
     if texts_again:  # whether the key has an image is known only now
-        return [entry for entry in entries if not _is_second_caption(entry)]
+        return [entry for entry in entries if not _is_second_caption(entry, wanted)]
     return entries
 
 
@@ -163,23 +190,27 @@ def split_name(name: str) -> tuple[str, str]:
     return name[: len(name) - len(extension) - 1], extension.lower()
 
 
-def _is_second_caption(entry: Entry) -> bool:
-    return entry.again is not None and split_name(entry.again.name)[1] == "txt" and not _IMAGES.isdisjoint(entry.parts)
+def _is_second_caption(entry: Entry, wanted: Extensions) -> bool:
+    if entry.again is None or split_name(entry.again.name)[1] not in wanted.texts:
+        return False
+    return any(extension in entry.parts for extension in wanted.images)
 
 
-def _sample(ordinal: int, entry: Entry, data: Memory) -> Sample:
+def _sample(ordinal: int, entry: Entry, data: Memory, wanted: Extensions) -> Sample:
     key, parts, again = entry
     if again is not None:
         message = f"{again.name} occurs again at byte {again.at}; the first one is used"
         return Sample(ordinal=ordinal, key=key, error=("duplicate_key", message))
     image = text = metadata = error = None
     try:
-        for extension in IMAGE_EXTENSIONS:
+        for extension in wanted.images:
             if extension in parts:
                 image = _content(parts[extension], data)
                 break
-        if "txt" in parts:
-            text = decode_text(_content(parts["txt"], data))
+        for extension in wanted.texts:
+            if extension in parts:
+                text = decode_text(_content(parts[extension], data))
+                break
         if "json" in parts:
             metadata = decode_metadata(_content(parts["json"], data))
     except SampleError as problem:

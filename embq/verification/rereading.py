@@ -131,6 +131,9 @@ def _decoded(data: bytes | None) -> str | None:
 
 def _tar(unit: Unit, images: bool) -> Iterator[Found]:
     """Members by key. A repeated image is a sample of its own, and so is a repeated text of a key without image."""
+    named = dict(unit.options)
+    images_of = tuple(named.get("image_keys", ";".join(IMAGES)).split(";"))
+    captions = tuple(named.get("caption_keys", "txt").split(";"))
     with tarfile.open(unit.source, "r:", encoding="utf-8", errors="surrogateescape") as tar:
         parts: dict[str, dict[str, tarfile.TarInfo]] = {}
         order: list[tuple[str, str]] = []
@@ -147,17 +150,18 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
                 order.append((key, ""))
             if extension not in of_key:
                 of_key[extension] = member
-            elif extension == "txt" or extension in IMAGES:
+            elif extension in captions or extension in images_of:
                 order.append((key, extension))
         for key, again in order:
             of_key = parts[key]
-            image = next((of_key[extension] for extension in IMAGES if extension in of_key), None)
-            if again == "txt" and image is not None:
+            image = next((of_key[extension] for extension in images_of if extension in of_key), None)
+            caption = next((of_key[extension] for extension in captions if extension in of_key), None)
+            if again in captions and image is not None:
                 continue
             yield Found(
                 key=_stored(key),
                 image=_content(tar, image) if images and not again else None,
-                text=None if again else _decoded(_content(tar, of_key.get("txt"))),
+                text=None if again else _decoded(_content(tar, caption)),
             )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import SourceError
 from core.units import Sample
+from embq.verification.rereading import reread
 from sources.base import ReadOptions
 from sources.storage import PIECE_BYTES
 from sources.tar import TarSource, split_name
@@ -375,3 +376,38 @@ def test_a_large_shard_tells_of_each_piece(tmp_path: Path) -> None:
     storage = Storage(tmp_path, archive([("a.jpg", b"x" * 5 * PIECE_BYTES), ("b.jpg", b"y")]))
     assert [len(sample.image or b"") for sample in storage.read()] == [5 * PIECE_BYTES, 1]
     assert storage.readings >= 5
+
+
+def test_extensions_of_images_and_captions_can_be_named(tmp_path: Path) -> None:
+    members = [
+        ("a.jpg", b"a jpg"),
+        ("a.png", b"a png"),
+        ("a.cap", b"a cap"),
+        ("a.txt", b"a txt"),
+        ("b.jpg", b"b jpg"),
+        ("b.txt", b"b txt"),
+        ("b.cap", b"b cap"),
+        ("b.cap", b"b again"),
+        ("c.cap", b"c cap"),
+        ("c.cap", b"c again"),
+        ("d.PNG", b"d png"),
+        ("d.PNG", b"d again"),
+    ]
+    path = tmp_path / "a.tar"
+    path.write_bytes(archive(members))
+    options = ReadOptions(image_keys=("png", "jpg"), caption_keys=("cap",))
+    (unit,) = TarSource().split(str(path), options)
+    assert unit.options == (("caption_keys", "cap"), ("image_keys", "png;jpg"))
+    assert [(s.key, s.image, s.text, s.error is None) for s in TarSource().read(unit)] == [
+        ("a", b"a png", "a cap", True),
+        ("b", b"b jpg", "b cap", True),
+        ("c", None, "c cap", True),
+        ("c", None, None, False),
+        ("d", b"d png", None, True),
+        ("d", None, None, False),
+    ]
+    assert [found.key for found in reread(unit, images=True)] == ["a", "b", "c", "c", "d", "d"]
+    assert [found.text for found in reread(unit, images=True)][:3] == ["a cap", "b cap", "c cap"]
+    assert [found.image for found in reread(unit, images=True)][:2] == [b"a png", b"b jpg"]
+    (plain,) = TarSource().split(str(path), ReadOptions())
+    assert plain.options == ()
