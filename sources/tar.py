@@ -45,7 +45,7 @@ _ALL = Extensions()
 class TarSource:
     """Shards as units. Members that share a key are one sample, wherever in the shard they stand.
 
-    Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. The user may name others for both. Metadata:
+    Image: the first of `IMAGE_EXTENSIONS` that the key has. Caption: `txt`. The user may name others. Metadata:
     `json`. Members without a key (no dot in the name, or nothing before it) belong to no sample, as in webdataset; a
     shard of only such members is an error.
     """
