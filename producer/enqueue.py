@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import redis
@@ -78,6 +79,9 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     if relocate is not None:
         planned = replace(planned, units=map(relocate, planned.units))
     if not layout.run_json.exists():
+        # An input that cannot be read at all is refused before anything is made.
+        first = next(planned.units, None)
+        planned = replace(planned, units=chain([] if first is None else [first], planned.units))
         layout.make()
     with _alone(layout):
         # Of two plans at the same time the second finds the first one's run, and adds what that lacks.

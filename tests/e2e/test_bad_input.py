@@ -217,8 +217,8 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
     before = read_output(root).records
 
-    said = ended("run", others, "-o", root, "-m", MODEL)
-    assert_refused(*said, exits=65, code="other_run", says="inputs")
+    said = ended("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2")
+    assert_refused(*said, exits=65, code="input_changed", says="texts.jsonl (the same file, cut into other units)")
     said = ended("run", texts, "-o", root, "-m", "stub:9")
     assert_refused(*said, exits=65, code="other_run", says="model: stub:8 there, stub:9 asked for")
     said = ended("run", texts, "-o", root, "-m", MODEL, "--dtype", "float32")

@@ -118,7 +118,9 @@ def test_a_run_at_work_that_is_enqueued_as_well(cluster: Cluster, recovery: Reco
 # --- P3: the same output, something else ---
 
 
-@pytest.mark.fault("P3", "the output of a run at work is asked for with another model, precision, dtype or input")
+@pytest.mark.fault(
+    "P3", "the output of a run at work is asked for with another model, precision, dtype or cut of its inputs"
+)
 def test_another_run_into_an_output_at_work_is_refused(cluster: Cluster, recovery: Recovery, short_tmp: Path) -> None:
     cluster.begin(80)
     cluster.workers()
@@ -128,8 +130,7 @@ def test_another_run_into_an_output_at_work_is_refused(cluster: Cluster, recover
         "model: stub:16?ms_per_sample=5 there, stub:32 asked for": [cluster.input, "-m", "stub:32"],
         "precision: fp32 there, bf16 asked for": [cluster.input, "--precision", "bf16"],
         "dtype: float16 there, float32 asked for": [cluster.input, "--dtype", "float32"],
-        "inputs (units): ": [cluster.input, "--unit-size", "20"],
-        "inputs": [other],
+        "unit_samples: 10 there, 20 asked for": [other, cluster.input, "--unit-size", "20"],
     }
     for difference, given in asked.items():
         options = [str(part) for part in given]
@@ -138,7 +139,8 @@ def test_another_run_into_an_output_at_work_is_refused(cluster: Cluster, recover
         for verb in ("enqueue", "run"):
             command = cluster.service(verb, *options, "-o", str(cluster.root))
             command.may_end = True
-            assert difference in assert_refused(command, exits=65, code="other_run"), verb
+            code = "input_changed" if difference.startswith("unit_samples") else "other_run"
+            assert difference in assert_refused(command, exits=65, code=code), verb
             recovery.injected()
     cluster.until_closed()
     cluster.assert_exact()
