@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from core.errors import SourceError
 from core.units import Unit
 from sources.base import Moved
-from sources.storage import stat_file
+from sources.storage import source_errors, stat_file
 
 
 class Cursor(Protocol):
@@ -50,7 +50,8 @@ class LastCursor(Generic[C]):
     def at(self, unit: Unit, start: int, moved: Moved, make: Callable[[], C]) -> Iterator[C]:
         """A cursor at or before `start`; it is kept where the block ends well.
 
-        The unit's source must be the version that was planned, before and after; SourceError `source_changed`.
+        The unit's source must be the version that was planned, before and after; SourceError `source_changed`, or as
+        `source_errors` gives it.
         """
         check_version(unit)
         key = (unit.kind, unit.source, unit.etag, unit.options)
@@ -63,7 +64,8 @@ class LastCursor(Generic[C]):
         cursor.moved = moved
         try:
             moved()
-            yield cursor
+            with source_errors(unit.source):
+                yield cursor
             check_version(unit)
         except BaseException:
             _close(cursor)

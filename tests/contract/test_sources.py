@@ -21,6 +21,7 @@ from core.errors import InputError, SourceError
 from core.units import Unit
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, read
+from sources.storage import WatchedFile
 
 OPTIONS = ReadOptions(unit_samples=7)
 ROWS = {f"{number:03d}": f"the text of {number}" for number in range(40)}
@@ -245,6 +246,31 @@ def test_storage_that_fails_is_worth_another_try(case: Case, tmp_path: Path, mon
     with pytest.raises(SourceError) as caught:
         list(SOURCES[case.kind].read(unit))
     assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_storage_that_fails_while_it_is_read_is_worth_another_try(
+    case: Case, good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = split(case, case.write(tmp_path))[-1]
+    readinto = WatchedFile.readinto
+    reads = 0
+
+    def stale(file: WatchedFile, buffer: object) -> int:
+        nonlocal reads
+        reads += 1
+        if reads > good:
+            raise OSError(116, "Stale file handle")
+        return readinto(file, buffer)
+
+    monkeypatch.setattr(WatchedFile, "readinto", stale)
+    try:
+        samples = list(SOURCES[case.kind].read(unit))
+    except SourceError as error:
+        assert (error.code, error.transient) == ("source_unreadable", True)  # noqa: PT017
+    else:  # it needed no more than that
+        assert reads <= good
+        assert samples
 
 
 def test_who_watches_is_told_of_what_comes_in(case: Case, tmp_path: Path) -> None:
