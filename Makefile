@@ -32,6 +32,7 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.tar_reader
 	$(BIN)/python -m bench.enqueue
+	$(BIN)/python -m bench.fairness
 
 test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
 	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \

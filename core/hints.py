@@ -124,6 +124,18 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
     pipe.delete(HintJob.key_for(job_id))
 
 
+def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
+    """Remove the hints of one run that wait; gives their number. One that a worker pops meanwhile is harmless."""
+    waiting = [as_text(raw) for raw in client.lrange(queue.key, 0, -1)]
+    ours = [job_id for job_id in waiting if job_id.startswith(f"{run}-")]
+    with client.pipeline() as pipe:
+        for job_id in ours:
+            pipe.lrem(queue.key, 1, job_id)
+            pipe.delete(HintJob.key_for(job_id))
+        pipe.execute()
+    return len(ours)
+
+
 def sweep(client: redis.Redis, queue: Queue) -> int:
     """Remove popped hints of workers that died before they dropped them; gives their number."""
     popped = client.lrange(queue.intermediate_queue.key, 0, -1)

@@ -32,6 +32,11 @@ class Layout:
         return self.root / "run.json"
 
     @property
+    def control(self) -> Path:
+        """What was asked of the run since it was made: whether it goes on, and its priority."""
+        return self.root / "control.json"
+
+    @property
     def manifest(self) -> Path:
         """Folder of the manifest's segments, and of the records `gen-0001.json` ... of what was added later."""
         return self.root / "manifest"

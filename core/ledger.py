@@ -14,6 +14,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from core import protocol
+from core.control import Control
 from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, run_key
 from core.scripts import Script
 
@@ -138,6 +139,30 @@ class Ledger:
         mode = "fail" if failed else "undo"
         return bool(self._call("release", u, token, mode, code, message[:1000], MAX_ATTEMPTS))
 
+    # --- what a user asks for ---
+
+    def ask(self, wishes: Mapping[str, str]) -> dict[str, str]:
+        """Change `state` or `priority`, at once; gives both as they are now.
+
+        The wish lives in the broker until the run's writer has written it to the output folder: see `asked`.
+        """
+        return self._control(0, wishes)
+
+    def asked(self) -> dict[str, str]:
+        """What was asked for and is not in the output folder yet."""
+        raw = cast("dict[bytes, bytes]", self.client.hgetall(run_key(self.run, "asked")))
+        return {_text(name): _text(value) for name, value in raw.items()}
+
+    def restore(self, control: Control) -> dict[str, str]:
+        """Make the broker agree with the output folder, save for what was asked for since; gives what holds now."""
+        return self._control(1, control.fields())
+
+    def _control(self, durable: int, fields: Mapping[str, str]) -> dict[str, str]:
+        pairs = [part for pair in fields.items() for part in pair]
+        keys = [*self.keys, run_key(self.run, "asked")]
+        state, priority = self._scripts["control"](keys=keys, args=[durable, *pairs], client=self.client)
+        return {"state": _text(state), "priority": _text(priority)}
+
     # --- supervisor and feeder ---
 
     def abandon(self, worker: str, message: str, *, blame: Mapping[str, int | None]) -> int:
@@ -151,16 +176,20 @@ class Ledger:
         return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], *named))
 
     def next_units(
-        self, gen: str, room: int, *, queue_empty: bool, reap_at: int, idle: int = 0
+        self, gen: str, room: int, *, queue_empty: bool, reap_at: int, idle: int = 0, fresh: int | None = None
     ) -> tuple[list[int], list[int]]:
         """The units to hint now, urgent ones first apart; see the script `next`.
 
         Args:
+            room: most units to give.
+            fresh: most units among them that are hinted for the first time; None for no such limit.
             reap_at: when it was decided, in ms of the broker's clock, that leases that have run out may be taken away;
                 0 where they may not.
             idle: workers that hold nothing, and could help at the tail of the run.
         """
-        urgent, *units = self._call("next", gen, max(0, room), int(queue_empty), reap_at, MAX_ATTEMPTS, idle)
+        room = max(0, room)
+        most = room if fresh is None else fresh
+        urgent, *units = self._call("next", gen, room, int(queue_empty), reap_at, MAX_ATTEMPTS, idle, most)
         numbers = [int(u) for u in units]
         return numbers[: int(urgent)], numbers[int(urgent) :]
 
@@ -194,7 +223,15 @@ class Ledger:
         """The bitmap of committed units as the server has it (bit 0 is the highest bit of byte 0)."""
         return cast("bytes | None", self.client.get(self.keys[RUN_PARTS.index("done")])) or b""
 
-    def rebuild(self, *, gen: str, total: int, done: bytes, counters: Mapping[str, int | str]) -> None:
+    def rebuild(
+        self,
+        *,
+        gen: str,
+        total: int,
+        done: bytes,
+        counters: Mapping[str, int | str],
+        control: Control = Control(),  # noqa: B008 - it is frozen
+    ) -> None:
         """Make the run's queue anew from the commit log: a first start and a lost broker are the same thing.
 
         Args:
@@ -202,6 +239,7 @@ class Ledger:
             total: number of units.
             done: bitmap of the committed units.
             counters: rows, failures, quarantined, n and fingerprint as the commit log has them.
+            control: state and priority as the output folder has them.
         """
         meta, *rest = self.keys
         seconds, micros = self.client.time()
@@ -213,7 +251,8 @@ class Ledger:
             fields: dict[str, int | str] = {
                 "v": protocol.VERSION,
                 "gen": gen,
-                "state": "done" if count == total else "running",
+                "state": "done" if count == total else control.state,
+                "priority": control.priority,
                 "total": total,
                 "cursor": 0,
                 "done": count,

@@ -13,7 +13,7 @@ embq:rates                hash    model config and device -> measured speed (JSO
 embq:uploads              hash    upload name -> what is being sent (JSON)              until it is in the folder
 embq:up:{U}:pieces        hash    number -> compressed piece of an upload               64 pieces
 embq:up:{U}:state         hash    taken, end, code, why: what the writer says of it     a day after its end
-embq:{R}:meta             hash    gen, state, total, cursor, done, bytes, limits ...    run
+embq:{R}:meta             hash    gen, state, priority, total, cursor, done, bytes ...  run
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or
                                   published result must be looked at again              published
@@ -26,6 +26,8 @@ embq:{R}:pub              hash    u -> "<token> <stream id>" of the published re
 embq:{R}:res              stream  results; group "w"                                    limit_bytes, limit_entries
 embq:{R}:done             bitmap  committed units                                       run; N/8 bytes
 embq:{R}:writer           string  id of the writer at work: an early warning only        5 s, renewed
+embq:{R}:asked            hash    state and priority that a user asked for               until the writer has them
+                                                                                         in the output folder
 rq:queue:embq.<v>.<key>   list    RQ's own: hints                                       high-water mark
 ========================  ======  ====================================================  ==========================
 
@@ -89,7 +91,7 @@ def queue_name(queue_key: str) -> str:
 
 
 RUN_PARTS = ("meta", "hinted", "due", "owner", "spare", "busy", "att", "poison", "pub", "res", "done")
-"""The keys that every script gets, in this order."""
+"""The keys that every script gets, in this order. A rebuild makes all of them anew."""
 
 _PRELUDE = (
     f"local VERSION = {VERSION}"
@@ -170,6 +172,12 @@ local function lapse(u, charged, max_attempts, code, message, ordinal)
     hint_at_once(u)
   end
 end
+-- The run is paused: a unit that was claimed ahead goes back, uncharged. False where it is begun; it may be finished.
+local function give_back(u, token)
+  if begun(token) then return false end
+  if not end_lease(u, token) then lapse(u, false) end
+  return true
+end
 -- Nothing is left to hint, so a worker without work may as well help with u: take it over where its holder has not
 -- begun it, or run it a second time where it takes unusually long. A unit that was charged before runs once at a time.
 local function may_help(u, held)
@@ -222,10 +230,10 @@ return {'ok', lane == spare and '0' or attempts, redis.call('HGET', poison, u) o
 
 # start(u, token, ...) -> the tokens whose lease is lost; their units must not be worked on
 START = """
-local lost, known = {}, get('gen')
+local lost, known, state = {}, get('gen'), get('state')
 for i = 1, #ARGV, 2 do
   local u, token = ARGV[i], ARGV[i + 1]
-  if not known or not holds(u, token) then
+  if not known or not holds(u, token) or (state ~= 'running' and give_back(u, token)) then
     lost[#lost + 1] = token
   elseif redis.call('HSETNX', busy, token, now) == 1 then
     redis.call('HINCRBY', att, u, 1)
@@ -242,9 +250,10 @@ if get('gen') ~= ARGV[1] then
   for i = 4, #ARGV, 2 do lost[#lost + 1] = ARGV[i] end
   return lost
 end
-local answer = {get('state') or ''}
+local state = get('state') or ''
+local answer = {state}
 for i = 3, #ARGV, 2 do
-  if holds(ARGV[i], ARGV[i + 1]) then
+  if holds(ARGV[i], ARGV[i + 1]) and not (state ~= 'running' and give_back(ARGV[i], ARGV[i + 1])) then
     redis.call('ZADD', due, now + tonumber(ARGV[2]), ARGV[i])
   else
     answer[#answer + 1] = ARGV[i + 1]
@@ -313,12 +322,13 @@ end
 return freed
 """
 
-# next(gen, room, queue_empty, reap_at, max_attempts, idle) -> {number of urgent units, u ...}: what to hint now, urgent
-# ones first. Leases that have run out are taken away only within two seconds of `reap_at`, when that was decided: where
-# this was sent before an outage and is carried out after it, the holders must get to beat first.
+# next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh) -> {number of urgent units, u ...}: what to hint now,
+# urgent ones first; at most `room`, and `fresh` of them for the first time. Leases that have run out are taken away
+# only within two seconds of `reap_at`, when that was decided: where this was sent before an outage and is carried out
+# after it, the holders must get to beat first.
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
-local room, max_attempts = tonumber(ARGV[2]), tonumber(ARGV[5])
+local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
 local reap = math.abs(now - tonumber(ARGV[4])) < 2000
 -- The server's clock was set back: what was to be looked at soon would otherwise wait as long as that.
 local back = tonumber(get('fed_ms') or '0') - now
@@ -352,6 +362,7 @@ local patience = ARGV[3] == '1' and 5000 or 600000
 for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, room - #units)) do
   units[#units + 1] = u
 end
+room = math.min(room, #units + fresh)
 local cursor, total = tonumber(get('cursor')), tonumber(get('total'))
 -- Fewer units than the cursor has passed are done, hinted or due: a key was lost. Pass all of them again.
 if tonumber(get('done')) + redis.call('ZCARD', hinted) + redis.call('ZCARD', due) < cursor then cursor = 0 end
@@ -404,7 +415,7 @@ local count = redis.call('BITCOUNT', done)
 if not get('gen') then return count end
 redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
   'last_commit_ms', now)
-if count == tonumber(get('total')) and get('state') == 'running' then
+if count == tonumber(get('total')) and get('state') ~= 'done' then
   redis.call('HSET', meta, 'state', 'done')
   redis.call('DEL', hinted, due, owner, spare, busy, att, poison)
 end
@@ -431,6 +442,41 @@ if get('state') == 'done' then redis.call('HSET', meta, 'state', 'running') end
 return 1
 """
 
+# control(durable, name, value, ...) -> {state, priority}: what a user asked for. It holds at once, and stands in
+# `asked` until the writer has it on disk and sends it again as durable; what was asked for since stands above that.
+CONTROL = """
+local asked, durable = KEYS[12], ARGV[1] == '1'
+for i = 2, #ARGV, 2 do
+  local name, wish = ARGV[i], ARGV[i + 1]
+  local open = redis.call('HGET', asked, name)
+  if durable and open == wish then
+    redis.call('HDEL', asked, name)
+    open = false
+  elseif not durable and get('state') ~= 'done' then
+    redis.call('HSET', asked, name, wish)
+    open = false
+  end
+  if get('gen') and not open and get(name) ~= wish and get('state') ~= 'done' then
+    redis.call('HSET', meta, name, wish)
+    if name == 'state' and wish ~= 'running' then
+      -- No hint is left. Going on, the feeder passes all units again, and finds those that are neither done nor held.
+      redis.call('DEL', hinted)
+      redis.call('HSET', meta, 'cursor', 0)
+    end
+    if name == 'state' and wish == 'cancelled' then
+      for _, lane in ipairs({owner, spare}) do
+        local held = redis.call('HGETALL', lane)
+        for k = 1, #held, 2 do
+          if begun(held[k + 1]) then redis.call('HINCRBY', att, held[k], -1) end
+        end
+      end
+      redis.call('DEL', due, owner, spare, busy)
+    end
+  end
+end
+return {get('state') or '', get('priority') or ''}
+"""
+
 SCRIPTS = {
     name: _PRELUDE + body
     for name, body in {
@@ -444,10 +490,11 @@ SCRIPTS = {
         "commit": COMMIT,
         "reject": REJECT,
         "grow": GROW,
+        "control": CONTROL,
     }.items()
 }
 
-FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "rate", "grow"})
+FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "rate", "grow", "control"})
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
 
 # report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key

@@ -18,7 +18,9 @@ from core.errors import EmbqError, Exit
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
     "enqueue": "Plan a run and hand it to resident workers.",
-    "resume": "Go on with an interrupted run.",
+    "pause": "Let a run rest.",
+    "resume": "Go on with an interrupted, paused or cancelled run.",
+    "cancel": "Stop a run; what is committed stays.",
     "status": "Show how far a run is.",
     "verify": "Re-read inputs and outputs and check every invariant.",
     "failures": "List what has no embedding, grouped by cause.",

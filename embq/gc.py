@@ -257,7 +257,7 @@ def forget(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Forgotten:
     """
     queue = hint_queue(client, info.model.queue_key)
     lists = (queue.key, queue.intermediate_queue.key)
-    keys = [run_key(info.run, part) for part in (*RUN_PARTS, "writer")]
+    keys = [run_key(info.run, part) for part in (*RUN_PARTS, "writer", "asked")]
     there = int(client.hexists(RUNS, info.run)) + int(client.exists(*keys))
     prefix = f"{info.run}-"
     hints = {as_text(raw) for key in lists for raw in client.lrange(key, 0, -1) if as_text(raw).startswith(prefix)}

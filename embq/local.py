@@ -24,6 +24,10 @@ def work(info: RunInfo, root: Path, options: dict[str, Any], *, broker: str, qui
         if not quiet:
             click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)
         return Outcome(before, False)
+    # Whoever starts a run that was paused or cancelled wants it to go on.
+    wishes = {"state": "running"}
+    if options.get("priority") is not None:
+        wishes["priority"] = str(options["priority"])
     if not quiet:
         click.echo(
             f"run {info.run}: {info.units - before.done - before.quarantined:,} of {info.units:,} units to do with "
@@ -36,6 +40,7 @@ def work(info: RunInfo, root: Path, options: dict[str, Any], *, broker: str, qui
         return Session(
             info,
             root,
+            wishes=wishes,
             worker_arguments=_worker_arguments(options),
             settings=settings_with(broker),
             drain_s=options["drain_timeout"],

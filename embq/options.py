@@ -156,6 +156,18 @@ def run_options(function: F) -> F:
     return function
 
 
+def priority_option(function: F) -> F:
+    """--priority, for verbs that make a run; None where it is not given."""
+    from core.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
+
+    return click.option(
+        "--priority",
+        type=click.IntRange(LEAST_PRIORITY, MOST_PRIORITY),
+        default=None,
+        help=f"Weight among runs that share the devices: 20 gets twice as much done as 10.  [{PRIORITY}, or as it was]",
+    )(function)
+
+
 def worker_options(function: F) -> F:
     """What decides how this machine works: never part of a run."""
     for decorate in reversed(

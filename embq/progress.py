@@ -11,6 +11,7 @@ import redis
 
 from core import checkpoint, generations
 from core.commits import CommitLog, LogState
+from core.control import Control, load_control
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger, load_scripts
 from core.protocol import RUN_PARTS
@@ -22,7 +23,8 @@ class Progress:
     """One look at a run.
 
     Attributes:
-        state: "running", "done", or "stopped" where no broker knows the run or nobody works on it.
+        state: "running", "paused", "cancelled", "done", or "stopped" where it is to go on and nobody works on it.
+        priority: its weight among runs that share the devices.
         rows: committed rows.
         rows_total: samples of the run; estimated from the units done so far where only reading tells.
         failures: committed failures.
@@ -39,6 +41,7 @@ class Progress:
     output: str
     model: str
     state: str
+    priority: int
     rows: int
     rows_total: int | None
     rows_total_exact: bool
@@ -64,6 +67,7 @@ class Progress:
             "output": self.output,
             "model": self.model,
             "state": self.state,
+            "priority": self.priority,
             "rows": self.rows,
             "rows_total": self.rows_total,
             "rows_total_exact": self.rows_total_exact,
@@ -118,14 +122,17 @@ class Watch:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
         log = self.log_state()
         meta: dict[str, str] = {}
+        asked: dict[str, str] = {}
         received = in_flight = 0
         workers: list[dict[str, Any]] = []
         if self.client is not None and not log.closed:
             ledger = Ledger(self.client, self.info.run, scripts=self._scripts)
-            meta = ledger.meta()
+            meta, asked = ledger.meta(), ledger.asked()
             received = int(self.client.hlen(ledger.keys[RUN_PARTS.index("pub")]))
             in_flight = int(self.client.hlen(ledger.keys[RUN_PARTS.index("owner")]))
             workers = [w for w in live_workers(self.client) if w.get("model") == self.info.model.spec]
+        # The broker is ahead of the folder until the writer has noted what was asked for.
+        control = load_control(Layout(self.root)).with_wishes(meta | asked)
         total, exact = _rows_total(self.info, log)
         rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
         left = max(0, total - log.rows - log.failures) if total is not None else None
@@ -134,7 +141,8 @@ class Watch:
             run=self.info.run,
             output=str(self.root),
             model=self.info.model.spec,
-            state="done" if log.closed else meta.get("state", "stopped") if workers else "stopped",
+            state=_state(log, control, bool(workers)),
+            priority=control.priority,
             rows=log.rows,
             rows_total=total,
             rows_total_exact=exact,
@@ -152,6 +160,12 @@ class Watch:
             workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
             timing={name: value for name, value in timing.items() if name != "rows_per_s"},
         )
+
+
+def _state(log: LogState, control: Control, at_work: bool) -> str:
+    if log.closed:
+        return "done"
+    return control.state if at_work or control.state != "running" else "stopped"
 
 
 def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import embq
+from core.control import PRIORITY
 from core.errors import UsageError
 from core.models import MODALITIES
 from embq.options import INPUT_FORMATS
@@ -45,6 +46,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             sample=options["sample"],
             limit=options["limit"],
         ),
+        priority=options["priority"] or PRIORITY,
     )
 
 

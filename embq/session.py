@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import redis
 from core.broker import check, connect
 from core.embedded import EmbeddedServer, keep_to_ourselves
 from core.layout import Layout, RunInfo
+from core.ledger import Ledger
 from core.settings import Settings
 from embq.children import Child
 from embq.display import Display
@@ -36,6 +37,7 @@ class Session:
     Args:
         info: the run.
         root: its output folder.
+        wishes: what is asked of the run at the start, see `core.control`.
         worker_arguments: options for `embq worker`.
         settings: with `broker_url` set where the user named a broker; otherwise a server is started beside the output.
         stops: number of times the user has asked to stop so far.
@@ -46,6 +48,7 @@ class Session:
         info: RunInfo,
         root: Path,
         *,
+        wishes: Mapping[str, str],
         worker_arguments: list[str],
         settings: Settings,
         drain_s: float,
@@ -54,6 +57,7 @@ class Session:
     ) -> None:
         self.info = info
         self.layout = Layout(root)
+        self.wishes = wishes
         self.worker_arguments = worker_arguments
         self.settings = settings
         self.drain_s = drain_s
@@ -73,6 +77,7 @@ class Session:
             client = connect(url, password=self.settings.broker_password)
             check(client, url)
             announce(client, self.info, self.layout.root)
+            Ledger(client, self.info.run).ask(self.wishes)
             self.layout.logs.mkdir(exist_ok=True)
             children = self._children(url)
             watch = Watch(self.layout.root, client)
@@ -120,7 +125,11 @@ class Session:
                 child.look_after()
             # Without an answer the server is being started again, or a child is about to say what is wrong with it.
             with suppress(redis.exceptions.RedisError):
-                self.display.show(watch.look())
+                progress = watch.look()
+                self.display.show(progress)
+                if progress.state == "cancelled":
+                    self.display.say("the run was cancelled: what is published is committed, the rest is left")
+                    return True
             if watch.log_state().closed:
                 return False
             time.sleep(LOOK_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,11 +16,13 @@ from pathlib import Path
 import redis
 
 from core.commits import CommitLog
+from core.control import PRIORITY, Control, save_control
 from core.durable import drop, output_error
 from core.embedded import in_use, kept_off
 from core.errors import InputError
 from core.generations import PREFIX, Generation, append, leftovers
 from core.layout import PLANNED, Layout, RunInfo, load_run, run_id
+from core.ledger import Ledger
 from core.manifest import Manifest, SegmentWriter, write_manifest
 from core.models import ModelConfig, ModelSpec
 from core.registry import RunRecord, register
@@ -45,6 +47,7 @@ class Request:
     options: ReadOptions
     version: str
     selection: Selection = field(default_factory=Selection)
+    priority: int = PRIORITY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         created=_now(),
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
+    save_control(layout, Control(priority=request.priority))
     info.publish(layout)
     return info
 
@@ -256,13 +260,19 @@ def announce(client: redis.Redis, info: RunInfo, output: Path) -> None:
     register(client, record_of(info, output))
 
 
-def hand_over(client: redis.Redis, info: RunInfo, output: Path) -> None:
-    """Make the run known to resident services; TryLaterError where an `embq run` is at work on it."""
+def hand_over(client: redis.Redis, info: RunInfo, output: Path, wishes: Mapping[str, str] | None = None) -> None:
+    """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
+
+    Args:
+        wishes: what is asked of it besides, see `core.control`.
+    """
     broker = Layout(output).broker
     with kept_off(broker) as alone:
         if not alone:
             raise in_use(broker)
         announce(client, info, output)
+        if wishes:
+            Ledger(client, info.run).ask(wishes)
 
 
 def record_of(info: RunInfo, output: Path) -> RunRecord:
@@ -304,6 +314,7 @@ def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> 
 
 def _refuse_foreign_files(layout: Layout) -> None:
     ours = {
+        "control.json",
         "manifest",
         "commits",
         "parts",

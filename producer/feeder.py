@@ -1,4 +1,4 @@
-"""The resident feeder: keeps a high-water mark of hints in each queue, shared fairly between runs.
+"""The resident feeder: keeps a few seconds of hints in each queue, shared between the runs by weight.
 
 It decides nothing that could be lost: which units wait is in the ledger, and the ledger is rebuilt from the output
 folder. A second feeder is harmless, only wasteful.
@@ -7,15 +7,17 @@ folder. A second feeder is harmless, only wasteful.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import redis
 
 from core import hints
 from core.broker import ServerInfo, now_ms, reach
+from core.control import PRIORITY
 from core.errors import EmbqError
 from core.hints import Hint
 from core.layout import Layout
@@ -23,15 +25,51 @@ from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
 from core.registry import RunRecord, live_workers, register_again, registered
+from producer.shares import Claimant, Shares
+from producer.window import Window
 
 TICK_S = 0.2
-MIN_HINTS, MAX_HINTS = 256, 5_000
-"""Bounds of the high-water mark: the floor feeds two workers with units of a few milliseconds for a tick; the ceiling
-keeps RQ's jobs at about 5 MB."""
-HINTS_PER_WORKER = 12
 SWEEP_S = 60.0
 OUTAGE_S = 2.0
 """An answer that took this long was an outage: holders of overdue leases may be alive, and must get to beat first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """A run that is to be given hints, as one tick sees it."""
+
+    record: RunRecord
+    manifest: Manifest
+    ledger: Ledger
+    meta: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.record.run
+
+    @property
+    def gen(self) -> str:
+        return self.meta["gen"]
+
+    @property
+    def weight(self) -> int:
+        return int(self.meta.get("priority") or PRIORITY)
+
+    @property
+    def left(self) -> int:
+        """Units that were never hinted, at most; some of them may be done."""
+        return max(0, int(self.meta.get("total", 0)) - int(self.meta.get("cursor", 0)))
+
+    def samples(self) -> int:
+        """Samples of the next unit; where only reading it tells, as many as the units done so far had. 0: not known."""
+        planned = self.manifest.unit(int(self.meta.get("cursor", 0))).samples if self.left else None
+        if planned is not None:
+            return max(1, planned)
+        done, rows, failures = (int(self.meta.get(name, 0)) for name in ("done", "rows", "failures"))
+        return max(1, round((rows + failures) / done)) if done else 0
+
+    def hint(self, u: int) -> Hint:
+        return Hint(run=self.record.run, gen=self.gen, u=u, unit=self.manifest.unit(u))
 
 
 class Feeder:
@@ -61,6 +99,8 @@ class Feeder:
         self._manifests: dict[str, Manifest] = {}
         self._unreadable: set[str] = set()
         self._unfinished: dict[str, RunRecord] = {}
+        self._shares: dict[str, Shares] = defaultdict(Shares)
+        self._windows: dict[str, Window] = defaultdict(Window)
         self._steady_since = clock()
         self._last_sweep = clock()
         self._ticked = clock()
@@ -124,39 +164,64 @@ class Feeder:
 
     def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:
         queue = hints.hint_queue(self.client, queue_key)
+        shares, window = self._shares[queue_key], self._windows[queue_key]
         with self._answered():
             waiting = self.client.llen(queue.key)
             workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
         idle = sum(worker.get("held") == 0 for worker in workers)
-        high_water = min(MAX_HINTS, max(MIN_HINTS, HINTS_PER_WORKER * len(workers)))
-        room = max(0, high_water - waiting)
-        fed: list[tuple[RunRecord, Manifest, Ledger, str]] = []
+        most = window.size(waiting, workers=len(workers), now=self._clock())
+        room = max(0, most - waiting)
+        shares.look(waiting)
+        fed = self._fed(runs)
+        shares.forget([run.id for run in fed])
+        costs = _costs(fed)
+        claimants = [Claimant(run=run.id, weight=run.weight, cost=costs[run.id], left=run.left) for run in fed]
+        # Whoever comes only now gets its share of what waits before it, and so never waits for all of that.
+        turns = shares.turns(claimants, room=room, ahead=min(most, max(0, 2 * most - waiting)))
+        fresh = Counter(turns)
+        urgent: list[Hint] = []
+        normal: dict[str, deque[Hint]] = {}
+        for run in fed:
+            with self._answered():
+                again, units = run.ledger.next_units(
+                    run.gen,
+                    max(room, fresh[run.id]),
+                    queue_empty=waiting == 0,
+                    reap_at=self._reap_at(),
+                    idle=idle,
+                    fresh=fresh[run.id],
+                )
+            urgent += [run.hint(u) for u in again]
+            normal[run.id] = deque(run.hint(u) for u in units)
+        batch = [normal[run].popleft() for run in turns if normal[run]]
+        batch += [hint for rest in normal.values() for hint in rest]
+        weights = {run.id: run.weight for run in fed}
+        ahead = shares.give([(hint.run, (hint.unit.samples or costs[hint.run]) / weights[hint.run]) for hint in batch])
+        # What is pushed to the front first ends up behind the others.
+        for part, at_front in (([*urgent, *batch[:ahead]][::-1], True), (batch[ahead:], False)):
+            with self._answered():
+                hints.push(queue, part, at_front=at_front)
+        window.pushed(len(urgent) + len(batch))
+        return len(urgent) + len(batch)
+
+    def _fed(self, runs: list[RunRecord]) -> list[_Fed]:
+        """The runs that are to be given hints: their writer has set them up, and they are neither paused nor over."""
+        fed = []
         for record in runs:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
             with self._answered():
                 meta = ledger.meta()
-            if meta.get("state") == "running":
+            state = meta.get("state", "")
+            if state in ("running", "paused"):
                 self._unfinished[record.run] = record
-            elif meta.get("state") == "done":
+            elif state in ("done", "cancelled"):
                 self._unfinished.pop(record.run, None)
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
-            if not meta.get("gen") or meta.get("state") != "running":
+            if not meta.get("gen") or state != "running":
                 continue
             if (manifest := self._manifest(record, int(meta["total"]))) is not None:
-                fed.append((record, manifest, ledger, meta["gen"]))
-        pushed = 0
-        for record, manifest, ledger, gen in fed:
-            share = -(-room // len(fed))
-            with self._answered():
-                urgent, normal = ledger.next_units(
-                    gen, share, queue_empty=waiting == 0, reap_at=self._reap_at(), idle=idle
-                )
-            for units, at_front in ((urgent, True), (normal, False)):
-                batch = [Hint(run=record.run, gen=gen, u=u, unit=manifest.unit(u)) for u in units]
-                with self._answered():
-                    hints.push(queue, batch, at_front=at_front)
-                pushed += len(batch)
-        return pushed
+                fed.append(_Fed(record, manifest, ledger, meta))
+        return fed
 
     def _manifest(self, record: RunRecord, total: int) -> Manifest | None:
         """The manifest of a run whose queue has `total` units; None where this machine cannot see them all."""
@@ -178,6 +243,14 @@ class Feeder:
         if record.run not in self._unreadable:
             self._unreadable.add(record.run)
             self.log.error("run_not_fed", run=record.run, why=why)
+
+
+def _costs(fed: list[_Fed]) -> dict[str, float]:
+    """Samples of one unit of each run; where nothing is known of a run yet, as many as the others have on average."""
+    known = {run.id: run.samples() for run in fed}
+    told = [samples for samples in known.values() if samples]
+    usual = sum(told) / len(told) if told else 1.0
+    return {run: float(samples) if samples else usual for run, samples in known.items()}
 
 
 def serve(client: redis.Redis, *, lease_s: float, only: str, stopped: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ from core.layout import Layout, RunInfo, run_id
 from core.ledger import Ledger, load_scripts, new_token
 from core.manifest import write_manifest
 from core.models import ModelConfig
-from core.protocol import RUNS, VERSION
+from core.protocol import RUNS, VERSION, run_key
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.units import Failure, Sample, Unit
@@ -383,7 +383,8 @@ def make_run(client: redis.Redis, tmp_path: Path) -> Iterator[MakeRun]:
     yield make
     for case in made:
         case.queue.delete(delete_jobs=True)
-        client.delete(*case.ledger.keys, f"embq:{{{case.info.run}}}:writer", case.queue.intermediate_queue.key)
+        other = [run_key(case.info.run, part) for part in ("writer", "asked")]
+        client.delete(*case.ledger.keys, *other, case.queue.intermediate_queue.key)
         client.hdel(RUNS, case.info.run)
 
 

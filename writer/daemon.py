@@ -11,6 +11,7 @@ import redis
 from core.durable import output_error
 from core.errors import EmbqError, TryLaterError
 from core.log import Events
+from core.protocol import run_key
 from core.registry import RunRecord, registered
 from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter
@@ -44,6 +45,7 @@ class Writer:
         self._keeper = LockKeeper()
         self._opened: set[str] = set()
         self._finished: dict[str, int] = {}  # run -> the units that it had then
+        self._cancelled: set[str] = set()
         self._retry_at: dict[str, float] = {}
         self._held_since: dict[str, float] = {}
 
@@ -75,22 +77,32 @@ class Writer:
         self.log.info("stopped")
 
     def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
-        """Do something for one run; a run that fails or is finished is let go."""
+        """Do something for one run; a run that fails, is finished or was cancelled is let go."""
         self._keeper.moved()
         try:
             answer = action()
+            if writer.cancelled:
+                writer.drain()  # what was published before is kept
         except (EmbqError, OSError) as error:
             self._give_up(run, error, writer.layout.root)
             return 0
-        if writer.finished and not self.only:
+        if self.only:
+            return answer
+        if writer.finished:
             self._finished[run] = writer.info.units
-            self.runs.pop(run).release()
+        elif writer.cancelled:
+            self._cancelled.add(run)
+        else:
+            return answer
+        self.runs.pop(run).release()
         return answer
 
     def _open_new_runs(self) -> None:
         now = time.monotonic()
         for record in registered(self.client).values():
             wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
+            if record.run in self._cancelled:
+                wanted = wanted and bool(self.client.exists(run_key(record.run, "asked")))
             if wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now:
                 self._open(record)
 
@@ -113,6 +125,7 @@ class Writer:
             self._give_up(record.run, error, Path(record.output))
         else:
             self._opened.add(record.run)
+            self._cancelled.discard(record.run)
             self._held_since.pop(record.run, None)
 
     def _give_up(self, run: str, error: EmbqError | OSError, root: Path) -> None:

@@ -11,6 +11,7 @@ import redis
 
 from core import checkpoint, generations
 from core.commits import CommitLog
+from core.control import load_control, save_control
 from core.durable import drop, output_error
 from core.errors import TryLaterError
 from core.layout import Layout, load_run
@@ -26,6 +27,8 @@ from writer.lock import LOCK_TTL_S, RENEW_S, LockKeeper
 LOCK_PATIENCE_S = 2 * LOCK_TTL_S
 """A writer that was killed leaves its lock behind for one term; one that renews it is alive."""
 RECONCILE_S = 2.0
+ASKED_S = 0.5
+"""A user who pauses a run waits until that is noted in the output folder."""
 READ_BYTES = 64 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
 
@@ -89,15 +92,18 @@ class RunWriter:
         self.acceptor = Acceptor(self.layout, self.manifest, fingerprint=state.fingerprint, schema=None)
         self.buffer = Buffer(part_rows=self.info.part_rows, clock=self._clock)
         self._rebuilds = 0
-        self._renewed = self._reconciled = self._clock()
+        self._renewed = self._reconciled = self._asked = self._clock()
         self._read_count = 16
         self._pending_after: str | None = "0"
         if rebuild:
             self._sweep_staging(unfinished=True)
         self._leave_nonce()
+        self.control = load_control(self.layout)
+        self._note_wishes()
         if rebuild or not self._adopt():
             self._rebuild()
         self.ledger.grow(self.committer.generation, len(self.manifest))
+        self.ledger.restore(self.control)
         self.log.info(
             "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
@@ -122,6 +128,24 @@ class RunWriter:
         except OSError as error:
             raise output_error(error, nonce) from error
         self._nonce = self.id
+
+    # --- what users ask for ---
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nothing more is to be done until somebody asks for it."""
+        return self.control.state == "cancelled" and not self.finished
+
+    def _note_wishes(self) -> None:
+        """Write what was asked for to the output folder, and tell the broker that it is there."""
+        if not (wishes := self.ledger.asked()):
+            return
+        control = self.control.with_wishes(wishes)
+        if control != self.control:
+            save_control(self.layout, control)
+            self.log.info("control_noted", run=self.record.run, **control.fields())
+        self.control = control
+        self.ledger.restore(control)
 
     # --- the queue and the log agree ---
 
@@ -160,6 +184,7 @@ class RunWriter:
             total=len(self.manifest),
             done=bytes(state.done),
             counters={**self._counters(), "fingerprint": state.fingerprint, "nonce": self._nonce},
+            control=self.control,
         )
         self.committer.generation = gen
         self._pending_after = None
@@ -181,9 +206,13 @@ class RunWriter:
             self._renewed = now
             if holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S):
                 raise TryLaterError(f"writer {holder} has taken over {self.layout.root}; this one stops")
+        if now - self._asked > ASKED_S:
+            self._asked = now
+            self._note_wishes()
         if now - self._reconciled > RECONCILE_S:
             self._reconciled = now
             self._grow()
+            self.ledger.restore(self.control)
             if self.ledger.gen() != self.committer.generation:
                 self.log.warning("queue_lost", run=self.record.run)
                 self._rebuild()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.options import broker_option, json_option, required_url, run_options, settings_with
+from embq.options import broker_option, json_option, priority_option, required_url, run_options, settings_with
 from embq.request import request_from
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.command("enqueue", epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @run_options
+@priority_option
 @click.option(
     "--upload",
     is_flag=True,
@@ -44,6 +45,7 @@ def command(
     """
     from core.broker import check, connect
     from core.commits import CommitLog
+    from core.control import load_control
     from core.errors import TryLaterError
     from core.layout import Layout
     from producer.enqueue import hand_over, prepare
@@ -57,17 +59,25 @@ def command(
     check(client, url)
     request = request_from(inputs, options)
     if upload or inline:
+        from core.errors import UsageError
         from embq.sending import send_run
 
+        if options["priority"] is not None:
+            raise UsageError(
+                "--priority is not sent along with --upload and --inline",
+                next_step="leave it out; once the run is there, enqueue on the writer's machine can change it",
+            )
         send_run(connect(url, password=settings.broker_password, patient=True), request, inline=inline, as_json=as_json)
         return
     planned = prepare(request)
     info = planned.info
     output = Path(request.output).absolute()
+    # Whoever asks again with another priority wants that one; a new run has it in its folder.
+    again = {} if planned.new or options["priority"] is None else {"priority": str(options["priority"])}
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     try:
-        hand_over(client, info, output)
+        hand_over(client, info, output, again)
     except TryLaterError as error:
         if not planned.added:
             raise
@@ -87,6 +97,8 @@ def command(
         click.echo(f"watch it with: embq status {output} --watch", err=True)
     else:
         click.echo(f"run {info.run} is already enqueued: {done:,} of {info.units:,} units are done; nothing was added")
+    if not planned.new and done < info.units and (state := load_control(Layout(output)).state) != "running":
+        click.echo(f"it is {state}; go on with: embq resume {output}", err=True)
 
 
 def _say_what_it_would_do(request: Request, settings: Settings, *, as_json: bool) -> None:

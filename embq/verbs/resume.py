@@ -2,44 +2,99 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from embq.options import broker_option, json_option, settings_with, worker_options
 
+if TYPE_CHECKING:
+    from core.layout import RunInfo
 
-@click.command("resume", epilog="Example: embq resume out")
-@click.argument("output", type=click.Path(path_type=Path))
+RUNNING = {"state": "running"}
+
+
+@click.command("resume", epilog="Examples: embq resume out | embq resume 965db513790b38d9")
+@click.argument("run")
 @worker_options
 @broker_option
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
-def command(output: Path, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
-    """Go on with the run in OUTPUT, whatever has become of the broker: the folder says what is left to do.
+def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
+    """Go on with RUN: its output folder, or its id where a broker knows it. The folder says what is left to do.
 
-    Without a broker, the work is done on this machine. With --broker (or EMBQ_BROKER_URL) the run is handed to the
-    resident producer, writer and workers of that broker again, and this command returns.
+    Without a broker, the work is done on this machine; where an `embq run` rests there, it goes on. With --broker (or
+    EMBQ_BROKER_URL) the run is handed to the resident producer, writer and workers of that broker again, and this
+    command returns.
     """
+    url = settings_with(broker).broker_url
+    root = Path(run).absolute()
+    if not root.is_dir() and url:
+        return _go_on(run, broker, as_json=as_json)
+
     from core.layout import load_run
+
+    info = load_run(root)
+    if url:
+        return _hand_over(info, root, broker, as_json=as_json)
+    if _rests(info.run, root):
+        return _go_on(run, "", as_json=as_json)
+
     from embq.local import account, work
 
-    root = output.absolute()
-    info = load_run(root)
-    url = settings_with(broker).broker_url
-    if not url:
-        outcome = work(info, root, options, broker="", quiet=quiet or as_json)
-        return account(outcome, root, as_json=as_json)
+    outcome = work(info, root, options, broker="", quiet=quiet or as_json)
+    return account(outcome, root, as_json=as_json)
 
+
+def _go_on(run: str, broker: str, *, as_json: bool) -> int:
+    from embq.asking import ask, find, warn_unless_noted
+
+    asked = ask(*find(run, broker), RUNNING)
+    if as_json:
+        click.echo(json.dumps(asked.to_json()))
+    else:
+        click.echo(f"run {asked.record.run} goes on: {asked.how_far}")
+        warn_unless_noted(asked)
+    return 0
+
+
+def _hand_over(info: RunInfo, root: Path, broker: str, *, as_json: bool) -> int:
     from core.broker import check, connect
     from core.commits import CommitLog
     from core.layout import Layout
     from producer.enqueue import hand_over
 
-    client = connect(url, password=settings_with(broker).broker_password)
-    check(client, url)
+    settings = settings_with(broker)
+    client = connect(settings.broker_url, password=settings.broker_password)
+    check(client, settings.broker_url)
     done = CommitLog(Layout(root)).replay(info.units).count
-    hand_over(client, info, root)
-    click.echo(f"run {info.run}: {done:,} of {info.units:,} units are done; the rest is handed to the workers again")
+    hand_over(client, info, root, RUNNING)
+    if as_json:
+        units = {"done": done, "total": info.units}
+        click.echo(json.dumps({"schema": 1, "run": info.run, "state": "running", "noted": False, "units": units}))
+    else:
+        click.echo(
+            f"run {info.run}: {done:,} of {info.units:,} units are done; the rest is handed to the workers again"
+        )
     return 0
+
+
+def _rests(run: str, root: Path) -> bool:
+    """Whether an `embq run` is at work on the folder that was paused."""
+    from redis.exceptions import RedisError
+
+    from core.broker import connect
+    from core.embedded import EmbeddedServer
+    from core.layout import Layout
+    from core.ledger import Ledger
+
+    url = EmbeddedServer.find(Layout(root).broker)
+    if not url:
+        return False
+    try:
+        with connect(url) as client:
+            return Ledger(client, run).meta().get("state") == "paused"
+    except RedisError:
+        return False

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from embq.options import broker_option, json_option, run_options, worker_options
+from embq.options import broker_option, json_option, priority_option, run_options, worker_options
 
 
 @click.command(
@@ -17,6 +17,7 @@ from embq.options import broker_option, json_option, run_options, worker_options
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @run_options
+@priority_option
 @worker_options
 @broker_option
 @json_option

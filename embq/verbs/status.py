@@ -20,7 +20,7 @@ WATCH_S = 1.0
 
 @click.command("status", epilog="Examples: embq status out | embq status out --watch | embq status --json")
 @click.argument("run", required=False, default="")
-@click.option("--watch", is_flag=True, help="Go on until the run is done.")
+@click.option("--watch", is_flag=True, help="Go on until the run is done or cancelled.")
 @broker_option
 @json_option
 def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
@@ -47,7 +47,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
                 display.show(progress)
                 if as_json:
                     click.echo(json.dumps(progress.to_json()))
-                if progress.state == "done":
+                if progress.state in ("done", "cancelled"):
                     return
                 time.sleep(WATCH_S)
     looks = [one.look() for one in watches]

@@ -12,13 +12,16 @@ from core import hints
 from core.protocol import RUNS, run_key
 from core.registry import RunRecord, register
 from producer import feeder as module
-from producer.feeder import MAX_HINTS, Feeder, serve
+from producer import window
+from producer.feeder import Feeder, serve
+from producer.window import MAX_HINTS
 
 
 @pytest.fixture(autouse=True)
 def _small_high_water(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MIN_HINTS", 6)
-    monkeypatch.setattr(module, "HINTS_PER_WORKER", 0)
+    monkeypatch.setattr(window, "MIN_HINTS", 6)
+    monkeypatch.setattr(window, "HINTS_PER_WORKER", 0)
+    monkeypatch.setattr(window, "WINDOW_S", 0.0)
 
 
 def units_in_queue(run: RunCase) -> list[int]:
@@ -66,12 +69,12 @@ def test_the_queue_is_filled_to_the_mark_and_no_further(make_run: MakeRun) -> No
 def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(20)
     run.build()
-    monkeypatch.setattr(module, "HINTS_PER_WORKER", 3)
+    monkeypatch.setattr(window, "HINTS_PER_WORKER", 3)
     model = run.record.model.spec
     alive = [{"name": f"w{n}", "model": model} for n in range(4)]
     monkeypatch.setattr(module, "live_workers", lambda _: alive)
     assert run.feeder().tick() == 12
-    monkeypatch.setattr(module, "MAX_HINTS", 13)
+    monkeypatch.setattr(window, "MAX_HINTS", 13)
     alive.extend({"name": f"w{n}", "model": model} for n in range(4, 100))
     assert run.feeder().tick() == 1
     assert MAX_HINTS == 5_000

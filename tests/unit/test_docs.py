@@ -179,6 +179,7 @@ def test_the_status_that_is_shown_has_the_shape_of_the_code() -> None:
         output="",
         model="",
         state="",
+        priority=10,
         rows=0,
         rows_total=0,
         rows_total_exact=True,

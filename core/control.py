@@ -1,0 +1,85 @@
+"""What a user may change of a run while it goes on: whether it goes on, and its weight among other runs.
+
+The file `control.json` in the output folder is the truth. It is written when the run is made, and from then on by the
+run's writer alone; the broker holds a copy, and what was asked for and is not in the file yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from core.durable import drop, fsync_folder, output_error
+from core.errors import OutputError
+from core.layout import Layout
+
+SCHEMA = 1
+STATES = ("running", "paused", "cancelled")
+PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What was asked of a run.
+
+    Attributes:
+        state: "running"; "paused" (begun units are finished, no other is begun) or "cancelled" (nothing goes on). A run
+            in any state may be set running again.
+        priority: its weight where several runs share the devices, 1 to 100.
+    """
+
+    state: str = "running"
+    priority: int = PRIORITY
+
+    def fields(self) -> dict[str, str]:
+        """As the broker has it."""
+        return {"state": self.state, "priority": str(self.priority)}
+
+    def with_wishes(self, wishes: Mapping[str, str]) -> Control:
+        """This, changed by what was asked for; what cannot be understood is left out."""
+        state, priority = wishes.get("state", ""), wishes.get("priority", "")
+        return replace(
+            self,
+            state=state if state in STATES else self.state,
+            priority=int(priority)
+            if priority.isdigit() and LEAST_PRIORITY <= int(priority) <= MOST_PRIORITY
+            else self.priority,
+        )
+
+
+def load_control(layout: Layout) -> Control:
+    """What was asked of the run in a folder; OutputError where the file cannot be understood."""
+    try:
+        data = json.loads(layout.control.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise OutputError(
+                f"{layout.control} has schema {data['schema']}, this embq reads {SCHEMA}",
+                next_step="use the embq version that made the run",
+            )
+        return Control().with_wishes({"state": str(data["state"]), "priority": str(data["priority"])})
+    except FileNotFoundError:
+        return Control()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OutputError(
+            f"{layout.control} cannot be read: {error}",
+            next_step="remove it; the run then goes on with the default priority",
+        ) from error
+
+
+def save_control(layout: Layout, control: Control) -> None:
+    """Write it, durably, in place of what was there."""
+    data = json.dumps({"schema": SCHEMA, "state": control.state, "priority": control.priority}) + "\n"
+    temporary = layout.temporary / f"control.{secrets.token_hex(4)}.json"
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, layout.control)
+        fsync_folder(layout.root)
+    except OSError as error:
+        drop(temporary)
+        raise output_error(error, layout.control) from error

@@ -1,0 +1,201 @@
+"""A run is paused, resumed, cancelled and given another weight: broker, output folder, feeder and writer agree."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import FINGERPRINT, LEASE_S, RunCase
+
+from core.control import Control, load_control, save_control
+from core.errors import OutputError
+from core.ledger import new_token
+from core.protocol import RUNS
+from core.registry import register
+from writer.daemon import Writer
+
+
+def beat(run: RunCase, *held: tuple[int, str]) -> tuple[str, set[str]]:
+    return run.ledger.beat(run.gen, held, lease_s=LEASE_S)
+
+
+def attempts(run: RunCase, u: int) -> int:
+    return int(run.client.hget(run.key("att"), u) or 0)
+
+
+def test_a_paused_run_is_neither_hinted_nor_claimed(run: RunCase) -> None:
+    run.build()
+    assert run.ledger.ask({"state": "paused"}) == {"state": "paused", "priority": "10"}
+    assert run.feeder().tick() == 0
+    claim = run.ledger.claim(0, new_token(run.gen, "w"), lease_s=LEASE_S, fingerprint=FINGERPRINT)
+    assert (claim.word, claim.detail) == ("state", "paused")
+
+
+def test_begun_units_of_a_paused_run_are_finished_and_others_go_back_uncharged(run: RunCase) -> None:
+    run.build()
+    begun, by_start, by_beat = run.claim(0), run.claim(1, started=False), run.claim(2, started=False)
+    run.ledger.ask({"state": "paused"})
+    assert run.ledger.start([(0, begun), (1, by_start)]) == {by_start}
+    assert run.ledger.start([(0, begun), (1, by_start)]) == {by_start}, "sent twice"
+    assert beat(run, (0, begun), (2, by_beat)) == ("paused", {by_beat})
+    assert run.publish(0, begun) == 1
+    assert [attempts(run, u) for u in (0, 1, 2)] == [1, 0, 0]
+    assert run.client.hlen(run.key("owner")) == 0
+    run.ledger.ask({"state": "running"})
+    assert run.feeder().tick() == 7
+    assert sorted({hint.u for _ in range(7) if (hint := run.pop())}) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_cancelled_run_holds_nothing_and_its_workers_are_told(run: RunCase) -> None:
+    run.build()
+    begun, claimed, published = run.claim(0), run.claim(1, started=False), run.claim(2)
+    assert run.publish(2, published) == 1
+    run.ledger.ask({"state": "cancelled"})
+    run.ledger.ask({"state": "cancelled"})
+    assert beat(run, (0, begun), (1, claimed)) == ("cancelled", {begun, claimed})
+    assert run.publish(0, begun) == 0
+    assert attempts(run, 0) == 0
+    run.ledger.ask({"state": "running"})
+    run.feeder().tick()
+    assert sorted({hint.u for _ in range(8) if (hint := run.pop())}) == [0, 1, 3, 4, 5, 6, 7]
+
+
+def test_a_run_that_was_charged_before_it_was_cancelled_keeps_its_charges(run: RunCase) -> None:
+    run.build()
+    run.claim(0, "w")
+    run.die("w")
+    run.claim(0)
+    run.ledger.ask({"state": "cancelled"})
+    assert attempts(run, 0) == 1
+
+
+def test_every_change_ends_exact(run: RunCase) -> None:
+    writer = run.writer()
+    feeder = run.feeder()
+    for state in ("paused", "running", "cancelled", "running", "paused", "cancelled", "running"):
+        feeder.tick()
+        for _ in range(2):
+            if (hint := run.pop()) is not None:
+                token = new_token(hint.gen, "w")
+                if run.ledger.claim(hint.u, token, lease_s=LEASE_S, fingerprint=FINGERPRINT).granted:
+                    run.ledger.start([(hint.u, token)])
+                    if hint.u % 2:
+                        run.publish(hint.u, token)
+        run.ledger.ask({"state": state})
+        run.clock.advance(1)
+        writer.step()
+        assert load_control(run.layout).state == state
+    run.age()
+    run.finish(writer)
+    run.assert_exact()
+
+
+def test_what_was_asked_for_is_in_the_folder_before_the_broker_forgets_that_it_was_asked(run: RunCase) -> None:
+    writer = run.writer()
+    run.ledger.ask({"state": "paused", "priority": "70"})
+    assert run.ledger.asked() == {"state": "paused", "priority": "70"}
+    run.clock.advance(1)
+    writer.step()
+    assert run.ledger.asked() == {}
+    assert load_control(run.layout) == Control(state="paused", priority=70)
+
+
+def test_a_paused_run_is_paused_after_the_broker_lost_everything(run: RunCase) -> None:
+    writer = run.writer()
+    feeder = run.feeder()
+    feeder.tick()
+    run.ledger.ask({"state": "paused", "priority": "70"})
+    run.clock.advance(1)
+    writer.step()
+    feeder.tick()
+    run.client.delete(*run.ledger.keys)
+    run.client.hdel(RUNS, run.info.run)
+    feeder.tick()
+    assert run.client.hexists(RUNS, run.info.run), "it is announced again"
+    run.clock.advance(3)
+    writer.step()
+    meta = run.ledger.meta()
+    assert (meta["state"], meta["priority"]) == ("paused", "70")
+
+
+def test_a_broker_that_lost_its_last_second_is_put_right(run: RunCase) -> None:
+    writer = run.writer()
+    save_control(run.layout, Control(state="paused"))
+    writer = run.writer()
+    run.client.hset(run.key("meta"), "state", "running")
+    run.clock.advance(3)
+    writer.step()
+    assert run.ledger.meta()["state"] == "paused"
+
+
+def test_a_wish_that_no_writer_saw_is_noted_by_the_next_one_before_anything_is_built(run: RunCase) -> None:
+    run.ledger.ask({"state": "paused"})
+    run.writer()
+    assert run.ledger.meta()["state"] == "paused"
+    assert load_control(run.layout).state == "paused"
+    assert run.ledger.asked() == {}
+
+
+def test_what_is_asked_while_another_wish_is_being_noted_stands(run: RunCase) -> None:
+    run.build()
+    run.ledger.ask({"state": "paused"})
+    run.ledger.ask({"state": "running"})
+    run.ledger.restore(Control(state="paused"))
+    assert run.ledger.meta()["state"] == "running"
+    assert run.ledger.asked() == {"state": "running"}
+
+
+def test_a_run_that_is_done_stays_done(run: RunCase) -> None:
+    run.build(done=b"\xff")
+    assert run.ledger.ask({"state": "paused"})["state"] == "done"
+    assert run.ledger.asked() == {}
+
+
+def test_a_run_whose_last_units_end_while_it_is_paused_is_done(run: RunCase) -> None:
+    writer = run.writer()
+    tokens = [run.claim(u) for u in range(8)]
+    run.ledger.ask({"state": "paused"})
+    for u, token in enumerate(tokens):
+        assert run.publish(u, token) == 1
+    writer.drain()
+    assert writer.finished
+    assert run.ledger.meta()["state"] == "done"
+    run.assert_exact()
+
+
+def test_the_writer_of_all_runs_lets_a_cancelled_one_go_and_takes_it_up_again(run: RunCase) -> None:
+    register(run.client, run.record)
+    daemon = Writer(run.client, version="test")
+    rounds = iter(range(1000))
+    lock = f"embq:{{{run.info.run}}}:writer"
+    seen: list[bool] = []
+
+    def looked() -> bool:
+        number = next(rounds)
+        seen.append(bool(run.client.exists(lock)))
+        if number == 3:
+            run.work_one(0)
+            run.ledger.ask({"state": "cancelled"})
+        if len(seen) > 4 and not seen[-1] and "asked" not in state:
+            state["asked"] = len(seen)
+            assert run.committed_units() == [0], "what was published before is kept"
+            run.ledger.ask({"state": "running"})
+        return "asked" in state and seen[-1] and len(seen) > state["asked"] + 1
+
+    state: dict[str, int] = {}
+    daemon.serve(looked)
+    assert "asked" in state, "it was never let go"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 2, "state": "paused", "priority": 10}'])
+def test_a_file_that_cannot_be_understood_is_an_error_with_its_name(run: RunCase, text: str) -> None:
+    run.layout.control.write_text(text)
+    with pytest.raises(OutputError, match=r"control\.json"):
+        load_control(run.layout)
+
+
+def test_a_folder_without_the_file_is_a_run_that_goes_on(run: RunCase) -> None:
+    assert load_control(run.layout) == Control()
+
+
+def test_wishes_that_make_no_sense_change_nothing() -> None:
+    assert Control().with_wishes({"state": "asleep", "priority": "0"}) == Control()
+    assert Control().with_wishes({"priority": "101"}) == Control()

@@ -1,0 +1,204 @@
+"""Several runs at once, and runs that are paused, resumed and cancelled: real services around a real server."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+
+import pytest
+import redis
+from e2e.check import check_complete, read_output
+from e2e.session import Command, await_in, committed, ended, run_of, started, succeed, write_texts
+
+from core.embedded import EmbeddedServer
+from core.models import ModelConfig
+from core.protocol import queue_name as hint_queue_name
+from embq import cli
+
+DIM = 4
+SAMPLES = 5
+"""Of one unit."""
+MODEL = f"stub:{DIM}?ms_per_sample=8"
+
+
+class Services:
+    """A producer, a writer and two worker processes, which know of runs only what the broker tells them."""
+
+    def __init__(self, stack: ExitStack, server: EmbeddedServer) -> None:
+        self.stack = stack
+        self.environment = {"EMBQ_BROKER_URL": server.url, "EMBQ_LEASE_S": "4", "EMBQ_BEAT_S": "0.5"}
+        self.services = {verb: self._start(verb) for verb in ("writer", "producer", "worker")}
+
+    def _start(self, verb: str) -> Command:
+        arguments = ["--devices", "cpu", "--workers-per-device", "2"] if verb == "worker" else []
+        return self.stack.enter_context(started(verb, *arguments, environment=self.environment))
+
+    def replace(self, verb: str) -> None:
+        """SIGKILL for a service and all below it, and another one in its place."""
+        self.services[verb].kill_all()
+        self.services[verb] = self._start(verb)
+
+    def call(self, *arguments: str | Path, status: int = 0) -> str:
+        """A command in this process, so that it is at work before a short run is over; gives its stdout."""
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as said:
+            patch.setenv("EMBQ_BROKER_URL", self.environment["EMBQ_BROKER_URL"])
+            assert cli.run([str(argument) for argument in arguments]) == status
+        return said.getvalue()
+
+    def until(self, predicate: object, deadline_s: float = 60.0) -> None:
+        await_in(self.services["worker"], predicate, deadline_s)  # type: ignore[arg-type]
+
+    def enqueue(self, root: Path, units: int, *options: str, model: str = MODEL) -> dict[str, bytes]:
+        texts = root.with_suffix(".jsonl")
+        expected = write_texts(texts, units * SAMPLES, name=root.name)
+        self.call("enqueue", texts, "-o", root, "-m", model, "--unit-size", str(SAMPLES), *options)
+        return expected
+
+    def status(self, run: str | Path) -> dict[str, object]:
+        shape: dict[str, object] = json.loads(self.call("status", run, "--json"))
+        return shape
+
+
+@pytest.fixture
+def services(own_server: EmbeddedServer) -> Iterator[Services]:
+    with ExitStack() as stack:
+        yield Services(stack, own_server)
+
+
+def closed(root: Path) -> bool:
+    records = sorted((root / "commits").glob("*.json"))
+    return bool(records) and json.loads(records[-1].read_bytes())["kind"] == "close"
+
+
+def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
+    services: Services, own_client: redis.Redis, short_tmp: Path
+) -> None:
+    """Runs of 10,000 and 50 units at equal priority; the second one comes when the first has filled the queue."""
+    large, small, texts = short_tmp / "large", short_tmp / "small", short_tmp / "small.jsonl"
+    model = f"stub:{DIM}?ms_per_sample=5"
+    services.enqueue(large, 10_000, model=model)
+    services.until(lambda: finished(own_client, large) >= 100)
+    expected = write_texts(texts, 50 * SAMPLES)
+    assert own_client.llen("rq:queue:" + queue_name(model)) > 20, "nothing waits that could be in the way"
+    command = ["enqueue", texts, "-o", small, "-m", model, "--unit-size", str(SAMPLES)]
+    with started(*command, environment=services.environment) as enqueue:
+        # From here on only the feeder and the workers decide; when the writer opens a run depends on the disk as well.
+        services.until(lambda: own_client.exists(f"embq:{{{run_of(small)}}}:meta"))
+        before = finished(own_client, large)
+        services.until(lambda: finished(own_client, small) == 50)
+        meanwhile = finished(own_client, large) - before
+        assert enqueue.wait() == 0
+    assert meanwhile < 500, f"{meanwhile} units of the large run went before, more than 5 %"
+    services.until(lambda: closed(small))
+    check_complete(small, expected, units=50, dim=DIM)
+    services.call("cancel", large)
+    assert own_client.keys("rq:job:*") == []
+
+
+def queue_name(model: str) -> str:
+    return hint_queue_name(ModelConfig(spec=model, modalities=("text",), precision="fp32").queue_key)
+
+
+def finished(client: redis.Redis, root: Path) -> int:
+    """Units that are published or committed."""
+    key = f"embq:{{{run_of(root)}}}"
+    return int(client.hlen(f"{key}:pub")) + int(client.bitcount(f"{key}:done"))
+
+
+def test_a_paused_run_rests_through_everything_until_it_is_resumed(
+    services: Services, own_client: redis.Redis, short_tmp: Path
+) -> None:
+    root = short_tmp / "out"
+    expected = services.enqueue(root, 300)
+    run = run_of(root)
+    services.until(lambda: finished(own_client, root) >= 10)
+
+    told = json.loads(services.call("pause", run, "--json"))
+    assert (told["state"], told["noted"]) == ("paused", True)
+    assert json.loads((root / "control.json").read_text())["state"] == "paused"
+    own_client.flushall()
+    services.until(lambda: own_client.hget(f"embq:{{{run}}}:meta", "state") == b"paused")
+    for verb in ("writer", "producer"):
+        services.replace(verb)
+    services.until(lambda: own_client.exists(f"embq:{{{run}}}:writer"))
+    rested = len(committed(root))
+    assert rested < 300
+    services.until(lambda: own_client.hlen(f"embq:{{{run}}}:owner") == 0)
+    assert own_client.keys("rq:job:*") == []
+    assert services.status(root)["state"] == "paused"
+
+    services.call("resume", run)
+    services.until(lambda: closed(root))
+    output = check_complete(root, expected, units=300, dim=DIM)
+    assert len(output.tokens) == 300
+
+
+def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
+    services: Services, own_client: redis.Redis, short_tmp: Path
+) -> None:
+    root = short_tmp / "out"
+    expected = services.enqueue(root, 300, "--priority", "30")
+    services.until(lambda: len(committed(root)) >= 10)
+
+    told = json.loads(services.call("cancel", root, "--json"))
+    assert (told["state"], told["noted"]) == ("cancelled", True)
+    run = run_of(root)
+    services.until(lambda: not own_client.exists(f"embq:{{{run}}}:writer"))
+    kept = committed(root)
+    assert 10 <= len(kept) < 300
+    read_output(root)
+    shown = services.status(root)
+    assert (shown["state"], shown["priority"]) == ("cancelled", 30)
+
+    services.replace("writer")
+    own_client.flushall()
+    services.call("resume", root)
+    services.until(lambda: closed(root))
+    assert committed(root)[: len(kept)] == kept
+    check_complete(root, expected, units=300, dim=DIM)
+
+
+def test_a_session_on_one_machine_rests_goes_on_and_is_cancelled(short_tmp: Path) -> None:
+    root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
+    write_texts(texts, 20_000)
+    command = ["run", texts, "-o", root, "-m", MODEL, "--unit-size", str(SAMPLES), "--devices", "cpu"]
+    with started(*command) as session:
+        await_in(session, lambda: len(committed(root)) >= 5, 60.0)
+        assert "is paused" in succeed("pause", root)
+        assert json.loads(succeed("status", root, "--json"))["state"] == "paused"
+        assert "goes on" in succeed("resume", root)
+        assert "is cancelled" in succeed("cancel", root)
+        assert session.wait(30) == 130, session.said
+    kept = committed(root)
+    assert 5 <= len(kept) < 4000
+    read_output(root)
+    assert json.loads(succeed("status", root, "--json"))["state"] == "cancelled"
+    status, _, said = ended("pause", root)
+    assert status == 78, said
+
+    with started("resume", root, "--devices", "cpu", "--quiet", "--drain-timeout", "0") as session:
+        await_in(session, lambda: len(committed(root)) > len(kept), 60.0)
+        assert json.loads((root / "control.json").read_text())["state"] == "running"
+        session.signal(signal.SIGINT)
+        assert session.wait(30) == 130, session.said
+    assert committed(root)[: len(kept)] == kept
+    read_output(root)
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel", "resume"])
+def test_who_asks_for_what_is_not_there_is_told_so(
+    own_server: EmbeddedServer,
+    short_tmp: Path,
+    verb: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("EMBQ_BROKER_URL", own_server.url)
+    assert cli.run([verb, "0123456789abcdef"]) == 65
+    assert "the broker knows no run 0123456789abcdef" in capsys.readouterr().err
+    assert cli.run([verb, str(short_tmp)]) == 65
+    assert "is not an embq output folder" in capsys.readouterr().err
