@@ -20,6 +20,7 @@ from core.errors import SourceError
 from core.units import Unit
 from sources.base import Moved, unwatched
 from sources.cursors import LastCursor
+from sources.remote import Memory
 from sources.storage import open_unchanged
 
 SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
@@ -155,6 +156,44 @@ class _Members(io.RawIOBase):
         return SourceError(
             f"{self._path}: as {self._compression}, {what}", code=code, next_step="copy or write the file again"
         )
+
+
+def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
+    """A file that is in memory, decompressed if it is compressed.
+
+    Args:
+        most: bytes that may come out; a small file can hold very much.
+
+    Raises SourceError `source_truncated`, `source_damaged`, or `too_large`.
+    """
+    compression = compression_of(data[:8])
+    if not compression:
+        return data
+    whole = io.BytesIO()
+    with memoryview(data) as view, io.BufferedReader(_Members(_InMemory(view), compression, path)) as text:
+        while piece := text.read(_OUTPUT_BYTES):
+            moved()
+            if whole.tell() + len(piece) > most:
+                raise SourceError(
+                    f"{path}: holds more than {most} bytes when it is decompressed",
+                    code="too_large",
+                    next_step="split it into smaller files",
+                )
+            whole.write(piece)
+    return whole.getvalue()
+
+
+class _InMemory(io.BufferedIOBase):
+    """A file in memory, read forwards without a copy of it."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._at = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        piece = bytes(self._view[self._at : self._at + (size or 0)])
+        self._at += len(piece)
+        return piece
 
 
 class TextCursor:

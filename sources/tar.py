@@ -1,4 +1,5 @@
-"""Kind "tar": webdataset shards. A shard passes whole or fails whole; nothing is extracted, decoded or followed."""
+"""Kind "tar": webdataset shards, plain or compressed. A shard passes whole or fails whole; no member is extracted,
+decoded or followed."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from core.errors import SampleError, SourceError
 from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
+from sources.compressed import unpack
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
 from sources.remote import Memory
 from sources.storage import (
@@ -24,7 +26,11 @@ log = Events("sources")
 SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
-_MAGICS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+UNPACKED_MAX_BYTES = 8 << 30
+"""Most that a compressed shard may hold; it is in memory as a whole."""
+
+_AGAIN = DAMAGE_CODES | {"source_truncated", "source_damaged"}
+"""What is read once more before it is believed."""
 
 
 class Extensions(NamedTuple):
@@ -55,8 +61,6 @@ class TarSource:
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """One unit, from the file's status alone."""
-        if path.lower().endswith(COMPRESSED_SUFFIXES):
-            raise _compressed(path, "its name says")
         status = stat_file(path)
         yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=_named(options))
 
@@ -68,7 +72,7 @@ class TarSource:
         try:
             data, members = _load(unit, moved)
         except SourceError as damage:
-            if damage.code not in DAMAGE_CODES:
+            if damage.code not in _AGAIN:
                 raise
             log.warning("shard_read_again", source=unit.source, code=damage.code, why=damage.message)
             data, members = _load_again(unit, moved, damage)
@@ -106,9 +110,7 @@ def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
             next_step="check the disk or the network share",
             transient=True,
         )
-    for magic, name in _MAGICS.items():
-        if data[: len(magic)] == magic:
-            raise _compressed(unit.source, f"it starts like {name}")
+    data = unpack(data, unit.source, moved, UNPACKED_MAX_BYTES)
     return data, walk(data, unit.source)
 
 
@@ -121,7 +123,7 @@ def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, 
     try:
         return _load(unit, moved)
     except SourceError as again:
-        if again.code not in DAMAGE_CODES or again.message == damage.message:
+        if again.code not in _AGAIN or again.message == damage.message:
             raise
         raise SourceError(
             f"{unit.source}: two reads of it differ: {damage.message}; {again.message}",
@@ -229,11 +231,3 @@ def _content(member: Member, data: Memory) -> bytes:
             f"{member.name} at byte {member.at} has {member.stop - member.start} bytes, more than {SAMPLE_MAX_BYTES}",
         )
     return data[member.start : member.stop]
-
-
-def _compressed(path: str, why: str) -> SourceError:
-    return SourceError(
-        f"{path}: {why} that it is compressed; embq reads uncompressed .tar shards",
-        code="shard_compressed",
-        next_step="decompress it: images are compressed already, so nothing is lost in size",
-    )

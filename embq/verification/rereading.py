@@ -8,6 +8,7 @@ in the product's readers shows up as a difference instead of being made twice.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any
+
+import pyarrow as pa
 
 from core.errors import InputError
 from core.units import Unit
@@ -134,7 +137,7 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
     named = dict(unit.options)
     images_of = tuple(named.get("image_keys", ";".join(IMAGES)).split(";"))
     captions = tuple(named.get("caption_keys", "txt").split(";"))
-    with tarfile.open(unit.source, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+    with _archive(unit.source) as file, tarfile.open(fileobj=file, encoding="utf-8", errors="surrogateescape") as tar:
         parts: dict[str, dict[str, tarfile.TarInfo]] = {}
         order: list[tuple[str, str]] = []
         for member in tar:
@@ -163,6 +166,17 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
                 image=_content(tar, image) if images and not again else None,
                 text=None if again else _decoded(_content(tar, caption)),
             )
+
+
+@contextmanager
+def _archive(path: str) -> Iterator[IO[bytes]]:
+    """A shard as tarfile can read it, which knows every compression that there is but this one."""
+    with open(path, "rb") as file:
+        if not file.peek(4)[:4].startswith(b"\x28\xb5\x2f\xfd"):
+            yield file
+            return
+    with pa.input_stream(path, compression="zstd") as stream:
+        yield io.BytesIO(stream.read())
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:

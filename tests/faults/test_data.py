@@ -342,7 +342,7 @@ def test_an_archive_with_other_damage_fails_whole(cluster: Cluster, recovery: Re
         inputs.add(f"{name}.tar", content, truth)
         recovery.injected()
     for magic in (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh9", b"\xfd7zXZ\0"):
-        whole = frozenset({"shard_compressed"})
+        whole = DAMAGE | {"source_damaged", "source_truncated"}
         inputs.add(f"magic-{magic.hex()}.tar", magic + data, Truth(whole=whole, must_fail=True))
         recovery.injected()
 
