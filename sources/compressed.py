@@ -190,7 +190,7 @@ class _InMemory(io.BufferedIOBase):
         self._view = view
         self._at = 0
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         piece = bytes(self._view[self._at : self._at + (size or 0)])
         self._at += len(piece)
         return piece

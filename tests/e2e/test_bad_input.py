@@ -66,7 +66,8 @@ def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedS
         ("{a,b.tar", "bad_input"),
         ("nothing-inside", "empty_input"),
         ("nothing.jsonl", "empty_input"),
-        ("table.csv", "bad_input"),
+        ("table.csv", "empty_input"),
+        ("table.xlsx", "bad_input"),
         ("a-folder.tar", "not_a_file"),
         ("pipe:cat shard.tar", "shard_scheme_denied"),
         ("memory://example/shard.tar", "shard_scheme_denied"),
@@ -75,7 +76,7 @@ def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedS
 def test_an_input_that_cannot_be_used_is_refused_at_once(short_tmp: Path, given: str, code: str) -> None:
     for folder in ("nothing-inside", "a-folder.tar"):
         (short_tmp / folder).mkdir()
-    for file in ("nothing.jsonl", "table.csv"):
+    for file in ("nothing.jsonl", "table.csv", "table.xlsx"):
         (short_tmp / file).touch()
     root = short_tmp / "out"
     said = ended("run", given, "-o", root, "-m", MODEL, cwd=short_tmp)
