@@ -250,7 +250,7 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
     first, second = short_tmp / "first", short_tmp / "second"
     texts = write_texts(short_tmp / "texts.jsonl", 1600)
     images = write_shards(short_tmp / "shards", 4, 10)
-    enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", first, "-m", f"stub:{DIM}?ms_per_sample=6"]
+    enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", first, "-m", f"stub:{DIM}?ms_per_sample=10"]
     enqueue += ["--unit-size", "10", "--json"]
 
     # Enqueued before anything else is there; the same again adds nothing.
