@@ -17,7 +17,7 @@ demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m demo
 
 test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: install   ## lint, types, architecture
 	$(BIN)/ruff check .
