@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -213,8 +213,9 @@ class Fork:
 
     def signal(self, number: int) -> None:
         """Send it a signal; one that has ended gets none."""
-        if self.alive():
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it may end between the look and the signal
+            if self.alive():
+                os.kill(self.pid, number)
 
     def alive(self) -> bool:
         """Whether it has not ended yet. A process that has ended keeps its id until `wait` has told how."""
