@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,10 +82,11 @@ def test_every_verb_stands_in_the_readme(verb: str) -> None:
 def test_help_comes_at_once() -> None:
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         succeed("--help")
-        took.append(time.perf_counter() - began)
-    # The best of some: the claim is about the command, not about what else the machine does.
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    # Processor time, and the best of some: the claim is about the command, not about what else the machine does.
     assert min(took) < 0.3
 
 

@@ -88,7 +88,7 @@ def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_
 def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, ledger: Ledger) -> None:
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     expected = write_texts(texts, 1500)
-    run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10", "--unit-size", "10"]
+    run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=20", "--unit-size", "10"]
     run += ["--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
 
     with started(*run) as command:

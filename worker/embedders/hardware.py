@@ -17,7 +17,10 @@ def device_name(device: str) -> str:
     if device.startswith("cuda"):
         import torch
 
-        return str(torch.cuda.get_device_name(torch.device(device)))
+        try:
+            return str(torch.cuda.get_device_name(torch.device(device)))
+        except (RuntimeError, AssertionError):
+            return device  # a name for people: whether the device works, the model finds out
     try:
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:

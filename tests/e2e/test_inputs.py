@@ -1,0 +1,170 @@
+"""Every kind of input from the command to the exact check, against a reading of it by somebody else's library."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from e2e.check import check_complete
+from e2e.session import picture, succeed, write_shards, write_texts
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+DIM = 16
+SAMPLES = 30
+UNIT = 10
+
+Expected = dict[str, bytes]
+"""Key -> what is embedded."""
+
+
+def texts_table() -> pa.Table:
+    numbers = range(SAMPLES)
+    return pa.table({"id": [f"k{n}" for n in numbers], "text": [f"text of {n} \u00e4" for n in numbers]})
+
+
+def read_rows(rows: list[dict[str, object]]) -> Expected:
+    return {str(row["id"]): str(row["text"]).encode() for row in rows}
+
+
+def tar(folder: Path, pack: Callable[[bytes], bytes] = bytes, suffix: str = "") -> tuple[Path, Expected]:
+    write_shards(folder / "plain", 3, UNIT, captions=True)
+    expected: Expected = {}
+    packed = folder / "shards"
+    packed.mkdir()
+    for path in sorted((folder / "plain").iterdir()):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                content = archive.extractfile(member)
+                if member.name.endswith(".jpg") and content is not None:
+                    expected[member.name.removesuffix(".jpg")] = content.read()
+        (packed / f"{path.name}{suffix}").write_bytes(pack(path.read_bytes()))
+    return packed, expected
+
+
+def images(folder: Path) -> tuple[Path, Expected]:
+    root = folder / "photos"
+    for n in range(SAMPLES):
+        path = root / f"{n % 3}" / f"{n:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(str(n)))
+        path.with_suffix(".txt").write_text(f"caption {n}")
+        path.with_suffix(".json").write_text(json.dumps({"n": n}))
+    return root, {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.jpg")}
+
+
+def parquet(folder: Path) -> tuple[Path, Expected]:
+    root = folder / "tables"
+    root.mkdir()
+    for n in range(3):
+        pq.write_table(texts_table().slice(n * UNIT, UNIT), root / f"{n}.parquet", row_group_size=4)
+    return root, read_rows([row for path in sorted(root.iterdir()) for row in pq.read_table(path).to_pylist()])
+
+
+def parquet_of_images(folder: Path) -> tuple[Path, Expected]:
+    path = folder / "images.parquet"
+    table = pa.table({"image": [picture(str(n)) for n in range(SAMPLES)], "n": list(range(SAMPLES))})
+    pq.write_table(table, path, row_group_size=7)
+    rows = pq.read_table(path).to_pylist()
+    return path, {f"images.parquet:{number}": row["image"] for number, row in enumerate(rows, 1)}
+
+
+def arrow(folder: Path) -> tuple[Path, Expected]:
+    path = folder / "texts.feather"
+    feather.write_feather(texts_table(), str(path), chunksize=7)
+    return path, read_rows(feather.read_table(path).to_pylist())
+
+
+def saved_dataset(folder: Path) -> tuple[Path, Expected]:
+    root = folder / "dataset"
+    root.mkdir()
+    names = [f"data-{n:05d}-of-00003.arrow" for n in range(3)]
+    for n, name in enumerate(names):
+        table = texts_table().slice(n * UNIT, UNIT)
+        with pa.ipc.new_stream(str(root / name), table.schema) as stream:
+            stream.write_table(table)
+    (root / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (root / "dataset_info.json").write_text("{}")
+    return root, read_rows([row for name in names for row in pa.ipc.open_stream(root / name).read_all().to_pylist()])
+
+
+def jsonl(folder: Path, pack: Callable[[bytes], bytes] = bytes, suffix: str = "") -> tuple[Path, Expected]:
+    plain, path = folder / "plain", folder / f"texts.jsonl{suffix}"
+    write_texts(plain, SAMPLES)
+    path.write_bytes(pack(plain.read_bytes()))
+    return path, read_rows([json.loads(line) for line in plain.read_text().splitlines()])
+
+
+def table_of_commas(folder: Path) -> tuple[Path, Expected]:
+    path = folder / "texts.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "text", "note"])
+        writer.writerows([f"k{n}", f'a "quoted", text\nof two lines {n}', str(n)] for n in range(SAMPLES))
+    with open(path, newline="") as file:
+        return path, read_rows(list(csv.DictReader(file)))
+
+
+def lines(folder: Path) -> tuple[Path, Expected]:
+    path = folder / "texts.txt"
+    path.write_text("".join(f"line {n}\n" for n in range(SAMPLES)))
+    return path, {f"texts.txt:{n}": line.encode() for n, line in enumerate(path.read_text().splitlines(), 1)}
+
+
+def notebook(folder: Path) -> tuple[Path, Expected]:
+    path = folder / "chunks.h5"
+    with h5py.File(path, "w") as file:
+        for batch in range(12):  # "10" comes after "9", not after "1"
+            group = file.create_group(f"batches/{batch}")
+            group["text"] = [f"batch {batch} text {n}" for n in range(5)]
+            group["id"] = [f"{batch}-{n}" for n in range(5)]
+    with h5py.File(path) as file:
+        groups = [file["batches"][name] for name in sorted(file["batches"], key=int)]
+        keys = [key.decode() for group in groups for key in group["id"][:]]
+        texts = [text for group in groups for text in group["text"][:]]
+    return path, dict(zip(keys, texts, strict=True))
+
+
+CASES: dict[str, Callable[[Path], tuple[Path, Expected]]] = {
+    "tar": tar,
+    "tar.gz": lambda folder: tar(folder, gzip.compress, ".gz"),
+    "tar.zst": lambda folder: tar(folder, zstd.compress, ".zst"),
+    "images": images,
+    "parquet": parquet,
+    "parquet of images": parquet_of_images,
+    "feather": arrow,
+    "saved dataset": saved_dataset,
+    "jsonl": jsonl,
+    "jsonl.bz2": lambda folder: jsonl(folder, bz2.compress, ".bz2"),
+    "jsonl.xz": lambda folder: jsonl(folder, lzma.compress, ".xz"),
+    "csv": table_of_commas,
+    "txt": lines,
+    "hdf5": notebook,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_input_ends_as_exactly_its_rows(case: str, short_tmp: Path) -> None:
+    source, expected = CASES[case](short_tmp)
+    root = short_tmp / "out"
+    assert len(expected) >= SAMPLES
+    succeed("run", source, "-o", root, "-m", f"stub:{DIM}", "--unit-size", str(UNIT))
+    units = len(pq.read_table(root / "manifest" / "00000.parquet"))
+    assert units >= (1 if case.endswith(("bz2", "xz")) else 3)
+    check_complete(root, expected, units=units, dim=DIM)
+    assert json.loads(succeed("verify", root, "--json"))["ok"]
