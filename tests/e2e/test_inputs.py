@@ -5,11 +5,14 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 import sys
 import tarfile
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 import h5py
@@ -18,7 +21,10 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from e2e.check import check_complete
-from e2e.session import picture, succeed, write_shards, write_texts
+from e2e.session import Command, await_in, picture, started, write_shards, write_texts
+
+from core.embedded import EmbeddedServer
+from embq import cli
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -158,13 +164,37 @@ CASES: dict[str, Callable[[Path], tuple[Path, Expected]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def services() -> Iterator[Command]:
+    """A server with a producer, a writer and a worker for all inputs; its URL is in the environment."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer(Path(folder) / "b"))
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("EMBQ_BROKER_URL", server.url)
+        environment = {"EMBQ_BROKER_URL": server.url}
+        commands = [["producer"], ["writer"], ["worker", "--devices", "cpu"]]
+        yield [stack.enter_context(started(*command, environment=environment)) for command in commands][-1]
+
+
+def said(*arguments: object) -> str:
+    """What a command says on stdout, run in this process."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert cli.run([str(argument) for argument in arguments]) == 0, out.getvalue()
+    return out.getvalue()
+
+
+def closed(root: Path) -> bool:
+    last = max((root / "commits").glob("*.json"), default=None)
+    return last is not None and json.loads(last.read_bytes())["kind"] == "close"
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_an_input_ends_as_exactly_its_rows(case: str, short_tmp: Path) -> None:
+def test_an_input_ends_as_exactly_its_rows(case: str, short_tmp: Path, services: Command) -> None:
     source, expected = CASES[case](short_tmp)
     root = short_tmp / "out"
     assert len(expected) >= SAMPLES
-    succeed("run", source, "-o", root, "-m", f"stub:{DIM}", "--unit-size", str(UNIT))
+    said("enqueue", source, "-o", root, "-m", f"stub:{DIM}", "--unit-size", UNIT)
+    await_in(services, lambda: closed(root) and not list((root / "_tmp").iterdir()))
     units = len(pq.read_table(root / "manifest" / "00000.parquet"))
     assert units >= (1 if case.endswith(("bz2", "xz")) else 3)
     check_complete(root, expected, units=units, dim=DIM)
-    assert json.loads(succeed("verify", root, "--json"))["ok"]
+    assert json.loads(said("verify", root, "--json"))["ok"]
