@@ -15,7 +15,7 @@ from core.control import Control, load_control
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger, load_scripts
 from core.protocol import RUN_PARTS
-from core.registry import live_workers
+from core.registry import RunRecord, live_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,62 @@ class Watch:
             limit="" if log.closed else bottleneck(workers),
             workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
             timing={name: value for name, value in timing.items() if name != "rows_per_s"},
+        )
+
+
+class BrokerWatch:
+    """Looks at a run whose folder cannot be seen from here, from a laptop say: all comes from the broker.
+
+    Args:
+        record: the run as it was announced.
+        client: the broker.
+    """
+
+    def __init__(self, record: RunRecord, client: redis.Redis) -> None:
+        self.record = record
+        self.client = client
+        self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
+
+    def look(self) -> Progress:
+        """The run now. Raises redis.exceptions.RedisError where the broker is away."""
+        meta, asked = self._ledger.meta(), self._ledger.asked()
+        workers = [w for w in live_workers(self.client) if w.get("model") == self.record.model.spec]
+        rows, failures, quarantined, count = (
+            int(meta.get(name, 0)) for name in ("rows", "failures", "quarantined", "done")
+        )
+        received, in_flight = (
+            int(self.client.hlen(self._ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner")
+        )
+        units = int(meta.get("total", self.record.units))
+        finished = meta.get("state") == "done"
+        total = round((rows + failures) / count * units) if count else None
+        control = Control().with_wishes(meta | asked)
+        rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
+        left = max(0, total - rows - failures) if total is not None else None
+        first, last = int(meta.get("began_ms", 0)), int(meta.get("last_commit_ms", 0))
+        fresh = rows - int(meta.get("rows_before", 0))
+        return Progress(
+            run=self.record.run,
+            output=self.record.output,
+            model=self.record.model.spec,
+            state="done" if finished else control.state if workers or control.state != "running" else "stopped",
+            priority=control.priority,
+            rows=rows,
+            rows_total=rows + failures if finished else total,
+            rows_total_exact=finished,
+            failures=failures,
+            units_total=units,
+            done=count - quarantined,
+            received=received,
+            in_flight=in_flight,
+            queued=max(0, units - count - received - in_flight),
+            quarantined=quarantined,
+            rows_per_s=round(fresh * 1000 / (last - first), 2) if first and last > first and fresh > 0 else 0.0,
+            embedding_per_s=rate,
+            eta_s=0.0 if finished else round(left / rate, 1) if left and rate else None,
+            limit="" if finished else bottleneck(workers),
+            workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
+            timing=_timing(meta, workers),
         )
 
 

@@ -15,6 +15,8 @@ from embq.options import broker_option, json_option, settings_with
 if TYPE_CHECKING:
     import redis
 
+    from core.registry import RunRecord
+
 WATCH_S = 1.0
 
 
@@ -28,18 +30,18 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     from rich.console import Console
 
     from embq.display import Display, panel
-    from embq.progress import Watch
+    from embq.progress import BrokerWatch, Watch
 
-    roots, client = _find(run, broker)
-    watches = []
-    for root in roots:
+    found, client = _find(run, broker)
+    watches: list[Watch | BrokerWatch] = []
+    for root, record in found:
         try:
             watches.append(Watch(root, client))
         except EmbqError as error:
-            if run:
+            if record is None or client is None:
                 raise
-            # One folder that was removed, or is not mounted here, must not hide all other runs.
-            click.echo(f"warning: {error.message}", err=True)
+            click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
+            watches.append(BrokerWatch(record, client))
     if watch and len(watches) == 1:
         with Display(quiet=as_json) as display:
             while True:
@@ -55,15 +57,15 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
         shapes = [look.to_json() for look in looks]
         click.echo(json.dumps(shapes[0] if run else {"schema": 1, "runs": shapes}))
         return
-    if not roots:
+    if not found:
         click.echo("the broker knows no run")
     console = Console(highlight=False)
     for look in looks:
         console.print(panel(look))
 
 
-def _find(run: str, broker: str) -> tuple[list[Path], redis.Redis | None]:
-    """Output folders to look at, and the broker that may know more about them."""
+def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], redis.Redis | None]:
+    """Output folders to look at, each with what the broker knows the run as, and the broker."""
     from core.broker import connect, reach
     from core.embedded import EmbeddedServer
     from core.errors import InputError
@@ -79,7 +81,7 @@ def _find(run: str, broker: str) -> tuple[list[Path], redis.Redis | None]:
     if client is not None:
         reach(client, url)
     if folder is not None:
-        return [folder], client
+        return [(folder, None)], client
     if client is None:
         what = f"{run} is not a folder" if run else "no run is named"
         raise InputError(
@@ -89,4 +91,4 @@ def _find(run: str, broker: str) -> tuple[list[Path], redis.Redis | None]:
     records = registered(client)
     if run and run not in records:
         raise InputError(f"the broker knows no run {run}", next_step="`embq status` lists the runs that it knows")
-    return [Path(record.output) for record in records.values() if run in ("", record.run)], client
+    return [(Path(record.output), record) for record in records.values() if run in ("", record.run)], client

@@ -267,7 +267,6 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
     late = box.start("worker", "--devices", "cpu")
     await_in(late, lambda: len(_names(read_output(first))) == 2)
     other = json.loads(box.do("enqueue", short_tmp / "shards", "-o", second, "-m", f"stub:{DIM * 2}", "--json"))
-    assert not closed(first)
     assert other["run"] == run_of(second) != new["run"]
     everything = status_of(environment=box.environment)
     assert everything["schema"] == 1
@@ -279,10 +278,12 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
     one = check_complete(first, texts, units=160, dim=DIM)
     check_complete(second, images, units=4, dim=DIM * 2)
     assert len(_names(one)) == 2
-    # A run whose folder is gone does not hide the others.
+    # Of a run whose folder cannot be seen the broker tells.
     second.rename(short_tmp / "moved")
-    (left,) = status_of(environment=box.environment)["runs"]
-    assert left["run"] == new["run"]
+    told = {run["run"]: run for run in status_of(environment=box.environment)["runs"]}
+    assert told.keys() == {new["run"], other["run"]}
+    assert (told[other["run"]]["state"], told[other["run"]]["rows"]) == ("done", len(images))
+    assert_shape(told[other["run"]])
     again = json.loads(box.do(*enqueue))
     assert (again["new"], again["done"]) == (False, 160)
 

@@ -73,6 +73,12 @@ def test_a_run_by_reference_is_taken_by_the_writer(setting: Setting, short_tmp: 
     said = json.loads(first.stdout)
     assert (said["units"], said["accepted"]) == (5, True)
     setting.await_closed()
+    # The laptop cannot see the folder; what it is told comes from the broker.
+    setting.root.rename(short_tmp / "elsewhere")
+    status, told, _ = ended("status", said["run"], "--json", environment={"EMBQ_BROKER_URL": setting.proxy.url})
+    assert status == 0
+    assert (json.loads(told)["state"], json.loads(told)["rows"]) == ("done", len(expected))
+    (short_tmp / "elsewhere").rename(setting.root)
     again = setting.enqueue(short_tmp / "shards", "--upload")
     assert again.wait(30) == 0, again.said
     assert json.loads(again.stdout)["run"] == said["run"]
