@@ -16,6 +16,9 @@ from core.units import content_hash
 
 SCHEMA = 1
 
+INPUTS = "_inputs"
+"""Folder below the output folder for inputs that were sent by value."""
+
 PLANNED = ("manifest-", "run-")
 """How unfinished files of a plan are called; they belong to the holder of `_writer/plan.lock`."""
 
@@ -228,3 +231,33 @@ def load_run(root: Path) -> RunInfo:
         created=data["created"],
         added=added,
     )
+
+
+def refuse_foreign_files(layout: Layout) -> None:
+    """Raise InputError where a folder that is to become a run's holds files that are not embq's."""
+    ours = {
+        "control.json",
+        "manifest",
+        "commits",
+        "parts",
+        "failures",
+        "_staging",
+        "_tmp",
+        "_writer",
+        "_broker",
+        "_logs",
+        "index",
+        INPUTS,
+    }
+    try:
+        names = sorted(entry.name for entry in layout.root.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise output_error(error, layout.root) from error
+    if foreign := [name for name in names if name not in ours]:
+        raise InputError(
+            f"{layout.root} is not empty and holds no embq run (it has {', '.join(foreign[:3])})",
+            next_step="choose an empty or a new folder",
+            code="foreign_output",
+        )

@@ -11,13 +11,17 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import redis
 
 from core import protocol
 from core.errors import InputError
+from core.layout import INPUTS
 from core.protocol import UPLOADS, upload_key
 from core.units import content_hash
 
@@ -26,9 +30,6 @@ PIECE_BYTES = 1 << 20
 
 WINDOW = 64
 """Most pieces that wait in the broker."""
-
-INPUTS = "_inputs"
-"""Folder below the output folder for inputs that were sent by value."""
 
 _SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/\d{{5}}(/[^/\0]+)+")
 """What an upload may write. An upload comes over the network, and must not reach anything else."""
@@ -73,11 +74,6 @@ class Upload:
     files: tuple[UploadFile, ...]
 
     @property
-    def pieces(self) -> int:
-        """Number of all pieces."""
-        return sum(file.pieces for file in self.files)
-
-    @property
     def name(self) -> str:
         """What the broker knows it by: a hash of what it is."""
         return content_hash([self.run, self.output, [[file.path, file.sha256] for file in self.files]])[:16]
@@ -114,6 +110,33 @@ class Upload:
         return cls(run=data["run"], output=data["output"], record=data["record"], files=files)
 
 
+class Pieces:
+    """The pieces of an upload by number, in the order of its files.
+
+    Attributes:
+        count: number of all pieces.
+        starts: the number of the first piece of each file.
+    """
+
+    def __init__(self, files: Sequence[UploadFile]) -> None:
+        self.starts = list(accumulate((file.pieces for file in files), initial=0))
+        self.count = self.starts.pop()
+        self._bytes = list(accumulate((file.bytes for file in files), initial=0))
+
+    def place(self, number: int) -> tuple[int, int]:
+        """(index of the file, offset in it) of a piece."""
+        # Of files that begin with the same piece all but the last are empty.
+        index = bisect_right(self.starts, number) - 1
+        return index, (number - self.starts[index]) * PIECE_BYTES
+
+    def bytes_before(self, number: int) -> int:
+        """Bytes of all pieces before `number`."""
+        if number >= self.count:
+            return self._bytes[-1]
+        index, offset = self.place(number)
+        return self._bytes[index] + offset
+
+
 # --- what both sides do in the broker ---
 
 
@@ -124,10 +147,14 @@ def announce(client: redis.Redis, upload: Upload) -> None:
     client.hset(UPLOADS, upload.name, upload.to_json())
 
 
-def announced(client: redis.Redis) -> dict[str, bytes]:
-    """What was announced, by name."""
-    raw = cast("dict[bytes, bytes]", client.hgetall(UPLOADS))
-    return {name.decode(): text for name, text in raw.items()}
+def names(client: redis.Redis) -> list[str]:
+    """The uploads that have not ended."""
+    return [name.decode() for name in cast("list[bytes]", client.hkeys(UPLOADS))]
+
+
+def announced(client: redis.Redis, name: str) -> bytes:
+    """What was announced under a name; b"" where that has ended."""
+    return cast("bytes | None", client.hget(UPLOADS, name)) or b""
 
 
 def send(client: redis.Redis, name: str, number: int, data: bytes) -> None:
@@ -193,6 +220,6 @@ def say_end(client: redis.Redis, name: str, end: str, *, code: str = "", why: st
         pipe.execute()
 
 
-def waiting(client: redis.Redis, name: str) -> int:
-    """Pieces that are in the broker."""
-    return client.hlen(upload_key(name, "pieces"))
+def waits(client: redis.Redis, name: str, number: int) -> bool:
+    """Whether a piece is in the broker."""
+    return bool(client.hexists(upload_key(name, "pieces"), str(number)))

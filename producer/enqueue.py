@@ -21,7 +21,7 @@ from core.durable import drop, output_error
 from core.embedded import in_use, kept_off
 from core.errors import InputError
 from core.generations import PREFIX, Generation, append, leftovers
-from core.layout import PLANNED, Layout, RunInfo, load_run, run_id
+from core.layout import PLANNED, Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
 from core.manifest import Manifest, SegmentWriter, write_manifest
 from core.models import ModelConfig, ModelSpec
@@ -110,7 +110,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     if layout.run_json.exists():
         _refuse_other_run(load_run(layout.root), request, config)
     else:
-        _refuse_foreign_files(layout)
+        refuse_foreign_files(layout)
     return layout, planned, config
 
 
@@ -309,33 +309,4 @@ def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> 
             next_step=f"choose another --output, or go on with the run that is there: embq resume {request.output}"
             + ("" if begun else " (or remove the folder: nothing of it is committed)"),
             code="other_run",
-        )
-
-
-def _refuse_foreign_files(layout: Layout) -> None:
-    ours = {
-        "control.json",
-        "manifest",
-        "commits",
-        "parts",
-        "failures",
-        "_staging",
-        "_tmp",
-        "_writer",
-        "_broker",
-        "_logs",
-        "index",
-        "_inputs",
-    }
-    try:
-        names = sorted(entry.name for entry in layout.root.iterdir())
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise output_error(error, layout.root) from error
-    if foreign := [name for name in names if name not in ours]:
-        raise InputError(
-            f"--output {layout.root} is not empty and holds no embq run (it has {', '.join(foreign[:3])})",
-            next_step="choose an empty or a new folder",
-            code="foreign_output",
         )

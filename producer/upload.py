@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +13,16 @@ import redis
 from core import uploads
 from core.durable import file_sha256
 from core.errors import BrokerError, InputError, UsageError
-from core.layout import Layout, RunInfo, load_run, run_id
+from core.layout import INPUTS, Layout, RunInfo, load_run, run_id
 from core.units import Unit
-from core.uploads import INPUTS, PIECE_BYTES, WINDOW, Upload, UploadFile
+from core.uploads import PIECE_BYTES, WINDOW, Pieces, Upload, UploadFile
 from producer.enqueue import record_of
 
 LOOK_S = 0.05
 ACCEPT_S = 10.0
 """So long is waited for a writer to accept what the broker already holds as a whole."""
-FSYNC_MS = 10_000
+FSYNC_MS = 3_000
+"""So long may the broker take to say what it has on disk, before it is asked again; less than a client waits."""
 
 
 class Inputs:
@@ -115,7 +115,7 @@ class Delivered:
 
     Attributes:
         accepted: the writer has all of it on its disk.
-        kept: the broker has all of it on its disk; None where it cannot say.
+        kept: the broker has all that the writer has not taken on its disk; None where it cannot say.
     """
 
     accepted: bool
@@ -134,10 +134,10 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
     """
     upload = parcel.upload
     uploads.announce(client, upload)
-    pieces = _Pieces(parcel)
+    pieces = Pieces(upload.files)
     sent = 0
-    complete_since = 0.0
-    kept: bool | None = None
+    kept: bool | None = False
+    kept_since = 0.0
     while True:
         said = uploads.state(client, upload.name)
         if said.get("end") == "accepted":
@@ -153,19 +153,24 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
         if _forgotten(client, upload):
             uploads.announce(client, upload)
             sent = taken = 0
-        if taken < sent - WINDOW or (taken < sent and not uploads.waiting(client, upload.name)):
-            sent = taken  # the writer, or the broker, has lost some
-        while sent < min(upload.pieces, taken + WINDOW):
-            uploads.send(client, upload.name, sent, pieces.read(sent))
+        elif taken < sent and _lost(client, upload.name, taken):
+            sent = taken
+        if sent < pieces.count:
+            kept = False
+        while sent < min(pieces.count, taken + WINDOW):
+            uploads.send(client, upload.name, sent, _read(parcel, pieces, sent))
             sent += 1
-        report(pieces.bytes_before(taken), pieces.total, said.get("why", ""))
-        if sent == upload.pieces:
-            if not complete_since:
-                complete_since = time.monotonic()
-                kept = _on_disk(client, upload.name)
-            elif kept and time.monotonic() - complete_since > ACCEPT_S:
-                return Delivered(accepted=False, kept=kept)
+        report(pieces.bytes_before(taken), pieces.bytes_before(pieces.count), said.get("why", ""))
+        if sent == pieces.count and kept is False:
+            kept, kept_since = _on_disk(client, upload.name), time.monotonic()
+        elif kept and time.monotonic() - kept_since > ACCEPT_S:
+            return Delivered(accepted=False, kept=kept)
         time.sleep(LOOK_S)
+
+
+def _lost(client: redis.Redis, name: str, taken: int) -> bool:
+    """Whether the piece that the writer takes next, which was sent, is neither in the broker nor taken by now."""
+    return not uploads.waits(client, name, taken) and uploads.state(client, name)["taken"] == taken
 
 
 def _forgotten(client: redis.Redis, upload: Upload) -> bool:
@@ -188,35 +193,13 @@ def _on_disk(client: redis.Redis, name: str) -> bool | None:
     return bool(local)
 
 
-class _Pieces:
-    """The pieces of a parcel by number, read from the files when they are asked for."""
-
-    def __init__(self, parcel: Parcel) -> None:
-        self._starts: list[int] = []
-        self._files = parcel.upload.files
-        self._paths = parcel.paths
-        self.total = sum(file.bytes for file in self._files)
-        start = 0
-        for file in self._files:
-            self._starts.append(start)
-            start += file.pieces
-        self._before = [0]
-        for file in self._files:
-            for number in range(file.pieces):
-                self._before.append(self._before[-1] + min(PIECE_BYTES, file.bytes - number * PIECE_BYTES))
-
-    def read(self, number: int) -> bytes:
-        """Piece `number`; InputError where its file has changed."""
-        index = bisect_right(self._starts, number) - 1
-        file = self._files[index]
-        offset = (number - self._starts[index]) * PIECE_BYTES
-        with open(self._paths[file.path], "rb") as source:
-            source.seek(offset)
-            data = source.read(PIECE_BYTES)
-        if len(data) != min(PIECE_BYTES, file.bytes - offset):
-            raise InputError(f"{self._paths[file.path]}: changed while it was being sent", code="source_changed")
-        return data
-
-    def bytes_before(self, number: int) -> int:
-        """Bytes of the pieces before `number`."""
-        return self._before[number]
+def _read(parcel: Parcel, pieces: Pieces, number: int) -> bytes:
+    """One piece, read from its file; InputError where that has changed."""
+    index, offset = pieces.place(number)
+    file = parcel.upload.files[index]
+    with open(parcel.paths[file.path], "rb") as source:
+        source.seek(offset)
+        data = source.read(PIECE_BYTES)
+    if len(data) != min(PIECE_BYTES, file.bytes - offset):
+        raise InputError(f"{parcel.paths[file.path]}: changed while it was being sent", code="source_changed")
+    return data

@@ -59,6 +59,7 @@ def command(
     check(client, url)
     request = request_from(inputs, options)
     if upload or inline:
+        from core.broker import RESULT_S
         from core.errors import UsageError
         from embq.sending import send_run
 
@@ -67,7 +68,8 @@ def command(
                 "--priority is not sent along with --upload and --inline",
                 next_step="leave it out; once the run is there, enqueue on the writer's machine can change it",
             )
-        send_run(connect(url, password=settings.broker_password, patient=True), request, inline=inline, as_json=as_json)
+        patient = connect(url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
+        send_run(patient, request, inline=inline, as_json=as_json)
         return
     planned = prepare(request)
     info = planned.info

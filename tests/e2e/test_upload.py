@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -121,6 +122,32 @@ def test_a_laptop_that_was_killed_begins_again_where_the_writer_stands(setting: 
     assert again.wait(30) == 0, again.said
     setting.await_closed()
     check_complete(setting.root, expected, units=12, dim=DIM)
+
+
+def test_what_the_box_has_lost_is_sent_again(setting: Setting, short_tmp: Path) -> None:
+    expected = write_noise(short_tmp / "texts.jsonl", 6000)
+    writer = setting.service("writer")
+    setting.proxy.rate = 2e6
+    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline", "--unit-size", "500")
+    wait_until(lambda: setting.taken() >= 3, 30)
+    writer.kill_all()
+    shutil.rmtree(setting.root)
+    for name in ("producer", "writer", "worker"):
+        setting.service(name)
+    assert laptop.wait(60) == 0, laptop.said
+    setting.await_closed()
+    check_complete(setting.root, expected, units=12, dim=DIM)
+
+
+def test_a_folder_of_other_files_is_left_alone(setting: Setting, short_tmp: Path) -> None:
+    write_texts(short_tmp / "texts.jsonl", 20)
+    setting.root.mkdir(parents=True)
+    (setting.root / "thesis.doc").touch()
+    setting.service("writer")
+    laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline")
+    assert laptop.wait(30) == 65, laptop.said
+    assert "error[foreign_output]" in laptop.stderr
+    assert [path.name for path in setting.root.iterdir()] == ["thesis.doc"]
 
 
 def test_images_by_value_keep_their_captions_and_names(setting: Setting, short_tmp: Path) -> None:

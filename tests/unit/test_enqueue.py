@@ -159,14 +159,14 @@ def test_a_plan_that_comes_late_does_not_replace_the_manifest_of_the_run(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The second request looked for a run before the first one had made it, and writes its manifest after that.
-    real = enqueue._refuse_foreign_files
+    real = enqueue.refuse_foreign_files
 
     def late(layout: Layout) -> None:
         real(layout)
-        monkeypatch.setattr(enqueue, "_refuse_foreign_files", real)
+        monkeypatch.setattr(enqueue, "refuse_foreign_files", real)
         prepare(request_)
 
-    monkeypatch.setattr(enqueue, "_refuse_foreign_files", late)
+    monkeypatch.setattr(enqueue, "refuse_foreign_files", late)
     assert not prepare(other_units(request_)).added
     assert len(Manifest(Layout(request_.output))) == load_run(request_.output).units == 6
 
