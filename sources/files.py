@@ -38,9 +38,12 @@ class FilesSource:
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units that also fit into a hint, however long the names are."""
         others: Counter[str] = Counter()
-        beside = _beside(path) if is_url(path) else ()
-        empty = Unit(kind=self.kind, source=path, options=beside)
-        units = cut(empty, walk_images(path, others), options.unit_samples)
+        empty = Unit(kind=self.kind, source=path)
+        files: Iterable[tuple[str, int]] = _walk(path, others)
+        if is_url(path):
+            files = list(files)
+            empty = replace(empty, options=_beside(files))
+        units = cut(empty, _images(files, others), options.unit_samples)
         first = next(units, None)
         if first is None:
             found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
@@ -94,7 +97,15 @@ def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
 
     `others` counts the extensions of files that are no images.
     """
-    for relative, size in remote.walk(path) if is_url(path) else _walk_local(path, others):
+    return _images(_walk(path, others), others)
+
+
+def _walk(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    return remote.walk(path) if is_url(path) else _walk_local(path, others)
+
+
+def _images(files: Iterable[tuple[str, int]], others: Counter[str]) -> Iterator[tuple[str, int]]:
+    for relative, size in files:
         if is_image(relative):
             yield relative, size
         else:
@@ -131,9 +142,9 @@ def is_image(name: str) -> bool:
     return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS and "." in name
 
 
-def _beside(url: str) -> tuple[tuple[str, str], ...]:
+def _beside(files: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...]:
     """Which files stand beside images in a remote folder: asking for each that may not be there would be slow."""
-    found = {os.path.splitext(relative)[1].lower() for relative, _ in remote.walk(url)} & {".txt", ".json"}
+    found = {os.path.splitext(relative)[1].lower() for relative, _ in files} & {".txt", ".json"}
     return (("beside", ",".join(sorted(found))),) if found else ()
 
 

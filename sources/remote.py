@@ -58,6 +58,9 @@ PAUSES_S = (0.2, 0.5, 1.0, 2.0)
 LISTED_AFTER = 8
 """Files of one folder are asked for one by one up to this number, then the folder is listed once for all of them."""
 
+_WITH_HOST = ("hdfs", "webhdfs", "sftp")
+"""Schemes whose file systems are of one host, and name files without it."""
+
 SAMPLE_MAX_BYTES = 32_000_000
 """Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""
 
@@ -158,19 +161,13 @@ def walk(url: str) -> Iterator[tuple[str, int]]:
     found = _asked(url, lambda: _filesystem(url).find(_bare(url), detail=True))
     root = _bare(url).rstrip("/") + "/"
     for name in sorted(found):
-        relative = str(name).removeprefix(root).removeprefix(_protocol_free(root))
-        yield relative, int(found[name].get("size") or 0)
+        yield str(name).removeprefix(root), int(found[name].get("size") or 0)
 
 
 def match(pattern: str) -> list[str]:
     """The URLs of the files that a pattern with *, ** or [] matches, sorted."""
     found = _asked(pattern, lambda: _filesystem(pattern).glob(_bare(pattern), detail=True))
-    prefix = f"{scheme_of(pattern)}://"
-    return sorted(
-        name if is_url(name) else prefix + name.lstrip("/") if not pattern.startswith("hdfs") else prefix + name
-        for name, info in found.items()
-        if info.get("type") != "directory"
-    )
+    return sorted(_url_of(pattern, str(name)) for name, info in found.items() if info.get("type") != "directory")
 
 
 class _Listings:
@@ -454,7 +451,7 @@ def _host(url: str) -> str:
 def _filesystem(url: str) -> Any:
     check_url(url)
     scheme = scheme_of(url)
-    host = urlsplit(url).netloc if scheme in ("hdfs", "webhdfs", "sftp") else ""
+    host = urlsplit(url).netloc if scheme in _WITH_HOST else ""
     return _connect(scheme, host)
 
 
@@ -484,13 +481,17 @@ def _connect(scheme: str, host: str) -> Any:
     return fsspec.filesystem(scheme, **options)
 
 
+def _url_of(like: str, name: str) -> str:
+    """The URL of what a file system of the URL `like` calls `name`; the inverse of `_bare`."""
+    if is_url(name):
+        return name
+    host = urlsplit(like).netloc + "/" if scheme_of(like) in _WITH_HOST else ""
+    return f"{scheme_of(like)}://{host}{name.lstrip('/')}"
+
+
 def _bare(url: str) -> str:
     """The URL as its file system wants it."""
     return str(_filesystem(url)._strip_protocol(url))
-
-
-def _protocol_free(path: str) -> str:
-    return path.partition("://")[2] if is_url(path) else path
 
 
 _POOL_LOCK = threading.Lock()
