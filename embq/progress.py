@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -134,31 +134,17 @@ class Watch:
         # The broker is ahead of the folder until the writer has noted what was asked for.
         control = load_control(Layout(self.root)).with_wishes(meta | asked)
         total, exact = _rows_total(self.info, log)
-        rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
-        left = max(0, total - log.rows - log.failures) if total is not None else None
-        timing = self._timing if log.closed else _timing(meta, workers)
-        return Progress(
-            run=self.info.run,
-            output=str(self.root),
-            model=self.info.model.spec,
-            state=_state(log, control, bool(workers)),
-            priority=control.priority,
-            rows=log.rows,
-            rows_total=total,
-            rows_total_exact=exact,
-            failures=log.failures,
-            units_total=self.info.units,
-            done=log.count - log.quarantined,
-            received=received,
-            in_flight=in_flight,
-            queued=max(0, self.info.units - log.count - received - in_flight),
-            quarantined=log.quarantined,
-            rows_per_s=timing.get("rows_per_s", 0.0) if log.closed else _committed_rate(meta, log),
-            embedding_per_s=rate,
-            eta_s=round(left / rate, 1) if left and rate else 0.0 if log.closed else None,
-            limit="" if log.closed else bottleneck(workers),
-            workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
-            timing={name: value for name, value in timing.items() if name != "rows_per_s"},
+        return _progress(
+            self.info.run,
+            str(self.root),
+            self.info.model.spec,
+            _Counts(log.rows, log.failures, log.count, log.quarantined, received, in_flight, self.info.units),
+            (total, exact),
+            control,
+            workers,
+            meta,
+            timing=self._timing if log.closed else None,
+            closed=log.closed,
         )
 
 
@@ -178,48 +164,85 @@ class BrokerWatch:
     def look(self) -> Progress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
         meta, asked = self._ledger.meta(), self._ledger.asked()
-        workers = [w for w in live_workers(self.client) if w.get("model") == self.record.model.spec]
-        rows, failures, quarantined, count = (
-            int(meta.get(name, 0)) for name in ("rows", "failures", "quarantined", "done")
+        rows, failures, done, quarantined = (
+            int(meta.get(name, 0)) for name in ("rows", "failures", "done", "quarantined")
         )
         received, in_flight = (
             int(self.client.hlen(self._ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner")
         )
         units = int(meta.get("total", self.record.units))
-        finished = meta.get("state") == "done"
-        total = round((rows + failures) / count * units) if count else None
-        control = Control().with_wishes(meta | asked)
-        rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
-        left = max(0, total - rows - failures) if total is not None else None
-        first, last = int(meta.get("began_ms", 0)), int(meta.get("last_commit_ms", 0))
-        fresh = rows - int(meta.get("rows_before", 0))
-        return Progress(
-            run=self.record.run,
-            output=self.record.output,
-            model=self.record.model.spec,
-            state="done" if finished else control.state if workers or control.state != "running" else "stopped",
-            priority=control.priority,
-            rows=rows,
-            rows_total=rows + failures if finished else total,
-            rows_total_exact=finished,
-            failures=failures,
-            units_total=units,
-            done=count - quarantined,
-            received=received,
-            in_flight=in_flight,
-            queued=max(0, units - count - received - in_flight),
-            quarantined=quarantined,
-            rows_per_s=round(fresh * 1000 / (last - first), 2) if first and last > first and fresh > 0 else 0.0,
-            embedding_per_s=rate,
-            eta_s=0.0 if finished else round(left / rate, 1) if left and rate else None,
-            limit="" if finished else bottleneck(workers),
-            workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
-            timing=_timing(meta, workers),
+        closed = meta.get("state") == "done"
+        return _progress(
+            self.record.run,
+            self.record.output,
+            self.record.model.spec,
+            _Counts(rows, failures, done, quarantined, received, in_flight, units),
+            (rows + failures, True) if closed else (round((rows + failures) / done * units) if done else None, False),
+            Control().with_wishes(meta | asked),
+            [w for w in live_workers(self.client) if w.get("model") == self.record.model.spec],
+            meta,
+            closed=closed,
         )
 
 
-def _state(log: LogState, control: Control, at_work: bool) -> str:
-    if log.closed:
+class _Counts(NamedTuple):
+    """Rows and failures that are committed, and units by where they are."""
+
+    rows: int
+    failures: int
+    committed: int
+    quarantined: int
+    received: int
+    in_flight: int
+    units: int
+
+
+def _progress(
+    run: str,
+    output: str,
+    model: str,
+    counts: _Counts,
+    rows_total: tuple[int | None, bool],
+    control: Control,
+    workers: list[dict[str, Any]],
+    meta: dict[str, str],
+    *,
+    closed: bool,
+    timing: dict[str, float] | None = None,
+) -> Progress:
+    """What follows from the counts; `timing` where it is recorded, else it is taken from the broker's `meta`."""
+    total, exact = rows_total
+    rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
+    left = max(0, total - counts.rows - counts.failures) if total is not None else None
+    rows_per_s = _committed_rate(meta, counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
+    timing = _timing(meta, workers) if timing is None else timing
+    return Progress(
+        run=run,
+        output=output,
+        model=model,
+        state=_state(control, closed=closed, at_work=bool(workers)),
+        priority=control.priority,
+        rows=counts.rows,
+        rows_total=total,
+        rows_total_exact=exact,
+        failures=counts.failures,
+        units_total=counts.units,
+        done=counts.committed - counts.quarantined,
+        received=counts.received,
+        in_flight=counts.in_flight,
+        queued=max(0, counts.units - counts.committed - counts.received - counts.in_flight),
+        quarantined=counts.quarantined,
+        rows_per_s=rows_per_s,
+        embedding_per_s=rate,
+        eta_s=round(left / rate, 1) if left and rate else 0.0 if closed else None,
+        limit="" if closed else bottleneck(workers),
+        workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
+        timing={name: value for name, value in timing.items() if name != "rows_per_s"},
+    )
+
+
+def _state(control: Control, *, closed: bool, at_work: bool) -> str:
+    if closed:
         return "done"
     return control.state if at_work or control.state != "running" else "stopped"
 
@@ -234,9 +257,9 @@ def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
     return None, False
 
 
-def _committed_rate(meta: dict[str, str], log: LogState) -> float:
+def _committed_rate(meta: dict[str, str], committed: int) -> float:
     first, last = int(meta.get("began_ms", 0)), int(meta.get("last_commit_ms", 0))
-    rows = log.rows - int(meta.get("rows_before", 0))
+    rows = committed - int(meta.get("rows_before", 0))
     return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
 
 
