@@ -338,6 +338,8 @@ def test_units_are_added_while_a_run_works_and_after_it_was_closed(short_tmp: Pa
 
     # The log is closed and its writer has let go; a further file opens it again.
     texts |= write_texts(folder / "2.jsonl", 95, name="c")
+    # A worker tells the speed of a time of work with its next report after it.
+    await_in(services[0], lambda: json.loads(box.do(*enqueue, "--dry-run"))["devices"] != [])
     told = json.loads(box.do(*enqueue, "--dry-run"))
     assert (told["run"], told["units_there"], told["units"], told["rows"]) == (first["run"], 45, 10, 95)
     assert 0 < told["devices"][0]["rows_per_s"] < 110, "10 ms for each sample"
