@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.base import Moved, unwatched
+from sources.base import Memory, Moved, unwatched
 from sources.cursors import LastCursor
-from sources.remote import Memory
 from sources.storage import open_unchanged
 
 SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
