@@ -88,7 +88,7 @@ def estimate(request: Request) -> Estimate:
             chosen[at] = unit
     found, found_bytes, looked_at = _count(chosen)
     rows: int | None = samples
-    if uncounted:
+    if uncounted_bytes:  # files that could not be planned have none
         rows = samples + round(found / found_bytes * uncounted_bytes) if found_bytes else None
     return Estimate(
         run=there.run if there is not None else "",

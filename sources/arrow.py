@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from core.errors import SourceError
@@ -56,8 +56,8 @@ class ArrowTable:
             start += self._batches[number][1]
             number += 1
         if not self._is_file and self._has_dictionaries:
-            return 0, iter(self._reader)  # dictionaries may change on the way
-        return start, self._from(number, names)
+            return 0, _checked(self._reader)  # dictionaries may change on the way
+        return start, _checked(self._from(number, names))
 
     def _from(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
         from pyarrow import ipc
@@ -73,6 +73,15 @@ class ArrowTable:
         for at, _ in self._batches[number:]:
             self._file.seek(at)
             yield ipc.read_record_batch(ipc.read_message(self._file), self._schema)
+
+
+def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, none of which leads out of itself."""
+    from sources.batches import check
+
+    for batch in batches:
+        check(batch)
+        yield batch
 
 
 def walk(file: io.BufferedIOBase, at: int, path: str, is_file: bool) -> tuple[list[tuple[int, int]], bool]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from core.errors import SampleError
 from core.units import Sample
@@ -32,6 +33,40 @@ def samples_of(batch: pa.RecordBatch, choice: Choice, rows: RowSamples) -> Itera
             image=image,
             others={name: values[row] for name, values in zip(choice.metadata, metadata, strict=True)},
         )
+
+
+def check(batch: pa.RecordBatch) -> None:
+    """Raise ArrowInvalid where offsets, indices or lengths in a batch lead out of it, as damage in an IPC file does.
+
+    Arrow itself believes what a message says, and reads memory that is not its own. Strings may hold any bytes.
+    """
+    for column in batch.columns:
+        _check(column)
+
+
+def _check(column: pa.Array) -> None:
+    if isinstance(column, pa.ExtensionArray):
+        _check(column.storage)
+    elif isinstance(column, pa.DictionaryArray):
+        column.validate()
+        _check(column.indices)
+        _check(column.dictionary)
+        bounds = pc.min_max(column.indices)
+        least, most = bounds["min"].as_py(), bounds["max"].as_py()
+        if least is not None and not 0 <= least <= most < len(column.dictionary):
+            raise pa.ArrowInvalid(f"indices from {least} to {most} of a dictionary of {len(column.dictionary)}")
+    elif isinstance(column, pa.StructArray):
+        column.validate()
+        for field in range(column.type.num_fields):
+            _check(column.field(field))
+    elif (as_bytes := _BYTES_OF.get(column.type)) is not None:
+        pa.Array.from_buffers(as_bytes, len(column), column.buffers(), offset=column.offset).validate(full=True)
+    else:
+        column.validate(full=True)
+
+
+_BYTES_OF = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
+"""Types that are checked without a look at whether they hold UTF-8: that is asked of each value later."""
 
 
 def columns_of(schema: pa.Schema) -> list[Column]:

@@ -7,26 +7,34 @@ short text; planning reads it to the end, checksums and all.
 from __future__ import annotations
 
 import bz2
+import codecs
 import io
 import lzma
+import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.base import Memory, Moved, unwatched
+from sources.base import Moved, unwatched
 from sources.cursors import LastCursor
-from sources.storage import open_unchanged
+from sources.remote import Memory
+from sources.storage import base_name, open_unchanged
 
-SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
+SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 """What may follow the name of a text file; what counts is how the file begins."""
 
 OPTION = "compression"
 """The option by which a unit says how its file is compressed; units of plain files have none."""
+
+DAMAGE_CODES = ("source_truncated", "source_damaged")
+"""What a compressed file that is not whole is called."""
 
 _MAGICS = {"gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0"}
 _PADDED = ("gzip", "xz")
@@ -36,6 +44,10 @@ _INPUT_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 20
 _XZ_MEMORY_BYTES = 256 << 20
 """What decompressing may take: a header can ask for 4 GB."""
+
+
+Cut = tuple[int, int, int]
+"""First byte, byte after the last, and samples of a slice."""
 
 
 class _Decoder(Protocol):
@@ -95,6 +107,34 @@ def compression_of(head: bytes) -> str:
     found = next((name for name, magic in _MAGICS.items() if head.startswith(magic)), "")
     # A text may begin with BZh as well.
     return "" if found == "bzip2" and head[4:8] not in (b"1AY&", b"\x17rE8") else found
+
+
+_HEAD_BYTES = 1024
+_TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f\x7f]*")
+
+
+def _refuse_lost_head(path: str, head: bytes) -> None:
+    """Raise SourceError for a file that is compressed by its name, and neither that nor a text by how it begins."""
+    said = next((name for suffix, name in SUFFIXES.items() if base_name(path).lower().endswith(suffix)), "")
+    if (
+        said
+        and head
+        and (head[:2] == _MAGICS[said][: len(head)][:2] or not _TEXT.fullmatch(head) or not _is_utf8(head))
+    ):
+        raise SourceError(
+            f"{path}: does not begin as a file compressed with {said} does: it is cut or damaged",
+            code="source_damaged",
+            next_step="copy or write the file again",
+        )
+
+
+def _is_utf8(head: bytes) -> bool:
+    """Whether a file that begins with `head` may be UTF-8; its last character may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Members(io.RawIOBase):
@@ -230,6 +270,32 @@ class TextCursor:
         self._stack.close()
 
 
+def whole_first(unit: Unit, cuts: Iterator[Cut]) -> Iterable[Cut]:
+    """The cuts (start, stop, samples) of a unit's file: where it is compressed, after all of it has been read.
+
+    Nothing of a file that turns out to be damaged may stand in the manifest, as only its end tells whether what came
+    out of it was right. Held until then are 24 bytes for each cut.
+    """
+    if OPTION not in dict(unit.options):
+        return cuts
+    flat = array("q", chain.from_iterable(cuts))
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+
+
+def damage_of(file: Text, unit: Unit) -> SourceError:
+    """What is wrong with a file that was damaged when it was planned: found by reading it, or that it is whole now."""
+    if OPTION not in dict(unit.options):
+        file.seek(0)
+        _refuse_lost_head(unit.source, file.read(_HEAD_BYTES))
+    while file.read(_OUTPUT_BYTES):
+        pass
+    return SourceError(
+        f"{unit.source}: could not be read when the run was planned, and can be now",
+        code="source_changed",
+        next_step="make a new run of it",
+    )
+
+
 class Text(Protocol):
     """What reading lines needs of a file."""
 
@@ -266,8 +332,10 @@ def open_text(unit: Unit, moved: Moved) -> Iterator[Text]:
 def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
     """The whole text of a file that is being planned, and the unit, which now says how the file is compressed."""
     with open_unchanged(unit, "source_changed", unwatched) as file:
-        compression = compression_of(file.peek(8)[:8])
+        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+        compression = compression_of(head[:8])
         if not compression:
+            _refuse_lost_head(unit.source, head)
             yield unit, file
             return
         unit = replace(unit, options=tuple(sorted((*unit.options, (OPTION, compression)))))

@@ -18,11 +18,11 @@ from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import Choice, Column, choose, named_columns
 from sources.compressed import SUFFIXES as COMPRESSED
-from sources.compressed import Text, open_planned, open_text
+from sources.compressed import Cut, Text, damage_of, open_planned, open_text, whole_first
 from sources.fields import decode_text
-from sources.rows import COLUMN_CODES, RowSamples
+from sources.remote import is_url, path_of
+from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
-from sources.urls import is_url, path_of
 
 log = Events("sources")
 
@@ -56,30 +56,40 @@ class DelimitedSource:
         return _choice(names, unit).modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
-        """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail."""
+        """Units of `unit_samples` rows, from one pass over the file. Columns that are missing make its units fail.
+
+        A file that has no header, or is compressed and damaged, gives one unit that fails.
+        """
         unit = self._whole(path, options)
-        with open_planned(unit) as (unit, text):
-            names, delimiter, start = _read_header(text, path)
-            try:
-                _choice(names, unit)
-            except SourceError as error:
-                if error.code not in COLUMN_CODES:
-                    raise
-                log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            first = rows = 0
-            stop = start
-            for stop, _ in _rows(text, start, delimiter, len(names)):
-                rows += 1
-                if rows == options.unit_samples:
+        first = 0
+        try:
+            with open_planned(unit) as (unit, text):
+                names, delimiter, behind = _read_header(text, path)
+                try:
+                    _choice(names, unit)
+                except SourceError as error:
+                    if error.code not in COLUMN_CODES:
+                        raise
+                    log.warning("table_unusable", path=path, code=error.code, why=error.message)
+                cuts = _cuts(_rows(text, behind, delimiter, len(names)), behind, options.unit_samples)
+                for start, stop, rows in whole_first(unit, cuts):
                     yield replace(unit, start=start, stop=stop, first=first, samples=rows)
-                    first, start, rows = first + rows, stop, 0
-            if rows:
-                yield replace(unit, start=start, stop=stop, first=first, samples=rows)
-            elif not first:
-                raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")
+                    first += rows
+        except SourceError as error:
+            if first or error.code not in UNUSABLE_CODES:
+                raise
+            log.warning("table_unusable", path=path, code=error.code, why=error.message)
+            yield unit
+            return
+        if not first:
+            raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per row."""
+        if unit.samples is None:
+            with open_text(unit, moved) as text:
+                _read_header(text, unit.source)
+                raise damage_of(text, unit)
         names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
         choice = _choice(names, unit)
         samples = RowSamples(unit, moved)
@@ -190,6 +200,18 @@ def _rows(text: Text, offset: int, delimiter: str, columns: int) -> Iterator[tup
             yield lines.offset, fields
         elif columns == 1:
             yield lines.offset, [""]
+
+
+def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int) -> Iterator[Cut]:
+    """Slices of at most `most` rows; `rows` as `_rows` gives them from `start` on."""
+    count, stop = 0, start
+    for stop, _ in rows:
+        count += 1
+        if count == most:
+            yield start, stop, count
+            start, count = stop, 0
+    if count:
+        yield start, stop, count
 
 
 def _samples(samples: RowSamples, choice: Choice, names: list[str], rows: list[Row]) -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ from core.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import ID_COLUMNS, TEXT_COLUMNS, Choice, named_columns
+from sources.inspection import DIED, inspect, marked, refuse_marked
 from sources.rows import UNUSABLE_CODES, RowSamples, readable_now
 from sources.storage import open_unchanged, stat_file
 from sources.tables import table_errors
@@ -52,12 +53,12 @@ class _Found:
     @property
     def family(self) -> str:
         """The path with "*" for each number: what its siblings in other batches have in common."""
-        return "/".join("*" if part.isdigit() else part for part in self.path.split("/"))
+        return "/".join("*" if part.isdecimal() else part for part in self.path.split("/"))
 
     @property
     def order(self) -> tuple[tuple[int, str], ...]:
         """Sorts numbers as numbers: 2 before 10."""
-        return tuple((int(part), "") if part.isdigit() else (-1, part) for part in self.path.split("/"))
+        return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in self.path.split("/"))
 
 
 class Hdf5Source:
@@ -73,8 +74,7 @@ class Hdf5Source:
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Texts; SourceError where it is not clear which, or the file is damaged or cannot be read."""
         unit = self._whole(path, options)
-        with _opened(unit, unwatched) as file:
-            _choose(_survey(file), unit)
+        _choose(_datasets(inspect(unit)), unit)
         return self.modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
@@ -84,13 +84,12 @@ class Hdf5Source:
         """
         unit = self._whole(path, options)
         try:
-            with _opened(unit, unwatched) as file:
-                chosen, ids = _choose(_survey(file), unit)
+            chosen, ids = _choose(_datasets(inspect(unit)), unit)
         except SourceError as error:
             if error.code not in UNUSABLE_CODES:
                 raise
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield unit
+            yield marked(unit) if error.code == DIED else unit
             return
         if ids:
             unit = replace(unit, options=tuple(sorted({**dict(unit.options), "ids": ids}.items())))
@@ -115,11 +114,17 @@ class Hdf5Source:
         elif not first:
             raise InputError(f"{path}: its datasets of strings are empty", code="empty_input", next_step="leave it out")
 
+    def inspect(self, unit: Unit) -> list[list[Any]]:
+        """The datasets of a file, as JSON has them: what `split` and `holds` have another process look up."""
+        with _opened(unit, unwatched) as file:
+            return [[one.path, one.rows, one.role, one.type] for one in _survey(file, unit.source)]
+
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per string."""
+        refuse_marked(unit)
         if unit.samples is None:
             with _opened(unit, moved) as file:
-                _choose(_survey(file), unit)
+                _choose(_survey(file, unit.source), unit)
             raise readable_now(unit)
         samples = RowSamples(unit, moved)
         named = dict(unit.options)
@@ -132,7 +137,7 @@ class Hdf5Source:
                 for at in range(start, start + rows, _SLICE_ROWS):
                     moved()
                     stop = min(at + _SLICE_ROWS, start + rows)
-                    with table_errors(unit.source):
+                    with _file_errors(unit.source):
                         texts = text[at:stop]
                         keys = ids[at:stop] if ids is not None else [None] * len(texts)
                     for value, key in zip(texts, keys, strict=True):
@@ -154,32 +159,42 @@ def _h5py() -> ModuleType:
     return module
 
 
+def _file_errors(path: str) -> AbstractContextManager[None]:
+    """As `table_errors`; what h5py raises at damage depends on which part of the library saw it."""
+    return table_errors(path, RuntimeError, LookupError, TypeError)
+
+
 @contextmanager
 def _opened(unit: Unit, moved: Moved) -> Iterator[Any]:
     """The file, open for reading, the version that was planned."""
     h5py = _h5py()
     with open_unchanged(unit, "source_changed", moved) as file:
-        with table_errors(unit.source):
+        with _file_errors(unit.source):
             opened = h5py.File(file, "r", rdcc_nbytes=_CACHE_BYTES)
         with opened:
             yield opened
 
 
-def _survey(file: Any) -> list[_Found]:
+def _survey(file: Any, source: str) -> list[_Found]:
     """All datasets with one dimension that lie in this file itself, in order."""
     h5py = _h5py()
     found: list[_Found] = []
 
-    def look(path: str, node: Any) -> None:
+    def look(path: str | bytes, node: Any) -> None:
         if isinstance(node, h5py.Dataset) and len(node.shape or ()) == 1 and not node.is_virtual and not node.external:
             role, kind = ("integer" if node.dtype.kind in "iu" else "other"), str(node.dtype)
             if h5py.check_string_dtype(node.dtype) is not None:
                 role, kind = "text", "strings"
-            found.append(_Found(path=path, rows=int(node.shape[0]), role=role, type=kind))
+            name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
+            found.append(_Found(path=name, rows=int(node.shape[0]), role=role, type=kind))
 
-    with table_errors(file.filename if isinstance(file.filename, str) else "HDF5"):
+    with _file_errors(source):
         file.visititems(look)  # it follows no links
     return sorted(found, key=lambda one: one.order)
+
+
+def _datasets(listed: list[list[Any]]) -> list[_Found]:
+    return [_Found(path=path, rows=rows, role=role, type=type_) for path, rows, role, type_ in listed]
 
 
 def _choose(found: Sequence[_Found], unit: Unit) -> tuple[list[_Found], str]:
@@ -196,7 +211,25 @@ def _choose(found: Sequence[_Found], unit: Unit) -> tuple[list[_Found], str]:
     chosen = (
         _wanted(found, families, wanted, unit) if wanted else _only(found, families, named.get("id_column", ""), unit)
     )
+    if [one.path for one in chosen] != [wanted]:
+        _refuse_gaps(found, chosen, unit)
     return chosen, _ids(found, chosen, named.get("id_column", ""), unit)
+
+
+def _refuse_gaps(found: Sequence[_Found], chosen: Sequence[_Found], unit: Unit) -> None:
+    """Raise SourceError where one of several batches has other datasets and not the chosen one: texts would be lost."""
+    batches = {one.family.rpartition("/")[0] for one in chosen if one.family != one.path}
+    there = {one.path.rpartition("/")[0] for one in chosen}
+    for one in found:
+        group = one.path.rpartition("/")[0]
+        if one.family.rpartition("/")[0] in batches and group not in there:
+            beside = [other for other in found if other.path.rpartition("/")[0] == group]
+            raise SourceError(
+                f"{unit.source}: {group} has no {_last(chosen[0].path)!r}, which others beside it have; "
+                f"it has {_shown(beside)}",
+                code="missing_column",
+                next_step="write the file with the same datasets in each batch, or leave it out",
+            )
 
 
 def _wanted(found: Sequence[_Found], families: dict[str, list[_Found]], wanted: str, unit: Unit) -> list[_Found]:
@@ -266,7 +299,7 @@ def _last(path: str) -> str:
 def _dataset(file: Any, path: str, unit: Unit) -> Any:
     """A dataset of this very file; SourceError `source_changed` where there is none."""
     h5py = _h5py()
-    with table_errors(unit.source):
+    with _file_errors(unit.source):
         node: Any = file
         for part in path.split("/"):
             if not isinstance(node.get(part, getlink=True) if isinstance(node, h5py.Group) else None, h5py.HardLink):

@@ -11,17 +11,18 @@ from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
 from sources.base import Moved, unwatched
 from sources.columns import Choice
+from sources.compressed import DAMAGE_CODES
 from sources.fields import compact_json, decode_text
 from sources.files import read_inside
-from sources.remote import fetch_all
+from sources.inspection import DIED
+from sources.remote import check_url, fetch_all, is_url
 from sources.storage import SAMPLE_MAX_BYTES, base_name, join
-from sources.urls import check_url, is_url
 
 COLUMN_CODES = ("missing_column", "ambiguous_column", "wrong_column_type")
 """What can be wrong with the columns of one file while all others are as they should be."""
 
-UNUSABLE_CODES = (*COLUMN_CODES, "table_damaged")
-"""What makes the units of one table fail, and leaves those of all others alone."""
+UNUSABLE_CODES = (*COLUMN_CODES, "table_damaged", DIED, *DAMAGE_CODES)
+"""What makes the units of one file fail, and leaves those of all others alone."""
 
 
 _URLS = "urls"

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from core.errors import InputError, SourceError
+from core.log import Events
 from core.units import Unit
-from sources.compressed import Text, open_planned
+from sources.compressed import DAMAGE_CODES, Text, damage_of, open_planned, whole_first
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
+
+log = Events("sources")
 
 _BLOCK = 1 << 18
 """Fits the second-level cache, where counting line ends is fastest."""
@@ -18,6 +21,8 @@ _STRIDE = 1 << 11
 def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
     """`unit`, which names kind, source and options, cut into units of `most` lines each; the last may have fewer.
 
+    A compressed file that is damaged gives one unit without `samples`, which fails.
+
     Raises InputError where the file is missing, empty, or changes while it is being planned.
     """
     path = unit.source
@@ -26,10 +31,14 @@ def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
     planned = replace(unit, stop=status.size, etag=status.version)
     try:
         with open_planned(planned) as (planned, file):
-            for start, stop, lines in _cuts(file, most):
+            for start, stop, lines in whole_first(planned, _cuts(file, most)):
                 yield replace(planned, start=start, stop=stop, first=first, samples=lines)
                 first += lines
     except SourceError as error:
+        if error.code in DAMAGE_CODES:
+            log.warning("table_unusable", path=path, code=error.code, why=error.message)
+            yield replace(planned, start=0, stop=0)
+            return
         if error.code != "source_changed":
             raise
         raise InputError(
@@ -72,8 +81,11 @@ def _after_lines(block: bytes, at: int, lines: int) -> int:
 def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     """The unit's lines without their ends (LF or CRLF); None for a line above `SAMPLE_MAX_BYTES`.
 
-    Raises SourceError `source_changed` where the slice does not hold the lines that were planned.
+    Raises SourceError `source_changed` where the slice does not hold the lines that were planned, and what is wrong
+    with a file that was damaged when it was planned.
     """
+    if unit.samples is None:
+        raise damage_of(file, unit)
     file.seek(unit.start)
     left = unit.stop - unit.start
     count = 0

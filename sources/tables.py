@@ -14,7 +14,8 @@ from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import Column, choose, named_columns
 from sources.cursors import LastCursor
-from sources.rows import UNUSABLE_CODES, RowSamples, readable_now
+from sources.inspection import DIED, inspect, marked, refuse_marked
+from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, readable_now
 from sources.storage import open_unchanged, stat_file
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ class TableSource:
         Raises SourceError where the columns cannot be chosen, or the file is damaged or cannot be read.
         """
         unit = self._whole(path, options)
-        with self._opened(unit, unwatched) as table:
-            return choose(table.columns, unit.options, path).modalities
+        return choose(_columns(inspect(unit)), unit.options, path).modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units from the table's own counts; no row is read.
@@ -73,21 +73,27 @@ class TableSource:
         whole = self._whole(path, options)
         rows = 0
         try:
-            with self._opened(whole, unwatched) as table:
-                rows = table.rows
-                choose(table.columns, whole.options, path)
+            found = inspect(whole)
+            rows = found["rows"]
+            choose(_columns(found), whole.options, path)
         except SourceError as error:
             if error.code not in UNUSABLE_CODES:
                 raise
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            if error.code == "table_damaged":
-                yield whole
+            if error.code not in COLUMN_CODES:
+                yield marked(whole) if error.code == DIED else whole
                 return
         for first in range(0, rows, options.unit_samples):
             yield replace(whole, first=first, samples=min(options.unit_samples, rows - first))
 
+    def inspect(self, unit: Unit) -> dict[str, Any]:
+        """The rows and columns of a table, as JSON has them: what `split` and `holds` have another process look up."""
+        with self._opened(unit, unwatched) as table:
+            return {"rows": table.rows, "columns": [[one.name, one.role, one.type] for one in table.columns]}
+
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per row."""
+        refuse_marked(unit)
         if unit.samples is None:
             with self._opened(unit, moved):
                 pass
@@ -108,6 +114,10 @@ class TableSource:
             with table_errors(unit.source):
                 table = self._open(file, unit.source)
             yield table
+
+
+def _columns(found: dict[str, Any]) -> list[Column]:
+    return [Column(name=name, role=role, type=type_) for name, role, type_ in found["columns"]]
 
 
 class _TableCursor:
@@ -153,16 +163,20 @@ _LAST: LastCursor[_TableCursor] = LastCursor()
 
 
 @contextmanager
-def table_errors(path: str) -> Iterator[None]:
+def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
     """Translate what a library says about the content of a file into SourceError `table_damaged`.
 
     Errors of the storage have a number, or a class of their own, and pass.
+
+    Args:
+        more: further classes that the library raises at damage.
     """
     import pyarrow as pa
 
     try:
         yield
-    except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+    # A size that is damaged may be negative (SystemError), or ask for more memory than there is.
+    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, MemoryError, *more) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise
         raise SourceError(

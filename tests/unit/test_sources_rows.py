@@ -145,13 +145,18 @@ def test_a_compressed_text_gives_what_the_plain_one_gives(tmp_path: Path, suffix
 
 
 @pytest.mark.parametrize("suffix", list(COMPRESS))
-def test_a_compressed_text_that_is_cut_or_has_more_behind_its_end_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"t.txt.{suffix}"
+@pytest.mark.parametrize("name", ["t.txt", "t.jsonl", "t.csv"])
+def test_a_compressed_text_that_is_cut_or_has_more_behind_its_end_fails_whole(
+    tmp_path: Path, suffix: str, name: str
+) -> None:
+    path = tmp_path / f"{name}.{suffix}"
     whole = COMPRESS[suffix]("\n".join(f"line {n * n}" for n in range(500)).encode())
-    for data in [*(whole[:cut] for cut in range(12, len(whole), 37)), whole[:-1], whole + b"more of it", whole + b"x"]:
+    for data in [*(whole[:cut] for cut in range(12, len(whole), 67)), whole[:-1], whole + b"more of it", whole + b"x"]:
         path.write_bytes(data)
+        (unit,) = units_of(path, unit_samples=7)
+        assert unit.samples is None
         with pytest.raises(SourceError) as caught:
-            units_of(path)
+            list(read(unit, ()))
         assert caught.value.code in ("source_truncated", "source_damaged")
         assert str(path) in caught.value.message
 
@@ -177,9 +182,9 @@ def test_a_compressed_file_is_decompressed_about_once_for_all_its_units(
 
 def test_how_a_file_is_compressed_is_told_by_its_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(gzip.compress(b"one\ntwo\n"))
-    (tmp_path / "b.txt.gz").write_bytes(b"BZhe plain text\n")
+    (tmp_path / "b.txt.gz").write_bytes(b"BZhe plain text\n" + "\u00e4".encode() * 1000)
     assert [s.text for s in samples_of(tmp_path / "a.txt")] == ["one", "two"]
-    assert [s.text for s in samples_of(tmp_path / "b.txt.gz")] == ["BZhe plain text"]
+    assert next(s.text for s in samples_of(tmp_path / "b.txt.gz")) == "BZhe plain text"
 
 
 # --- HDF5 ---

@@ -1,0 +1,99 @@
+"""A file that ends the library that reads it, or keeps it busy for ever, fails alone; planning goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.errors import ConfigError, SourceError
+from core.units import Unit
+from producer.plan import plan
+from sources import inspection
+from sources.base import ReadOptions
+from sources.kinds import SOURCES, read
+
+CHILD = """
+import os
+from sources import inspection
+answer = inspection._answer
+def fatal(unit, cpu_s):
+    if "aborts" in unit.source:
+        os.abort()
+    while "spins" in unit.source:
+        pass
+    return answer(unit, cpu_s)
+def limited(unit, cpu_s):
+    answer(unit, cpu_s)  # sets the limit
+    return fatal(unit, cpu_s)
+inspection._answer = limited
+inspection.serve()
+"""
+"""A process that looks as always, except that two libraries are as bad as some are."""
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[inspection.Process]:
+    process = inspection.Process([sys.executable, "-c", CHILD])
+    monkeypatch.setattr(inspection, "_PROCESS", process)
+    monkeypatch.setattr(inspection, "CPU_S", 0)
+    yield process
+    process.close()
+
+
+def test_a_process_that_cannot_start_is_no_ones_damage(tmp_path: Path) -> None:
+    broken = inspection.Process([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(ConfigError, match="exit status 3"):
+        broken.ask(Unit(kind="parquet", source=str(tmp_path)))
+
+
+def write(path: Path) -> Path:
+    pq.write_table(pa.table({"text": [path.stem, "another"]}), path)
+    return path
+
+
+def test_files_that_end_their_reader_fail_alone(tmp_path: Path, process: inspection.Process) -> None:
+    for name in ("a", "b-aborts", "c", "d-spins", "e"):
+        write(tmp_path / f"{name}.parquet")
+    units = list(plan([str(tmp_path)], ReadOptions()).units)
+    assert [unit.samples for unit in units] == [2, None, 2, None, 2]
+    assert [sample.text for unit in units[::2] for sample in read(unit, ())][::2] == ["a", "c", "e"]
+    for unit in units[1::2]:
+        with pytest.raises(SourceError, match=unit.source) as caught:
+            list(read(unit, ()))  # no worker opens it
+        assert (caught.value.code, caught.value.transient) == ("reader_died", False)
+
+
+@pytest.mark.parametrize(("name", "says"), [("aborts", "SIGABRT"), ("spins", "comes to no end")])
+def test_a_run_of_such_a_file_alone_is_refused_with_how_it_ended(
+    tmp_path: Path, process: inspection.Process, name: str, says: str
+) -> None:
+    with pytest.raises(SourceError, match=says) as caught:
+        plan([str(write(tmp_path / f"{name}.parquet"))], ReadOptions())
+    assert caught.value.code == "reader_died"
+    assert caught.value.next_step
+
+
+def test_a_process_that_somebody_ends_is_replaced(tmp_path: Path, process: inspection.Process) -> None:
+    path = str(write(tmp_path / "a.parquet"))
+    for _ in range(3):
+        (unit,) = SOURCES["parquet"].split(path, ReadOptions())
+        assert unit.samples == 2
+        (child,) = [one for one in psutil.Process().children() if CHILD in one.cmdline()]
+        os.kill(child.pid, signal.SIGKILL)
+
+
+def test_what_the_other_process_raises_is_raised_here(tmp_path: Path) -> None:
+    gone = Unit(kind="parquet", source=str(tmp_path / "gone.parquet"), etag="1-1")
+    with pytest.raises(SourceError, match="does not exist") as caught:
+        inspection.inspect(gone)
+    assert (caught.value.code, caught.value.transient) == ("source_missing", False)
+    with pytest.raises(RuntimeError, match="KeyError"):
+        inspection.inspect(Unit(kind="no such kind", source=str(tmp_path)))
