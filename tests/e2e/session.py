@@ -24,6 +24,8 @@ from core.broker import connect
 from core.embedded import EmbeddedServer, die_with_parent
 
 LOOK_S = 0.02
+DEADLINE_S = 100.0
+"""For what takes seconds: only a test that fails takes so long, and a machine that is busy with others may."""
 
 
 def _as_from_a_terminal() -> None:
@@ -112,7 +114,8 @@ class Command:
     def broker(self) -> psutil.Process | None:
         """The embedded server, or None where it is not alive."""
         for process in self.descendants():
-            if "server.conf" in " ".join(_command_line(process)) or process.name().startswith(("valkey", "redis")):
+            program, *rest = [*_command_line(process), ""]
+            if "server.conf" in " ".join(rest) or Path(program).name.startswith(("valkey", "redis")):
                 return process
         return None
 
@@ -124,15 +127,19 @@ class Command:
 
     def kill_all(self) -> None:
         """SIGKILL for the command and everything below it, all stopped first so that none sees another die."""
-        everybody = [*self.descendants(), self._own]
-        for process in everybody:
-            _send(process, signal.SIGSTOP)
-        for process in everybody:
-            _send(process, signal.SIGKILL)
-        self.process.wait(10)
+        self._kill()
         self._assert_gone()
 
-    def wait(self, deadline_s: float = 50.0) -> int:
+    def _kill(self) -> None:
+        # Who is stopped starts nobody; whoever was started before that is found by a second look.
+        _send(self._own, signal.SIGSTOP)
+        for process in [*self.descendants(), *self.descendants()]:
+            _send(process, signal.SIGSTOP)
+        for process in [*self.descendants(), *self._seen, self._own]:
+            _send(process, signal.SIGKILL)
+        self.process.wait(DEADLINE_S)
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Its exit status; fails the test where it takes longer, or leaves a process behind."""
         end = time.monotonic() + deadline_s
         while self.process.poll() is None:
@@ -144,16 +151,13 @@ class Command:
         return self.process.returncode
 
     def _assert_gone(self) -> None:
-        _, alive = psutil.wait_procs(self._seen, timeout=10)
+        _, alive = psutil.wait_procs(self._seen, timeout=DEADLINE_S)
         assert not alive, f"{self!r} left {alive}"
 
     def close(self) -> None:
         """End what is left of it."""
-        everybody = [*self.descendants(), *self._seen, self._own]
-        for process in everybody:
-            _send(process, signal.SIGKILL)
-        self.process.wait(10)
-        psutil.wait_procs(self._seen, timeout=10)
+        self._kill()
+        psutil.wait_procs(self._seen, timeout=DEADLINE_S)
         self._stdout.close()
         self._stderr.close()
 
@@ -187,7 +191,7 @@ def started(*arguments: str | Path, **options: Any) -> Iterator[Command]:
         command.close()
 
 
-def ended(*arguments: str | Path, deadline_s: float = 50.0, **options: Any) -> tuple[int, str, str]:
+def ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any) -> tuple[int, str, str]:
     """Run a command to its end: (exit status, stdout, stderr)."""
     with started(*arguments, **options) as command:
         status = command.wait(deadline_s)
@@ -201,11 +205,15 @@ def succeed(*arguments: str | Path, **options: Any) -> str:
     return stdout
 
 
-def await_in(command: Command, predicate: Callable[[], object], deadline_s: float = 30.0) -> None:
-    """Wait until `predicate()` is true while the command goes on; a command that ends first fails the test."""
+def await_in(command: Command, predicate: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Wait until `predicate()` is true; a command that ends before that fails the test."""
     end = time.monotonic() + deadline_s
-    while not predicate():
-        assert command.process.poll() is None, f"ended too early: {command.said}"
+    while True:
+        # Asked first: what came true with the last thing that the command did is true.
+        over = command.process.poll() is not None
+        if predicate():
+            return
+        assert not over, f"ended too early: {command.said}"
         if time.monotonic() > end:
             raise AssertionError(f"nothing came of it in {deadline_s} s: {command.said}")
         time.sleep(LOOK_S)
@@ -226,6 +234,14 @@ def committed(root: Path) -> list[str]:
     """The unit ids that the commit records name, in order."""
     records = [json.loads(path.read_bytes()) for path in sorted((root / "commits").glob("*.json"))]
     return [unit["unit_id"] for record in records for unit in record["units"]]
+
+
+def closed(root: Path) -> bool:
+    """Whether the last record says that nothing is left, and its writer has cleaned up behind it."""
+    names = sorted((root / "commits").glob("*.json"))
+    if not names or json.loads(names[-1].read_bytes())["kind"] != "close":
+        return False
+    return {path.name for folder in ("_tmp", "_staging") for path in (root / folder).iterdir()} <= {".shared"}
 
 
 def logs(root: Path) -> str:
@@ -257,6 +273,14 @@ class Ledger:
         try:
             client = self.client()
             return client.hlen(self.key("pub")) + client.bitcount(self.key("done")) if client is not None else 0
+        except redis.exceptions.RedisError:
+            return 0
+
+    def begun(self) -> int:
+        """Units that a worker has begun; 0 while the broker does not answer."""
+        try:
+            client = self.client()
+            return int(client.hlen(self.key("busy"))) if client is not None else 0
         except redis.exceptions.RedisError:
             return 0
 

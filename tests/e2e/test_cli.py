@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.session import Command, ended, started, succeed, write_texts
+from e2e.session import Command, await_in, ended, started, succeed, write_texts
 
 from core.embedded import EmbeddedServer
 from embq.cli import VERBS
@@ -53,7 +54,7 @@ def modules_of(*arguments: str | Path, broker: str) -> set[str]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
     )
     return set(done.stderr.splitlines()[-1].split())
 
@@ -163,7 +164,7 @@ def test_a_pipe_that_nobody_reads_ends_a_command_quietly(finished: Path, argumen
     try:
         command = Command(*arguments, stdout=writer)
         try:
-            assert command.wait(20) == 0, command.said
+            assert command.wait() == 0, command.said
             assert command.stderr == ""
         finally:
             command.close()
@@ -177,10 +178,8 @@ def test_an_interrupted_command_says_so_and_nothing_else(short_tmp: Path, broker
     command = ["enqueue", short_tmp / "texts.jsonl", "-o", short_tmp / "out", "-m", "stub:8"]
     succeed(*command, environment=environment)
     with started("status", short_tmp / "out", "--watch", "--json", environment=environment) as watching:
-        from waiting import wait_until
-
-        wait_until(lambda: watching.stdout.count("\n") >= 2, 20)
-        watching.signal(2)
-        assert watching.wait(10) == 130
+        await_in(watching, lambda: watching.stdout.count("\n") >= 2)
+        watching.signal(signal.SIGINT)
+        assert watching.wait() == 130
         assert watching.stderr.strip() == "interrupted"
         assert all(json.loads(line)["schema"] == 1 for line in watching.stdout.splitlines())

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from e2e.check import Output, check_complete, read_output
 from e2e.session import (
     Command,
     Ledger,
     await_in,
+    closed,
     committed,
     ended,
     logs,
@@ -70,18 +72,27 @@ def ledger(short_tmp: Path) -> Iterator[Ledger]:
 # --- one machine ---
 
 
-def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_tmp: Path) -> None:
+def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_tmp: Path, ledger: Ledger) -> None:
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     write_texts(texts, 6000)
     model = f"stub:{DIM}?ms_per_sample=20"  # a unit takes a minute, a batch about a second
     with started("run", texts, "-o", root, "-m", model, "--unit-size", "3000") as command:
-        await_in(command, lambda: (root / "run.json").exists() and status_of(root)["units"]["in_flight"] > 0)
+        await_in(command, lambda: ledger.begun())
         command.signal(signal.SIGINT)
-        asked = time.monotonic()
-        # A second signal counts from a second later on; before, it is the same request.
-        await_in(command, lambda: time.monotonic() - asked > 1.2)
-        command.signal(signal.SIGINT)
-        assert command.wait(20) == 130, command.said
+        await_in(command, lambda: "begun units are finished" in command.stderr)
+        # Two signals within a second of the clock of any process that they come to are one request. So an impatient
+        # user is asked for; the unit would take a minute.
+        impatient = time.monotonic()
+
+        def ended_by_impatience() -> bool:
+            nonlocal impatient
+            if time.monotonic() - impatient > 1.2:
+                impatient = time.monotonic()
+                command.signal(signal.SIGINT)
+            return command.process.poll() is not None
+
+        wait_until(ended_by_impatience, 50)
+        assert command.wait() == 130, command.said
     assert committed(root) == []
 
 
@@ -92,12 +103,17 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     run += ["--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
 
     with started(*run) as command:
-        await_in(command, lambda: len(committed(root)) >= 20)
+        await_in(command, lambda: len(committed(root)) >= 20 and len(ledger.workers()) == 2)
+        # However slow this machine is: the run is not over before it was looked at.
+        for worker in command.workers():
+            worker.suspend()
         during = status_of(root)
         # A second session on the same output is sent away and leaves the first one alone.
         second, _, refusal = ended(*run)
+        for worker in command.workers():
+            worker.resume()
         command.signal(signal.SIGINT)
-        assert command.wait(DRAIN_S) == 130, command.said
+        assert command.wait() == 130, command.said
         assert f"embq resume {root}" in command.stderr
         assert "Traceback" not in command.stderr + logs(root)
     assert second == 75
@@ -240,13 +256,9 @@ def box(own_server: EmbeddedServer) -> Iterator[Box]:
         yield Box(own_server, stack)
 
 
-def closed(root: Path) -> bool:
-    """Whether the last commit record says that nothing is left."""
-    names = sorted((root / "commits").glob("*.json"))
-    return bool(names) and json.loads(names[-1].read_bytes())["kind"] == "close"
-
-
-def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp: Path, box: Box) -> None:
+def test_resident_services_work_on_several_runs_and_take_late_workers(
+    short_tmp: Path, box: Box, own_client: redis.Redis
+) -> None:
     first, second = short_tmp / "first", short_tmp / "second"
     texts = write_texts(short_tmp / "texts.jsonl", 1600)
     images = write_shards(short_tmp / "shards", 4, 10)
@@ -263,8 +275,13 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
 
     services = [box.start("producer"), box.start("writer"), box.start("worker", "--devices", "cpu")]
     await_in(services[2], lambda: len(committed(first)) >= 10)
-    # A second machine joins, and another model is asked for, while the first run goes on.
+    # A second machine joins, and another model is asked for, while the first run goes on. However slow the start of the
+    # second is, the first leaves it something to do.
+    (early,) = services[2].workers()
+    early.suspend()
     late = box.start("worker", "--devices", "cpu")
+    await_in(late, lambda: "model_loaded" in late.stderr)
+    early.resume()
     await_in(late, lambda: len(_names(read_output(first))) == 2)
     other = json.loads(box.do("enqueue", short_tmp / "shards", "-o", second, "-m", f"stub:{DIM * 2}", "--json"))
     assert other["run"] == run_of(second) != new["run"]
@@ -279,6 +296,7 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
     check_complete(second, images, units=4, dim=DIM * 2)
     assert len(_names(one)) == 2
     # Of a run whose folder cannot be seen the broker tells.
+    await_in(late, lambda: not own_client.exists(f"embq:{{{other['run']}}}:writer"))  # which has let go of the folder
     second.rename(short_tmp / "moved")
     told = {run["run"]: run for run in status_of(environment=box.environment)["runs"]}
     assert told.keys() == {new["run"], other["run"]}
@@ -291,13 +309,13 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(short_tmp:
     for service in (*services, late):
         service.signal(signal.SIGTERM)
     for service in (*services, late):
-        assert service.wait(20) == 0, service.said
+        assert service.wait() == 0, service.said
         assert "Traceback" not in service.stderr
 
 
 def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp: Path, box: Box) -> None:
     root = short_tmp / "out"
-    texts = write_texts(short_tmp / "texts.jsonl", 600)
+    texts = write_texts(short_tmp / "texts.jsonl", 1500)
     model = f"stub:{DIM}?ms_per_sample=8"
     box.do("enqueue", short_tmp / "texts.jsonl", "-o", root, "-m", model, "--unit-size", "10")
     services = [box.start("worker", "--devices", "cpu"), box.start("writer"), box.start("producer")]
@@ -305,17 +323,20 @@ def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp:
     for service in services:
         service.signal(signal.SIGTERM)
     for service in services:
-        assert service.wait(20) == 0, service.said
+        assert service.wait() == 0, service.said
     before = read_output(root)
-    assert len(before.tokens) < 60
-    for verb in ("producer", "writer", "worker"):
+    assert len(before.tokens) < 150
+    for verb in ("producer", "writer"):
         box.start(verb)
-    wait_until(lambda: closed(root), 30)
-    after = check_complete(root, texts, units=60, dim=DIM)
+    worker = box.start("worker", "--devices", "cpu", "--workers-per-device", "4")
+    await_in(worker, lambda: closed(root))
+    after = check_complete(root, texts, units=150, dim=DIM)
     assert after.records[: len(before.records)] == before.records
 
 
-def test_units_are_added_while_a_run_works_and_after_it_was_closed(short_tmp: Path, box: Box) -> None:
+def test_units_are_added_while_a_run_works_and_after_it_was_closed(
+    short_tmp: Path, box: Box, own_client: redis.Redis
+) -> None:
     root, folder = short_tmp / "out", short_tmp / "texts"
     folder.mkdir()
     texts = write_texts(folder / "0.jsonl", 400, name="a")
@@ -323,17 +344,17 @@ def test_units_are_added_while_a_run_works_and_after_it_was_closed(short_tmp: Pa
     enqueue += ["--unit-size", "10", "--json"]
     first = json.loads(box.do(*enqueue))
     services = [box.start("worker", "--devices", "cpu"), box.start("writer"), box.start("producer")]
-    await_in(services[0], lambda: len(committed(root)) >= 5)
+    await_in(services[0], lambda: own_client.exists(f"embq:{{{first['run']}}}:busy"))
     # However slow this machine is: the worker has units in hand while others are added.
     (worker,) = services[0].workers()
     worker.suspend()
     texts |= write_texts(folder / "1.jsonl", 50, name="b")
     added = json.loads(box.do(*enqueue))
-    worker.resume()
     assert not closed(root)
+    worker.resume()
     assert (added["new"], added["added"], added["units"]) == (False, 5, 45)
     assert added["run"] == first["run"]
-    await_in(services[0], lambda: closed(root))
+    await_in(services[0], lambda: closed(root) and len(committed(root)) == 45)
     check_complete(root, texts, units=45, dim=DIM)
 
     # The log is closed and its writer has let go; a further file opens it again.
@@ -342,7 +363,8 @@ def test_units_are_added_while_a_run_works_and_after_it_was_closed(short_tmp: Pa
     await_in(services[0], lambda: json.loads(box.do(*enqueue, "--dry-run"))["devices"] != [])
     told = json.loads(box.do(*enqueue, "--dry-run"))
     assert (told["run"], told["units_there"], told["units"], told["rows"]) == (first["run"], 45, 10, 95)
-    assert 0 < told["devices"][0]["rows_per_s"] < 110, "10 ms for each sample"
+    # 10 ms for each sample; what was in hand when the time began counts as well.
+    assert 0 < told["devices"][0]["rows_per_s"] < 150
     assert json.loads(box.do(*enqueue))["added"] == 10
     assert status_of(root, environment=box.environment)["units"]["total"] == 55
     await_in(services[0], lambda: closed(root) and len(committed(root)) == 55)
@@ -358,7 +380,7 @@ def test_units_are_added_while_a_run_works_and_after_it_was_closed(short_tmp: Pa
     for service in services:
         service.signal(signal.SIGTERM)
     for service in services:
-        assert service.wait(20) == 0, service.said
+        assert service.wait() == 0, service.said
     texts |= write_texts(folder / "3.jsonl", 5, name="e")
     run = ["run", folder / "3.jsonl", "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10", "--unit-size", "10", "-q"]
     succeed(*run, "--devices", "cpu")

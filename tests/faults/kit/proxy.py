@@ -60,6 +60,8 @@ class Proxy:
     Attributes:
         delay_s: how much later everything arrives, in both directions; the throughput is not limited.
         rate: bytes per second from each client; 0 is no limit.
+        quota: bytes that all clients together may still send, where something is to stand still half-way; None is no
+            limit.
         loss: share of requests at which the connection breaks, half of them before and half after the server got them.
             A request is one command, or a pipeline: long ones would never get through otherwise.
         every: the same at each request whose number is a multiple of this, by turns; 0 is never.
@@ -73,6 +75,7 @@ class Proxy:
         self.port = 0
         self.delay_s = 0.0
         self.rate = 0.0
+        self.quota: int | None = None
         self.loss = 0.0
         self.every = 0
         self.commands = 0
@@ -114,6 +117,7 @@ class Proxy:
     def heal(self) -> None:
         """Relay again. Connections that have lost something stay dead, as a stream with a hole in it would be."""
         self._swallow = False
+        self.quota = None
         self.delay_s = self.rate = self.loss = 0.0
         self.every = 0
 
@@ -247,6 +251,13 @@ class Proxy:
             self._drop_reply = self.commands
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        while self.quota is not None and self.quota <= 0:
+            await asyncio.sleep(0.02)
+        if self.quota is not None:
+            data = await reader.read(min(READ_BYTES, self.quota))
+            if self.quota is not None:
+                self.quota -= len(data)
+            return data
         if not self.rate:
             return await reader.read(READ_BYTES)
         data = await reader.read(max(1, int(self.rate / 20)))
