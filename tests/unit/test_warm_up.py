@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from conftest import FakeClock
 
 from core.units import Sample
-from worker.embedders.warm_up import warm_up
+from worker.embedders import warm_up as module
 
 
 class SlowAtFirst:
@@ -19,18 +20,21 @@ class SlowAtFirst:
     batch_size = 8
     fingerprint = "f"
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         self.calls = 0
+        self.clock = clock
 
     def prepare(self, samples: Sequence[Sample]) -> list[Any]:
         return [sample.text for sample in samples]
 
     def embed(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         self.calls += 1
-        if self.calls == 1:
-            time.sleep(0.3)
+        self.clock.now += 30.0 if self.calls == 1 else 0.5
         return {"text": np.zeros((len(batch), 4), dtype=np.float32)}
 
 
-def test_the_time_of_the_first_batch_is_not_what_is_expected_of_later_ones() -> None:
-    assert warm_up(SlowAtFirst(), ("text",)) < 0.15
+def test_the_time_of_the_first_batch_is_not_what_is_expected_of_later_ones(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.time, "monotonic", clock)
+    assert module.warm_up(SlowAtFirst(clock), ("text",)) == 0.5
