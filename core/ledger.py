@@ -331,7 +331,12 @@ class Ledger:
 def load_scripts(client: redis.Redis) -> dict[str, Script]:
     """The scripts of the protocol, for the server that the client leads to."""
     major = int(str(client.info("server")["redis_version"]).split(".")[0])
-    bodies = protocol.SCRIPTS | {"writer_lock": protocol.WRITER_LOCK, "report": protocol.REPORT, "rate": protocol.RATE}
+    bodies = protocol.SCRIPTS | {
+        "writer_lock": protocol.WRITER_LOCK,
+        "report": protocol.REPORT,
+        "rate": protocol.RATE,
+        "swap": protocol.SWAP,
+    }
     return {
         name: Script(("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body)
         for name, body in bodies.items()

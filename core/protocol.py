@@ -10,6 +10,7 @@ embq:runs                 hash    run id -> run record (JSON)                   
 embq:workers              zset    worker name -> ms of its last report, for people      until it is found gone
 embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
+embq:turns                string  virtual times of the models that share workers (JSON) models with work of late
 embq:uploads              hash    upload name -> what is being sent (JSON)              until it is in the folder
 embq:up:{U}:pieces        hash    number -> compressed piece of an upload               64 pieces
 embq:up:{U}:state         hash    taken, end, code, why: what the writer says of it     a day after its end
@@ -58,6 +59,7 @@ other's hints; records, queues and results of another version are not read."""
 RUNS = "embq:runs"
 WORKERS = "embq:workers"
 RATES = "embq:rates"
+TURNS = "embq:turns"
 UPLOADS = "embq:uploads"
 GROUP = "w"
 CONSUMER = "w0"
@@ -494,7 +496,7 @@ SCRIPTS = {
     }.items()
 }
 
-FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "rate", "grow", "control"})
+FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "rate", "swap", "grow", "control"})
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
 
 # report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key
@@ -511,6 +513,14 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) 
   redis.call('HDEL', KEYS[1], redis.call('HRANDFIELD', KEYS[1]))
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+
+# swap(old, new) -> 1 where the key held `old` ('': nothing), or holds `new` already; 0 where somebody was faster
+SWAP = """
+local there = redis.call('GET', KEYS[1]) or ''
+if there ~= ARGV[1] and there ~= ARGV[2] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
 return 1
 """
 

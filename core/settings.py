@@ -24,6 +24,7 @@ class Settings:
             that one lost beat frees nothing.
         beat_s: seconds between heartbeats.
         stall_s: seconds that one step of a worker may take without advancing; after that its process is replaced.
+        slice_s: seconds that a worker serves one model before another one that has work may have its turn.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
@@ -34,6 +35,7 @@ class Settings:
     lease_s: float = 20.0
     beat_s: float = 5.0
     stall_s: float = 45.0
+    slice_s: float = 60.0
     roots: tuple[str, ...] = ()
     cuda_visible: str | None = None
     omp_threads: str = ""
@@ -56,6 +58,7 @@ class Settings:
             lease_s=_seconds("EMBQ_LEASE_S", cls_default(cls, "lease_s")),
             beat_s=_seconds("EMBQ_BEAT_S", cls_default(cls, "beat_s")),
             stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
+            slice_s=_seconds("EMBQ_SLICE_S", cls_default(cls, "slice_s")),
             roots=tuple(part for part in _ROOTS.split(os.environ.get("EMBQ_ROOTS", "")) if part),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),

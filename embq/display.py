@@ -23,6 +23,7 @@ LIMITS = {
     "read": "reading the input: the device waits for it (more --prefetch, or nearer storage)",
     "publish": "handing results over",
     "writer": "the writer: results wait for it (disk speed?)",
+    "turn": "its turn: the workers serve",
     "queue": "nothing: the workers wait for units",
     "mixed": "no single stage",
     "": "not known yet",
@@ -85,7 +86,7 @@ def panel(progress: Progress) -> Group:
         f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
     )
     if progress.state != "done":
-        facts.add_row("limit", LIMITS.get(progress.limit, progress.limit))
+        facts.add_row("limit", " ".join([LIMITS.get(progress.limit, progress.limit), " and ".join(progress.waits_for)]))
     oldest = max(progress.workers, key=lambda worker: float(worker.get("age_s") or 0), default=None)
     if oldest is not None and oldest.get("unit"):
         age = duration(oldest["age_s"])

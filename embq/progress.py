@@ -33,6 +33,7 @@ class Progress:
         embedding_per_s: what the workers report for the last 20 seconds, together.
         eta_s: remaining rows at `embedding_per_s`, or None where that is not known.
         limit: the stage that bounds the speed.
+        waits_for: the models that are served now, where the run's own has to wait for its turn.
         workers: what each worker says of itself.
         timing: load_s, embed_s, wall_s.
     """
@@ -56,6 +57,7 @@ class Progress:
     embedding_per_s: float
     eta_s: float | None
     limit: str
+    waits_for: list[str] = field(default_factory=list)
     workers: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
@@ -83,6 +85,7 @@ class Progress:
             "rows_per_s": self.rows_per_s,
             "eta_s": self.eta_s,
             "limit": self.limit,
+            "waits_for": self.waits_for,
             "workers": [
                 {name: worker.get(name) for name in ("name", "device", "rows_per_s", "unit", "stage", "age_s")}
                 for worker in self.workers
@@ -130,7 +133,7 @@ class Watch:
             meta, asked = ledger.meta(), ledger.asked()
             received = int(self.client.hlen(ledger.keys[RUN_PARTS.index("pub")]))
             in_flight = int(self.client.hlen(ledger.keys[RUN_PARTS.index("owner")]))
-            workers = [w for w in live_workers(self.client) if w.get("model") == self.info.model.spec]
+            workers = live_workers(self.client)
         # The broker is ahead of the folder until the writer has noted what was asked for.
         control = load_control(Layout(self.root)).with_wishes(meta | asked)
         total, exact = _rows_total(self.info, log)
@@ -179,7 +182,7 @@ class BrokerWatch:
             _Counts(rows, failures, done, quarantined, received, in_flight, units),
             (rows + failures, True) if closed else (round((rows + failures) / done * units) if done else None, False),
             Control().with_wishes(meta | asked),
-            [w for w in live_workers(self.client) if w.get("model") == self.record.model.spec],
+            live_workers(self.client),
             meta,
             closed=closed,
         )
@@ -210,7 +213,14 @@ def _progress(
     closed: bool,
     timing: dict[str, float] | None = None,
 ) -> Progress:
-    """What follows from the counts; `timing` where it is recorded, else it is taken from the broker's `meta`."""
+    """What follows from the counts; `timing` where it is recorded, else it is taken from the broker's `meta`.
+
+    Args:
+        workers: all that are heard of, also those that serve other models.
+    """
+    queued = max(0, counts.units - counts.committed - counts.received - counts.in_flight)
+    workers, others = _by_model(workers, model)
+    waits_for = others if queued and control.state == "running" and not workers else []
     total, exact = rows_total
     rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
     left = max(0, total - counts.rows - counts.failures) if total is not None else None
@@ -220,7 +230,7 @@ def _progress(
         run=run,
         output=output,
         model=model,
-        state=_state(control, closed=closed, at_work=bool(workers)),
+        state=_state(control, closed=closed, at_work=bool(workers or waits_for)),
         priority=control.priority,
         rows=counts.rows,
         rows_total=total,
@@ -230,15 +240,22 @@ def _progress(
         done=counts.committed - counts.quarantined,
         received=counts.received,
         in_flight=counts.in_flight,
-        queued=max(0, counts.units - counts.committed - counts.received - counts.in_flight),
+        queued=queued,
         quarantined=counts.quarantined,
         rows_per_s=rows_per_s,
         embedding_per_s=rate,
         eta_s=round(left / rate, 1) if left and rate else 0.0 if closed else None,
-        limit="" if closed else bottleneck(workers),
+        limit="turn" if waits_for else "" if closed else bottleneck(workers),
+        waits_for=waits_for,
         workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
         timing={name: value for name, value in timing.items() if name != "rows_per_s"},
     )
+
+
+def _by_model(workers: list[dict[str, Any]], model: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The workers that serve a model, and the models of the others that will serve it when it is its turn."""
+    others = {str(w.get("model")) for w in workers if w.get("model") != model and not w.get("serves")}
+    return [w for w in workers if w.get("model") == model], sorted(others)
 
 
 def _state(control: Control, *, closed: bool, at_work: bool) -> str:

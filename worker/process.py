@@ -1,4 +1,4 @@
-"""One worker process: one device, one loaded model, until there is nothing to do or something breaks.
+"""One worker process: one device, one loaded model at a time, until there is nothing to do or something breaks.
 
 Started by the supervisor (`worker.daemon`), which tells it by arguments what to do and by environment where the
 broker is.
@@ -11,24 +11,20 @@ import faulthandler
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
 
 import redis
 
 from core.broker import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
-from core.ledger import Ledger, load_scripts
 from core.log import Events, configure
-from core.models import ModelConfig
-from core.registry import registered
 from core.settings import Settings
 from core.stopping import StopFlag
+from worker.embedders.hardware import free_memory
 from worker.embedders.registry import load
 from worker.embedders.warm_up import warm_up
 from worker.progress import ProgressBoard
+from worker.scheduler import Scheduler, Turn
 from worker.serving import ModelService, Options, Report
-
-MODEL_POLL_S = 0.3
 
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
@@ -37,11 +33,13 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     log = Events("worker")
     report = Report(options.report_fd)
     board = ProgressBoard(options.progress_fd)
-    refused: set[ModelConfig] = set()
+    scheduler = Scheduler(client, run=options.run, slice_s=settings.slice_s)
+    turn: Turn | None = None
     while not stopped():
-        model = _wait_for_model(client, options.run, stopped, refused)
-        if model is None:
+        turn = turn or scheduler.wait(stopped)
+        if turn is None:
             return
+        model = turn.model
         began = time.monotonic()
         board.reset()
         try:
@@ -50,7 +48,8 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
             if options.run:
                 raise
             # What one user misspelt must not end the workers of all the others.
-            refused.add(model)
+            scheduler.refuse(turn)
+            turn = None
             log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
             continue
         if options.batch_size:
@@ -59,29 +58,11 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.ready()
-        ModelService(options, settings, stopped, model, embedder, board, load_s=load_s).serve()
+        turn = ModelService(options, settings, stopped, scheduler, turn, embedder, board, load_s=load_s).serve()
+        if turn is not None:
+            log.info("turn_ended", model=model.spec, next=turn.model.spec)
         del embedder  # before the next model is loaded: a device may hold only one
-
-
-def _wait_for_model(
-    client: redis.Redis, run: str, stopped: Callable[[], bool], refused: Collection[ModelConfig]
-) -> ModelConfig | None:
-    """The model of a run that has work; None when stopped, or when the only run asked for is over.
-
-    Args:
-        refused: models that cannot be loaded here.
-    """
-    scripts = load_scripts(client)
-    while not stopped():
-        for record in registered(client).values():
-            if run in ("", record.run) and record.model not in refused:
-                state = Ledger(client, record.run, scripts=scripts).meta().get("state")
-                if state == "running":
-                    return record.model
-                if run and state == "done":
-                    return None
-        time.sleep(MODEL_POLL_S)
-    return None
+        free_memory()
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,8 @@ import redis
 from core import hints
 from core.broker import ANSWER_S, RESULT_S, connect
 from core.errors import OutputError
-from core.ledger import Ledger, load_scripts
-from core.models import ModelConfig
-from core.registry import Rate, registered, report_rate
+from core.ledger import load_scripts
+from core.registry import Rate, report_rate
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embed import EmbedStage
@@ -28,6 +28,7 @@ from worker.progress import ProgressBoard
 from worker.publish import PublishStage
 from worker.read import ReadStage
 from worker.rq_worker import HintWorker
+from worker.scheduler import Scheduler, Turn
 from worker.stats import Stats
 from worker.work import Leases
 
@@ -84,14 +85,19 @@ class Report:
 
 
 class ModelService:
-    """Serves every run that uses one loaded model."""
+    """Serves every run that uses one loaded model.
+
+    Args:
+        turn: the right to do so; what is spent of it is told to the scheduler.
+    """
 
     def __init__(
         self,
         options: Options,
         settings: Settings,
         stopped: StopFlag,
-        model: ModelConfig,
+        scheduler: Scheduler,
+        turn: Turn,
         embedder: Embedder,
         board: ProgressBoard,
         *,
@@ -100,7 +106,9 @@ class ModelService:
         self.options = options
         self.settings = settings
         self.stopped = stopped
-        self.model = model
+        self.scheduler = scheduler
+        self.turn = turn
+        self.model = turn.model
         self.embedder = embedder
         self.board = board
         self.load_s = load_s
@@ -115,15 +123,20 @@ class ModelService:
             self.pipeline,
             self.leases,
             name=options.name,
-            model=model,
+            model=self.model,
             fingerprint=embedder.fingerprint,
             lease_s=settings.lease_s,
             stopped=self._over,
         )
         self._no_work_left = False
+        self._next: Turn | None = None
+        self._began = self._slice_ends = 0.0
 
-    def serve(self) -> None:
-        """Work until stopped, or until another model is wanted instead. Raises what broke a stage."""
+    def serve(self) -> Turn | None:
+        """Work until stopped, until no run needs the model, or until it is another one's turn, which is given then.
+
+        Raises what broke a stage.
+        """
         client = self._connect()
         worker = HintWorker(
             hints.hint_queue(client, self.model.queue_key),
@@ -137,9 +150,11 @@ class ModelService:
         self.pipeline.start()
         try:
             with self.board.pulse():
+                self._began = time.monotonic()
+                self._slice_ends = self._began + self.settings.slice_s
                 worker.work(logging_level="WARNING")
                 if self.pipeline.error is None:
-                    self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
+                    self._drain()
                 if self.pipeline.error is None or isinstance(self.pipeline.error, OutputError):
                     # Where results cannot be stored, no unit is to blame.
                     self.pipeline.release_all()
@@ -150,12 +165,36 @@ class ModelService:
         for error in (worker.failed, self.pipeline.error, self.heartbeat.failed):
             if error is not None:
                 raise error
+        if not self.stopped():
+            self.scheduler.end(self.turn, spent_s=time.monotonic() - self._began)
+        return self._next
+
+    def _drain(self) -> None:
+        if self._next is None:
+            self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
+        else:
+            # A unit may take longer than a slice and `drain_s` together: cut off each time, it would never be done.
+            self.pipeline.drain(float("inf"), at_once=lambda: self.stopped.longer_than(self.options.drain_s))
 
     def _over(self) -> bool:
-        return bool(self.stopped() or self._no_work_left or self.pipeline.error or self.heartbeat.failed)
+        if self.stopped() or self._no_work_left or self._next or self.pipeline.error or self.heartbeat.failed:
+            return True
+        if time.monotonic() >= self._slice_ends:
+            self._look_for_another(idle=False)
+        return self._next is not None
 
     def _idle(self) -> None:
-        self._no_work_left = not self.leases.snapshot() and not _has_work(self.client, self.options.run, self.model)
+        if self.leases.snapshot():
+            return
+        self._no_work_left = not self.scheduler.wanted(self.model)
+        if not self._no_work_left:
+            self._look_for_another(idle=True)
+
+    def _look_for_another(self, *, idle: bool) -> None:
+        now = time.monotonic()
+        self._next = self.scheduler.another(self.turn, spent_s=now - self._began, idle=idle)
+        if not idle:
+            self._slice_ends = now + self.settings.slice_s
 
     def _connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
         return connect(
@@ -214,15 +253,5 @@ class ModelService:
             "model": self.model.spec,
             "version": self.options.version,
             "load_s": round(self.load_s, 2),
+            "serves": self.options.run,
         }
-
-
-def _has_work(client: redis.Redis, run: str, model: ModelConfig) -> bool:
-    """Whether any run that we may serve still needs the loaded model."""
-    scripts = load_scripts(client)
-    return any(
-        record.model == model
-        and run in ("", record.run)
-        and Ledger(client, record.run, scripts=scripts).meta().get("state", "") not in ("done", "")
-        for record in registered(client).values()
-    )

@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
 from e2e.check import check_complete, read_output
-from e2e.session import Command, await_in, closed, committed, ended, run_of, started, succeed, write_texts
+from e2e.services import DIM, MODEL, SAMPLES, Services, finished, hints_waiting
+from e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
 
 from core.embedded import EmbeddedServer
-from core.models import ModelConfig
-from core.protocol import queue_name as hint_queue_name
 from embq import cli
-
-DIM = 4
-SAMPLES = 5
-"""Of one unit."""
-MODEL = f"stub:{DIM}?ms_per_sample=8"
-
-
-class Services:
-    """A producer, a writer and two worker processes, which know of runs only what the broker tells them."""
-
-    def __init__(self, stack: ExitStack, server: EmbeddedServer) -> None:
-        self.stack = stack
-        self.environment = {"EMBQ_BROKER_URL": server.url, "EMBQ_LEASE_S": "4", "EMBQ_BEAT_S": "0.5"}
-        self.services = {verb: self._start(verb) for verb in ("writer", "producer", "worker")}
-
-    def _start(self, verb: str) -> Command:
-        arguments = ["--devices", "cpu", "--workers-per-device", "2"] if verb == "worker" else []
-        return self.stack.enter_context(started(verb, *arguments, environment=self.environment))
-
-    def replace(self, verb: str) -> None:
-        """SIGKILL for a service and all below it, and another one in its place."""
-        self.services[verb].kill_all()
-        self.services[verb] = self._start(verb)
-
-    def call(self, *arguments: str | Path, status: int = 0) -> str:
-        """A command in this process, so that it is at work before a short run is over; gives its stdout."""
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as said:
-            patch.setenv("EMBQ_BROKER_URL", self.environment["EMBQ_BROKER_URL"])
-            patch.setattr("embq.asking.CONFIRM_S", 60.0)  # a writer on a busy machine may need longer than a user waits
-            assert cli.run([str(argument) for argument in arguments]) == status
-        return said.getvalue()
-
-    def until(self, predicate: Callable[[], object]) -> None:
-        await_in(self.services["worker"], predicate)
-
-    def enqueue(self, root: Path, units: int, *options: str, model: str = MODEL) -> dict[str, bytes]:
-        texts = root.with_suffix(".jsonl")
-        expected = write_texts(texts, units * SAMPLES, name=root.name)
-        self.call("enqueue", texts, "-o", root, "-m", model, "--unit-size", str(SAMPLES), *options)
-        return expected
-
-    def status(self, run: str | Path) -> dict[str, object]:
-        shape: dict[str, object] = json.loads(self.call("status", run, "--json"))
-        return shape
 
 
 @pytest.fixture
@@ -79,7 +33,7 @@ def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
     services.enqueue(large, 10_000, model=model)
     services.until(lambda: finished(own_client, large) >= 100)
     expected = write_texts(texts, 50 * SAMPLES)
-    services.until(lambda: own_client.llen("rq:queue:" + queue_name(model)) > 20)  # what could be in the way
+    services.until(lambda: hints_waiting(own_client, model) > 20)  # what could be in the way
     command = ["enqueue", texts, "-o", small, "-m", model, "--unit-size", str(SAMPLES)]
     with started(*command, environment=services.environment) as enqueue:
         # From here on only the feeder and the workers decide; when the writer opens a run depends on the disk as well.
@@ -94,16 +48,6 @@ def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
     check_complete(small, expected, units=50, dim=DIM)
     services.call("cancel", large)
     services.until(lambda: own_client.keys("rq:job:*") == [])
-
-
-def queue_name(model: str) -> str:
-    return hint_queue_name(ModelConfig(spec=model, modalities=("text",), precision="fp32").queue_key)
-
-
-def finished(client: redis.Redis, root: Path) -> int:
-    """Units that are published or committed."""
-    key = f"embq:{{{run_of(root)}}}"
-    return int(client.hlen(f"{key}:pub")) + int(client.bitcount(f"{key}:done"))
 
 
 def test_a_paused_run_rests_through_everything_until_it_is_resumed(

@@ -143,6 +143,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
     assert told["EMBQ_LEASE_S"] == f"{settings.lease_s:g}"
     assert told["EMBQ_BEAT_S"] == f"{settings.beat_s:g}"
     assert told["EMBQ_STALL_S"] == f"{settings.stall_s:g}"
+    assert told["EMBQ_SLICE_S"] == f"{settings.slice_s:g}"
 
 
 def events() -> Iterator[str]:

@@ -34,14 +34,21 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("EMBQ_LEASE_S", "2.5")
     monkeypatch.setenv("EMBQ_BEAT_S", "0.5")
     monkeypatch.setenv("EMBQ_STALL_S", "7")
+    monkeypatch.setenv("EMBQ_SLICE_S", "9")
     monkeypatch.setenv("EMBQ_ROOTS", f"/a{os.pathsep}/b{os.pathsep}")
     assert Settings.from_environment() == Settings(
-        broker_url="redis://h:1", broker_password="se cret", lease_s=2.5, beat_s=0.5, stall_s=7.0, roots=("/a", "/b")
+        broker_url="redis://h:1",
+        broker_password="se cret",
+        lease_s=2.5,
+        beat_s=0.5,
+        stall_s=7.0,
+        slice_s=9.0,
+        roots=("/a", "/b"),
     )
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "nan", "inf"])
-@pytest.mark.parametrize("name", ["EMBQ_LEASE_S", "EMBQ_BEAT_S", "EMBQ_STALL_S"])
+@pytest.mark.parametrize("name", ["EMBQ_LEASE_S", "EMBQ_BEAT_S", "EMBQ_STALL_S", "EMBQ_SLICE_S"])
 def test_a_number_of_seconds_that_is_none_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:

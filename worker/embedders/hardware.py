@@ -1,10 +1,12 @@
-"""What a device is called by its maker, so that measured speeds can be told apart."""
+"""What a device is called by its maker, so that measured speeds can be told apart; and giving its memory back."""
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 
@@ -26,3 +28,15 @@ def device_name(device: str) -> str:
     except OSError:
         model = None
     return f"{model.group(1).strip() if model else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def free_memory() -> None:
+    """Give back what a model held that nobody uses any more, to the device as well.
+
+    Its pipeline refers to itself in circles, so it is there until it is collected; and torch keeps freed device memory,
+    which the other processes on the device could not use.
+    """
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,197 @@
+"""Which model a worker serves next: what has a claim, what is booked, and what workers know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import RunCase, make_case
+
+from core.models import ModelConfig
+from core.protocol import TURNS
+from worker.scheduler import Scheduler, Turn
+from worker.turns import Turns
+
+SLICE_S = 60.0
+
+Make = Callable[..., RunCase]
+
+
+@pytest.fixture
+def make(own_client: redis.Redis, tmp_path: Path) -> Make:
+    """Makes runs, each with a model of its own, whose hints wait in the queue."""
+
+    def one(name: str, *, priority: int = 10, hints: bool = True) -> RunCase:
+        run = make_case(own_client, tmp_path / name)
+        run.build()
+        run.ledger.ask({"priority": str(priority)})
+        if hints:
+            run.feeder().tick()
+        return run
+
+    return one
+
+
+def scheduler(client: redis.Redis, run: str = "") -> Scheduler:
+    return Scheduler(client, run=run, slice_s=SLICE_S)
+
+
+def first(chooser: Scheduler) -> Turn | None:
+    """The turn of a process that looks once."""
+    looks = iter([False, True])
+    return chooser.wait(lambda: next(looks))
+
+
+def at_the_end(chooser: Scheduler, turn: Turn, *, spent_s: float = SLICE_S, idle: bool = False) -> ModelConfig | None:
+    other = chooser.another(turn, spent_s=spent_s, idle=idle)
+    return other.model if other else None
+
+
+def booked(client: redis.Redis, run: RunCase) -> float:
+    """Device seconds by weight that stand for the model of a run."""
+    return Turns.from_json(client.get(TURNS)).start(run.record.model.queue_key)
+
+
+def test_without_contention_nobody_ever_changes(own_client: redis.Redis, make: Make) -> None:
+    chooser = scheduler(own_client)
+    run = make("a")
+    turn = first(chooser)
+    assert turn is not None
+    assert turn.model == run.record.model
+    for slices in range(1, 5):
+        assert at_the_end(chooser, turn, spent_s=slices * SLICE_S) is None
+    assert booked(own_client, run) == pytest.approx(5 * SLICE_S / 10)
+
+
+def test_at_the_end_of_a_slice_another_model_has_its_turn(own_client: redis.Redis, make: Make) -> None:
+    chooser = scheduler(own_client)
+    make("a")
+    turn = first(chooser)
+    assert turn is not None
+    other = make("b")
+    assert at_the_end(chooser, turn) == other.record.model
+
+
+@pytest.mark.parametrize("state", ["paused", "cancelled"])
+def test_the_model_of_a_run_that_rests_has_no_claim(own_client: redis.Redis, make: Make, state: str) -> None:
+    chooser = scheduler(own_client)
+    mine, other = make("a"), make("b")
+    other.ledger.ask({"state": state})
+    turn = first(chooser)
+    assert turn is not None
+    assert turn.model == mine.record.model
+    assert at_the_end(chooser, turn) is None
+    mine.ledger.ask({"state": state})
+    other.ledger.ask({"state": "running"})
+    other.feeder().tick()
+    assert chooser.wanted(mine.record.model), "without contention it stays loaded"
+    assert at_the_end(chooser, turn, idle=True) == other.record.model
+
+
+def test_a_model_without_hints_has_no_claim(own_client: redis.Redis, make: Make) -> None:
+    """There is no producer, or it cannot read the manifest: a worker that changed for it would stand idle."""
+    chooser = scheduler(own_client)
+    mine = make("a")
+    turn = first(chooser)
+    assert turn is not None
+    make("b", hints=False)
+    assert at_the_end(chooser, turn) is None
+    mine.queue.empty()
+    assert at_the_end(chooser, turn, idle=True) is None
+
+
+def test_a_model_whose_units_are_all_held_has_no_claim(own_client: redis.Redis, make: Make) -> None:
+    chooser = scheduler(own_client)
+    make("a")
+    turn = first(chooser)
+    assert turn is not None
+    other = make("b")
+    for u in range(8):
+        other.claim(u)
+    assert other.queue.count == 8, "hints that are of no use any more"
+    assert at_the_end(chooser, turn) is None
+
+
+def test_a_worker_without_work_changes_at_once_and_only_then(own_client: redis.Redis, make: Make) -> None:
+    chooser = scheduler(own_client)
+    mine = make("a")
+    turn = first(chooser)
+    assert turn is not None
+    other = make("b")
+    assert at_the_end(chooser, turn, spent_s=1.0, idle=True) is None
+    mine.queue.empty()
+    assert at_the_end(chooser, turn, spent_s=1.0, idle=True) == other.record.model
+    chooser.end(turn, spent_s=2.0)
+    assert booked(own_client, mine) == pytest.approx(2.0 / 10)
+
+
+def test_a_model_weighs_what_its_runs_weigh_together(own_client: redis.Redis, make: Make, tmp_path: Path) -> None:
+    chooser = scheduler(own_client)
+    run = make("a", priority=30)
+    again = make_case(own_client, tmp_path / "again")
+    again.record = type(again.record)(
+        run=again.record.run, output=again.record.output, model=run.record.model, dtype="float16", units=8
+    )
+    again.build()
+    again.ledger.ask({"priority": "15"})
+    turn = first(chooser)
+    assert turn is not None
+    assert turn.weight == 45
+
+
+def test_a_model_that_cannot_be_loaded_here_is_left_to_others_and_costs_it_nothing(
+    own_client: redis.Redis, make: Make
+) -> None:
+    chooser = scheduler(own_client)
+    run = make("a")
+    turn = first(chooser)
+    assert turn is not None
+    chooser.refuse(turn)
+    assert booked(own_client, run) == 0.0
+    assert first(chooser) is None
+    assert first(scheduler(own_client)) is not None
+
+
+def test_a_worker_of_one_run_takes_no_part(own_client: redis.Redis, make: Make) -> None:
+    mine = make("a")
+    make("b")
+    chooser = scheduler(own_client, run=mine.record.run)
+    turn = first(chooser)
+    assert turn is not None
+    assert turn.model == mine.record.model
+    assert at_the_end(chooser, turn, spent_s=100 * SLICE_S) is None
+    chooser.end(turn, spent_s=100 * SLICE_S)
+    assert own_client.get(TURNS) is None
+    own_client.hset(mine.key("meta"), "state", "done")
+    assert chooser.wait(lambda: False) is None
+
+
+def test_workers_that_book_at_the_same_time_lose_nothing(
+    own_client: redis.Redis, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker books between our look and our answer."""
+    runs = [make("a"), make("b")]
+    ours, theirs = scheduler(own_client), scheduler(own_client)
+    real, once = Turns.begin, [True]
+
+    def begin(self: Turns, *given: object, **named: object) -> Turns:
+        if once and once.pop():
+            assert first(theirs) is not None
+        return real(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Turns, "begin", begin)
+    assert first(ours) is not None
+    assert [booked(own_client, run) for run in runs] == [SLICE_S / 10, SLICE_S / 10]
+
+
+def test_the_virtual_times_may_be_lost(own_client: redis.Redis, make: Make) -> None:
+    chooser = scheduler(own_client)
+    make("a")
+    turn = first(chooser)
+    assert turn is not None
+    own_client.set(TURNS, "nonsense")
+    assert at_the_end(chooser, turn) is None
+    own_client.delete(TURNS)
+    chooser.end(turn, spent_s=2 * SLICE_S)

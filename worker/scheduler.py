@@ -1,0 +1,177 @@
+"""Which model a worker process serves, and for how long: looks for work, and takes turns with the other models."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import redis
+
+from core import hints
+from core.control import PRIORITY
+from core.ledger import load_scripts
+from core.models import ModelConfig
+from core.protocol import TURNS, run_key
+from core.registry import registered
+from worker.turns import Turns
+
+POLL_S = 0.3
+
+
+@dataclass(slots=True)
+class Turn:
+    """The right to serve a model for a while.
+
+    Attributes:
+        weight: of the runs that had work for the model when the turn began.
+        booked_s: device seconds that stand in the virtual times for it.
+    """
+
+    model: ModelConfig
+    weight: int
+    booked_s: float
+
+
+@dataclass(slots=True)
+class _Look:
+    """What the broker says of the runs that may be served.
+
+    Attributes:
+        done: the runs that are over.
+        unfinished: models of runs that are not over, also of those that are paused or cancelled.
+        running: models of running runs -> weight of these.
+        waiting: the same, only of runs with units that no worker holds, and only of models for which hints are there.
+    """
+
+    done: set[str] = field(default_factory=set)
+    unfinished: set[ModelConfig] = field(default_factory=set)
+    running: dict[ModelConfig, int] = field(default_factory=lambda: defaultdict(int))
+    waiting: dict[ModelConfig, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class Scheduler:
+    """Decides what one worker process serves. The virtual times are in the broker, shared by all workers.
+
+    Args:
+        client: a patient client.
+        run: serve only this run, which shares the process with no other; "" serves all.
+        slice_s: how long a model is served before another one may have its turn.
+    """
+
+    def __init__(self, client: redis.Redis, *, run: str, slice_s: float) -> None:
+        self.client = client
+        self.run = run
+        self.slice_s = slice_s
+        self._scripts = load_scripts(client)
+        self._refused: set[ModelConfig] = set()
+
+    def wait(self, stopped: Callable[[], bool]) -> Turn | None:
+        """The first turn of a process that has no model loaded; None when stopped, or when the only run is over."""
+        while not stopped():
+            look = self._look()
+            if self.run in look.done:
+                return None
+            # Without hints yet, a model may be loaded already while the producer is at it.
+            if turn := self._choose(look.waiting or look.running):
+                return turn
+            time.sleep(POLL_S)
+        return None
+
+    def another(self, turn: Turn, *, spent_s: float, idle: bool) -> Turn | None:
+        """At the end of a slice: the turn of another model, for which the process must change; None where it stays.
+
+        Where it stays, its own turn goes on for another slice.
+
+        Args:
+            spent_s: device seconds since the turn began.
+            idle: the process has had nothing to do for a while. It changes only where its own model has no work.
+        """
+        if self.run:
+            return None
+        waiting = self._look().waiting
+        if not waiting or (idle and turn.model in waiting):
+            return None
+        return self._choose(waiting, turn, spent_s)
+
+    def end(self, turn: Turn, *, spent_s: float) -> None:
+        """Let go of a turn in which `spent_s` device seconds were spent."""
+        if not self.run:
+            self._swap(lambda turns: (_settled(turns, turn, spent_s), None))
+
+    def refuse(self, turn: Turn) -> None:
+        """Never give the turn's model to this process again: it cannot be loaded here. What was booked is given back.
+
+        It may well be loaded elsewhere, and its share there is no smaller because of us.
+        """
+        self._refused.add(turn.model)
+        self.end(turn, spent_s=0.0)
+
+    def wanted(self, model: ModelConfig) -> bool:
+        """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed."""
+        return model in self._look().unfinished
+
+    def _choose(self, weights: dict[ModelConfig, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
+        """Book the next slice; None where it is one of `own`, or where there is nothing to choose from."""
+        models = {model.queue_key: model for model in weights}
+        by_key = {key: weights[model] for key, model in models.items()}
+        if self.run:
+            return next((Turn(model, weights[model], 0.0) for model in models.values()), None)
+
+        def change(turns: Turns) -> tuple[Turns, str]:
+            if own is not None:
+                turns = _settled(turns, own, spent_s)
+            key = turns.next(by_key, own=own.model.queue_key if own is not None else "", slice_s=self.slice_s)
+            return (turns.begin(key, by_key, slice_s=self.slice_s) if key else turns), key
+
+        key = self._swap(change)
+        if own is not None:
+            own.booked_s = spent_s
+            if key == own.model.queue_key:
+                own.weight, own.booked_s = weights[own.model], spent_s + self.slice_s
+                return None
+        return Turn(models[key], weights[models[key]], self.slice_s) if key else None
+
+    def _swap(self, change: Callable[[Turns], tuple[Turns, Any]]) -> Any:
+        """Change the virtual times as if nobody else did so at the same moment; gives the second that `change` gave."""
+        while True:
+            there = cast("bytes | None", self.client.get(TURNS)) or b""
+            turns, result = change(Turns.from_json(there))
+            if self._scripts["swap"](
+                keys=[TURNS], args=[there, turns.to_json(secrets.token_hex(4))], client=self.client
+            ):
+                return result
+
+    def _look(self) -> _Look:
+        records = [record for record in registered(self.client).values() if self.run in ("", record.run)]
+        keys = list({record.model.queue_key for record in records})
+        with self.client.pipeline(transaction=False) as pipe:
+            for record in records:
+                pipe.hmget(run_key(record.run, "meta"), ["state", "priority", "cursor", "total"])
+                pipe.zcard(run_key(record.run, "hinted"))
+            for key in keys:
+                pipe.llen(hints.hint_queue(self.client, key).key)
+            said = pipe.execute()
+        hinted = dict(zip(keys, said[2 * len(records) :], strict=True))
+        look = _Look()
+        for record, (state, priority, cursor, total), waiting in zip(
+            records, said[0 : 2 * len(records) : 2], said[1 : 2 * len(records) : 2], strict=True
+        ):
+            if state == b"done":
+                look.done.add(record.run)
+            elif state:
+                look.unfinished.add(record.model)
+            if state != b"running" or record.model in self._refused:
+                continue
+            weight = int(priority or PRIORITY)
+            look.running[record.model] += weight
+            if hinted[record.model.queue_key] and (waiting or int(cursor or 0) < int(total or 0)):
+                look.waiting[record.model] += weight
+        return look
+
+
+def _settled(turns: Turns, turn: Turn, spent_s: float) -> Turns:
+    return turns.correct(turn.model.queue_key, weight=turn.weight, seconds=spent_s - turn.booked_s)
