@@ -32,6 +32,9 @@ VERBS = {
 }
 """Every verb with its one line of help, so that the list needs no verb's imports."""
 
+FOREIGN_VERBS = {"inference": ["run"]}
+"""What clip-retrieval calls it."""
+
 
 class Verbs(click.Group):
     """Loads the module of a verb only when the verb is called."""
@@ -53,7 +56,7 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with a suggestion for a verb that was misspelt."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            near = FOREIGN_VERBS.get(args[0]) or difflib.get_close_matches(args[0], VERBS, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise click.UsageError(f"there is no verb {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -83,6 +83,7 @@ def run_options(function: F) -> F:
                 type=click.IntRange(min=1),
                 default=1_000_000,
                 show_default=True,
+                metavar="N",
                 help="Most rows of one part.",
             ),
             click.option(
@@ -90,29 +91,22 @@ def run_options(function: F) -> F:
                 type=click.IntRange(min=1, max=100_000),
                 default=1000,
                 show_default=True,
+                metavar="N",
                 help="Samples per unit where the input is not sharded.",
             ),
             click.option(
                 "--input-format",
-                "--input_format",
-                "input_format",
                 type=click.Choice(sorted(INPUT_FORMATS)),
                 help="What the inputs are.  [what their names say]",
             ),
             click.option(
                 "--image-key",
-                "--wds-image-key",
-                "--wds_image_key",
-                "image_key",
                 default="",
                 metavar="LIST",
-                help="Extensions of images in shards, the best first: jpg;png.  [all that are known]",
+                help="Extensions of images in shards, the best first: 'jpg;png'.  [all that are known]",
             ),
             click.option(
                 "--caption-key",
-                "--wds-caption-key",
-                "--wds_caption_key",
-                "caption_key",
                 default="",
                 metavar="LIST",
                 help="Extensions of captions in shards.  [txt]",
@@ -126,13 +120,13 @@ def run_options(function: F) -> F:
                 "--metadata-columns",
                 default="",
                 metavar="LIST",
-                help="Columns kept as metadata.  [.jsonl and .csv: all others]",
+                help="Columns kept as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
             ),
             click.option(
                 "--include",
                 multiple=True,
                 metavar="PATTERN",
-                help="Take only files whose path, or its end behind a slash, matches; repeatable.",
+                help="Take only files whose path, or its end after a slash, matches; repeatable.",
             ),
             click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out such files; repeatable."),
             click.option(
@@ -140,15 +134,14 @@ def run_options(function: F) -> F:
                 type=click.FloatRange(min=0, max=1, min_open=True),
                 default=1.0,
                 metavar="FRACTION",
-                help="Take this part: of the images of a folder, else of the units. The same again takes the same.",
+                help="Take this part of the images of a folder, else of the units; always the same ones.",
             ),
             click.option(
                 "--limit",
                 type=click.IntRange(min=0),
                 default=0,
                 metavar="N",
-                help="Take the first N images of folders, the first units of texts until they hold N (units stay "
-                "whole: see --unit-size), the first N shards, whose samples nobody has counted.",
+                help="Take N images of a folder, units of texts until they hold N, or N shards, from the first one on.",
             ),
         )
     ):
@@ -164,6 +157,7 @@ def priority_option(function: F) -> F:
         "--priority",
         type=click.IntRange(LEAST_PRIORITY, MOST_PRIORITY),
         default=None,
+        metavar="N",
         help=f"Weight among runs that share the devices: 20 gets twice as much done as 10.  [{PRIORITY}, or as it was]",
     )(function)
 
@@ -183,22 +177,29 @@ def worker_options(function: F) -> F:
                 "--workers-per-device",
                 type=click.IntRange(min=1, max=64),
                 default=1,
+                metavar="N",
                 show_default=True,
                 help="Processes on each device, each with a model of its own.",
             ),
             click.option(
-                "--batch-size", type=click.IntRange(min=0), default=0, help="Samples per batch.  [by model and device]"
+                "--batch-size",
+                type=click.IntRange(min=0),
+                default=0,
+                metavar="N",
+                help="Samples per batch.  [by model and device]",
             ),
             click.option(
                 "--prepare-threads",
                 type=click.IntRange(min=0),
                 default=0,
+                metavar="N",
                 help="Threads that decode and tokenise, per process.  [by cores]",
             ),
             click.option(
                 "--prefetch",
                 type=click.IntRange(min=1, max=64),
                 default=2,
+                metavar="N",
                 show_default=True,
                 help="Units claimed ahead.",
             ),
@@ -213,8 +214,9 @@ def worker_options(function: F) -> F:
                 "--drain-timeout",
                 type=click.FloatRange(min=0),
                 default=150.0,
+                metavar="SECONDS",
                 show_default=True,
-                help="Seconds to finish begun units after a stop was asked for.",
+                help="To finish begun units in, after a stop was asked for.",
             ),
         )
     ):

@@ -38,10 +38,10 @@ class ReadOptions:
         text_column: column or JSON field that holds the text; "" finds it.
         id_column: column or JSON field that holds the key; "" finds it or counts rows.
         image_column: column that holds the image, or its path or URL; "" finds it.
-        metadata_columns: columns or JSON fields that become metadata; () takes all others where rows are lines (.jsonl,
-            .csv), and none elsewhere.
-        image_keys: extensions of the members of a shard that are images, in order of preference; () takes all known.
-        caption_keys: extensions of the members that are captions, likewise; () takes txt.
+        metadata_columns: columns or JSON fields that become metadata; "*" among them takes all others; () does so
+            where rows are lines (.jsonl, .csv), and takes none elsewhere.
+        image_keys: extensions of what is an image in a shard or folder, in order of preference; () takes all known.
+        caption_keys: extensions of what is a caption there, likewise; () takes txt.
         kind: kind of all inputs; "" tells it by their names.
     """
 

@@ -20,6 +20,9 @@ IMAGE_COLUMNS = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "b
 LINK_COLUMNS = ("image_path", "image_file", "image")
 """Columns of strings with such a name hold the paths of images. URLs are read only where the user names the column."""
 
+ALL = "*"
+"""In the place of names of metadata columns: every column that is not taken otherwise, and can become JSON."""
+
 NAMED = ("id_column", "image_column", "metadata_columns", "text_column")
 """The fields of `ReadOptions` that name columns, in the order in which units carry them."""
 
@@ -94,6 +97,9 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     text = _text(there, wanted, path, image.name if image else "")
     key = _key(there, wanted, path, text)
     metadata = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
+    if ALL in metadata:
+        taken = {text, image.name if image else "", key}
+        metadata = tuple(column.name for column in columns if column.name not in taken and _is_plain(column))
     for name in metadata:
         _typed(there, name, ("text", "integer", "other"), "--metadata-columns", path)
     return Choice(
@@ -103,6 +109,11 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
         key=key,
         metadata=metadata,
     )
+
+
+def _is_plain(column: Column) -> bool:
+    """Whether its values can become JSON, which has no bytes."""
+    return column.role in ("text", "integer", "other") and "binary" not in column.type
 
 
 def shown(columns: Iterable[Column]) -> str:

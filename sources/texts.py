@@ -12,7 +12,7 @@ from typing import Any
 from core.errors import SampleError
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
-from sources.columns import ID_COLUMNS, TEXT_COLUMNS, named_columns
+from sources.columns import ALL, ID_COLUMNS, TEXT_COLUMNS, named_columns
 from sources.compressed import open_text
 from sources.fields import compact_json, decode_text, is_unicode, parse_object
 from sources.slices import read_lines, split_lines
@@ -94,7 +94,7 @@ def _problem_of(text: str) -> tuple[str, str] | None:
 def _parse(ordinal: int, key: str, line: bytes | None, named: Mapping[str, str]) -> Sample:
     """The sample of one line. An error found after the id was read carries the id as its key."""
     text_column, id_column = named.get("text_column", ""), named.get("id_column", "")
-    kept = named.get("metadata_columns", "").split(",") if "metadata_columns" in named else None
+    kept = named.get("metadata_columns", ALL).split(",")
     try:
         decoded = _decode_line(line)
         if not decoded or decoded.isspace():
@@ -115,7 +115,7 @@ def _parse(ordinal: int, key: str, line: bytes | None, named: Mapping[str, str])
         rest = {
             name: value
             for name, value in fields.items()
-            if (name not in (text_name, id_name) if kept is None else name in kept)
+            if (name not in (text_name, id_name) if ALL in kept else name in kept)
         }
         metadata = compact_json(rest, "bad_json") if rest else None
     except SampleError as problem:

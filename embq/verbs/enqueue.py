@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from embq.options import broker_option, json_option, priority_option, required_url, run_options, settings_with
+from embq.planning import PlanningCommand
 from embq.request import request_from
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from producer.enqueue import Request
 
 
-@click.command("enqueue", epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai")
+@click.command(
+    "enqueue",
+    cls=PlanningCommand,
+    epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai",
+)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @run_options
 @priority_option

@@ -8,10 +8,12 @@ from typing import Any
 import click
 
 from embq.options import broker_option, json_option, priority_option, run_options, worker_options
+from embq.planning import PlanningCommand
 
 
 @click.command(
     "run",
+    cls=PlanningCommand,
     epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
     "embq run texts.jsonl -o out -m minilm",
 )

@@ -63,6 +63,18 @@ SUFFIXES = pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
 
 
 @SUFFIXES
+def test_a_star_keeps_every_other_column_that_can_become_json(tmp_path: Path, suffix: str) -> None:
+    nested = pa.array([[b"x"]], pa.list_(pa.binary()))
+    path = write(
+        tmp_path / f"t.{suffix}", n=[1], text=["x"], id=["i"], raw=[b"x"], parts=nested, when=[None], tag=["t"]
+    )
+    (sample,) = samples_of(path, metadata_columns=("*",))
+    assert json.loads(sample.metadata or "") == {"n": 1, "when": None, "tag": "t"}
+    (sample,) = samples_of(path, metadata_columns=("*",), text_column="tag")
+    assert json.loads(sample.metadata or "") == {"n": 1, "text": "x", "when": None}
+
+
+@SUFFIXES
 @pytest.mark.parametrize("most", [1, 3, 4, 10, 1000])
 def test_every_slice_has_its_rows_in_whatever_order_units_are_read(tmp_path: Path, suffix: str, most: int) -> None:
     path = write(tmp_path / f"t.{suffix}", text=[f"text {n}" for n in range(10)], n=range(10))

@@ -1,0 +1,52 @@
+"""A command that was written for clip-retrieval, on real inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from e2e.check import check_complete
+from e2e.session import ended, picture, write_shards
+
+DIM = 16
+
+
+@pytest.mark.parametrize("kind", ["files", "webdataset"])
+def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> None:
+    source = short_tmp / "input"
+    if kind == "files":
+        source.mkdir()
+        images = {f"{number}.jpg": picture(str(number)) for number in range(20)}
+        for name, data in images.items():
+            (source / name).write_bytes(data)
+            (source / name).with_suffix(".txt").write_text(f"caption of {name.removesuffix('.jpg')}")
+        named = str(source)
+    else:
+        images = write_shards(source, 2, 10, captions=True)
+        named = f"{source}/{{00000..00001}}.tar"
+    arguments = (
+        f"--output_folder {short_tmp}/out --input_format {kind} --clip_model stub:{DIM} --enable_image True --quiet"
+    )
+    status, _, told = ended(
+        "run",
+        "--input_dataset",
+        named,
+        *arguments.split(),
+        "--enable_metadata=True",
+        "--num_prepro_workers=2",
+    )
+    assert status == 0, told
+    expected = {key: (data, f"caption of {key.removesuffix('.jpg')}".encode()) for key, data in images.items()}
+    units = 1 if kind == "files" else 2
+    columns = ("image_embedding", "text_embedding")
+    check_complete(short_tmp / "out", expected, units=units, dim=DIM, columns=columns)
+
+
+def test_the_shortest_command_of_their_readme_is_told_the_model_that_it_means(short_tmp: Path) -> None:
+    write_shards(short_tmp / "shards", 1, 3)
+    status, _, told = ended("run", "--input_dataset", short_tmp / "shards", "--output_folder", short_tmp / "out")
+    assert status == 2
+    assert "--model open_clip:ViT-B-32-quickgelu/openai" in told
+    assert "Traceback" not in told
+    status, _, told = ended("inference", "--input_dataset", short_tmp / "shards")
+    assert (status, "Did you mean run?" in told) == (2, True)

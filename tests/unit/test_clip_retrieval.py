@@ -1,0 +1,207 @@
+"""Commands that were written for clip-retrieval, in embq's words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from core.errors import UsageError
+from core.models import ModelSpec
+from embq.cli import cli
+from embq.clip_retrieval import NAMES, OPENAI_MODELS, SWITCHES, Enabled, Refused, Same, Told, translate
+
+OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def options_of(verb: str) -> dict[str, bool]:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    return {
+        name: not param.is_flag for param in command.params if isinstance(param, click.Option) for name in param.opts
+    }
+
+
+def words(*arguments: str, verb: str = "run") -> list[str]:
+    return translate(arguments, options_of(verb)).arguments
+
+
+def parsed(*arguments: str, verb: str = "run") -> dict[str, object]:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    return command.make_context(verb, list(arguments)).params
+
+
+PASTED = ["--input_dataset", "photos", "--output_folder", "out", "--clip_model", "ViT-B/32"]
+
+
+def test_a_pasted_command_is_understood() -> None:
+    found = parsed(*PASTED)
+    assert found["inputs"] == ("photos",)
+    assert (found["output"], found["model"]) == ("out", "open_clip:ViT-B-32-quickgelu/openai")
+
+
+def test_either_spelling_of_every_option_is_understood() -> None:
+    found = parsed(
+        *PASTED, "--unit_size=7", "--workers_per_device", "2", "--image_key", "png", "--write-batch-size", "9"
+    )
+    assert [found[name] for name in ("unit_size", "workers_per_device", "image_key", "write_batch_size")] == [
+        7,
+        2,
+        "png",
+        9,
+    ]
+
+
+def test_every_option_of_embq_may_be_typed_with_underscores() -> None:
+    for verb in ("run", "enqueue"):
+        for name, takes in options_of(verb).items():
+            if name.startswith("--") and name != "--help":
+                typed = f"--{name[2:].replace('-', '_')}"
+                assert words(typed, *(["1"] if takes else []), verb=verb)[0].removesuffix("=1") == name
+
+
+def test_a_value_is_never_taken_for_an_option() -> None:
+    assert words("--include", "--clip_model", "-o", "--input_dataset") == [
+        "--include",
+        "--clip_model",
+        "-o",
+        "--input_dataset",
+    ]
+    assert words("--", "--clip_model") == ["--", "--clip_model"]
+    assert words("--image-column=--use_jit") == ["--image-column=--use_jit"]
+    assert words("--inline", "--input_dataset", "x", verb="enqueue") == ["--inline", "x"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "modality"),
+    [
+        ("--enable_text False", "image"),
+        ("--enable_text=False", "image"),
+        ("--noenable_text", "image"),
+        ("--noenable-text", "image"),
+        ("--enable_image=false --enable_text", "text"),
+        ("--enable_image", "image,text"),
+        ("--enable_text True --enable_image True", "image,text"),
+    ],
+)
+def test_what_is_enabled_becomes_the_modality(typed: str, modality: str) -> None:
+    assert words(*typed.split()) == [f"--modality={modality}"]
+
+
+def test_without_a_word_of_them_the_user_is_told_what_is_embedded() -> None:
+    notes = translate(PASTED, options_of("run")).notes
+    assert [note for note in notes if "--modality image,text" in note]
+    assert not translate(["photos", "-o", "out", "-m", "minilm"], options_of("run")).notes
+    assert len(translate([*PASTED, "--modality", "image"], options_of("run")).notes) == 1  # the model's name
+
+
+def test_nothing_to_embed_and_saying_it_twice_are_refused() -> None:
+    with pytest.raises(UsageError, match="neither"):
+        words("--noenable_text", "--noenable_image")
+    with pytest.raises(UsageError, match="say the same"):
+        words("--noenable_text", "--modality", "image")
+    with pytest.raises(UsageError, match="True or False"):
+        words("--enable_text=maybe")
+
+
+def test_metadata_is_kept_where_it_is_enabled() -> None:
+    assert words("--enable_metadata", "--enable_text=False") == ["--modality=image", "--metadata-columns=*"]
+    assert words("--enable_metadata", "True", "--metadata-columns", "a") == ["--metadata-columns", "a"]
+
+
+@pytest.mark.parametrize("name", [name for name, meaning in NAMES.items() if isinstance(meaning, Refused)])
+def test_what_embq_does_otherwise_is_refused_with_what_to_do(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        words(f"--{name.replace('-', '_')}={'true' if name in SWITCHES else 'something'}")
+    assert name.replace("-", "_") in refused.value.message
+    assert refused.value.next_step
+
+
+@pytest.mark.parametrize("name", [name for name, meaning in NAMES.items() if isinstance(meaning, Told)])
+def test_what_has_no_effect_is_told_in_one_line(name: str) -> None:
+    done = translate([f"--{name}={'true' if name in SWITCHES else '5'}", "--modality=image"], options_of("run"))
+    assert done.arguments == ["--modality=image"]
+    (note,) = done.notes
+    assert name in note
+
+
+def test_what_asks_for_nothing_is_no_matter() -> None:
+    typed = "--use_jit False --use_mclip=False --distribution_strategy sequential --noenable_wandb --cache_path None"
+    done = translate([*typed.split(), "--modality=image"], options_of("enqueue"))
+    assert (done.arguments, done.notes) == (["--modality=image"], [])
+
+
+@pytest.mark.parametrize("typed", ["--batch_size", "--num_prepro_workers", "--batch-size"])
+def test_what_the_workers_choose_is_named_with_its_place(typed: str) -> None:
+    assert words(typed, "64")[0].startswith(("--batch-size", "--prepare-threads"))
+    with pytest.raises(UsageError, match="where the work is done") as refused:
+        words(typed, "64", verb="enqueue")
+    assert "embq worker --" in refused.value.next_step
+
+
+def test_the_names_of_models_are_those_of_open_clip() -> None:
+    open_clip = pytest.importorskip("open_clip")
+    known = set(open_clip.list_pretrained())
+    for name, spec in OPENAI_MODELS.items():
+        architecture, _, tag = ModelSpec.parse(spec).name.partition("/")
+        assert (architecture, tag) in known, name
+
+
+@pytest.mark.parametrize(
+    ("model", "spec"),
+    [
+        ("ViT-L/14@336px", "open_clip:ViT-L-14-336-quickgelu/openai"),
+        ("openai_clip:ViT-B/16", "open_clip:ViT-B-16-quickgelu/openai"),
+        ("open_clip:ViT-B-32/laion2b_s34b_b79k", "open_clip:ViT-B-32/laion2b_s34b_b79k"),
+        ("open_clip:ViT-B-32?init=random&seed=0", "open_clip:ViT-B-32?init=random&seed=0"),
+        ("stub:8", "stub:8"),
+    ],
+)
+def test_the_model_may_be_named_as_there(model: str, spec: str) -> None:
+    for typed in (["--clip_model", model], [f"--model={model}"], ["-m", model], ["--model", model]):
+        (*_, said) = words(*typed)
+        assert said.removeprefix("--model=") == spec
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("hf_clip:openai/clip-vit-base-patch32", "open_clip:ViT-B-32-quickgelu/openai"),
+        ("hf_clip:someone/else", "open_clip:ARCH/TAG"),
+        ("nm:neuralmagic/x", "open_clip"),
+        ("ja_clip:rinna/x", "open_clip"),
+        ("open_clip:ViT-B-32", "open_clip:ViT-B-32/TAG"),
+    ],
+)
+def test_a_model_that_is_not_read_comes_with_another(model: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        words("--clip_model", model)
+    assert hint in refused.value.next_step
+
+
+def test_every_option_there_has_its_row_in_the_operations_page() -> None:
+    section = OPERATIONS.partition("## Coming from clip-retrieval\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
+    told = {name.replace("_", "-"): row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
+    assert told.keys() == NAMES.keys()
+    for name, meaning in NAMES.items():
+        cell = told[name]
+        if isinstance(meaning, Same):
+            assert f"`{meaning.option}" in cell, name
+        elif isinstance(meaning, Enabled):
+            assert "`--modality" in cell or "`--metadata-columns" in cell, name
+        else:
+            assert ("refused" in cell) == isinstance(meaning, Refused), name
+
+
+def test_every_option_that_embq_has_stands_in_a_section_of_the_help() -> None:
+    for verb in ("run", "enqueue"):
+        told = CliRunner().invoke(cli, [verb, "--help"]).output
+        others = told.partition("Other options:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"--[\w-]+", others) == ["--help"]
+        for name in options_of(verb):
+            assert name in told
