@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 
 from core.manifest import Manifest
 from core.units import Unit
 from sources.files import cut
+from sources.listings import listed_once
+from sources.storage import exists, join
 
 SHOWN = 3
 
@@ -23,7 +24,8 @@ class Differences:
     Attributes:
         changed: inputs that say something else now, with how they differ.
         changed_count: number of all of them; `changed` holds the first `SHOWN`.
-        vanished: inputs that were named again and are not there any more; the first `SHOWN` of `vanished_count`.
+        vanished: inputs that were named again and are not there any more, each once; the first `SHOWN` of
+            `vanished_count`.
     """
 
     changed: list[str] = field(default_factory=list)
@@ -83,35 +85,46 @@ class Additions:
                     self._places.add(_digest(source, path))
                     yield path, size
 
-    def differences(self, named_again: Collection[int]) -> Differences:
+    def differences(self, named_again: Collection[int], vanished: Sequence[str] = ()) -> Differences:
         """What the plan, whose units were all taken, says of what it does not have as the manifest has it.
+
+        The storage is asked about what the plan did not name; of a remote folder with many such files, by one listing.
 
         Args:
             named_again: generations whose inputs the plan was made from as well.
+            vanished: inputs that the plan found missing; they are not looked at a second time.
+
+        Raises SourceError where the storage does not tell.
         """
         found = Differences()
-        if not self._left:
-            return found
+        for path in vanished:
+            _note_vanished(found, path)
+        if self._left:
+            with listed_once():
+                self._look_at_rest(found, named_again, frozenset(vanished))
+        return found
+
+    def _look_at_rest(self, found: Differences, named_again: Collection[int], vanished: Collection[str]) -> None:
         ends = [generation.first for generation in self._manifest.generations] + [len(self._manifest)]
         seen: set[bytes] = set()
         for u, (unit_id, kind) in enumerate(self._manifest.ids()):
-            generation = next(number for number, end in enumerate(ends) if u < end)
+            named = next(number for number, end in enumerate(ends) if u < end) in named_again
             if kind == "files":
-                self._look_at_items(self._manifest.unit(u), found, named=generation in named_again)
+                unit = self._manifest.unit(u)
+                self._look_at_items(unit, found, named=named and unit.source not in vanished)
             elif bytes.fromhex(unit_id) in self._left:
                 unit = self._manifest.unit(u)
                 place = _digest(unit.source)
                 if place not in seen:
                     seen.add(place)
-                    self._look_at_source(unit, found, named=generation in named_again)
-        return found
+                    self._look_at_source(unit, found, named=named and unit.source not in vanished)
 
     def _look_at_source(self, unit: Unit, found: Differences, *, named: bool) -> None:
         if _digest(unit.source) in self._places:
             same = _digest(unit.source, unit.etag) in self._versions
             how = "the same file, cut into other units" if same else f"planned as version {unit.etag}, another one now"
             _note_changed(found, f"{unit.source} ({how})")
-        elif named and not os.path.lexists(unit.source):
+        elif named and not exists(unit.source):
             _note_vanished(found, unit.source)
 
     def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
@@ -120,7 +133,7 @@ class Additions:
                 continue
             if _digest(unit.source, path) in self._places:
                 _note_changed(found, f"{unit.source}/{path} (planned with {size} bytes, another size now)")
-            elif named and not os.path.lexists(os.path.join(unit.source, path)):
+            elif named and not exists(join(unit.source, path)):
                 _note_vanished(found, f"{unit.source}/{path}")
 
 

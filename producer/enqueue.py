@@ -169,7 +169,7 @@ def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> 
     segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
     try:
         summary = segments.write(additions.of(planned.units, request.options.unit_samples))
-        differences = additions.differences(_named_again(there, request))
+        differences = additions.differences(_named_again(there, request), planned.vanished)
         if differences.changed:
             raise _changed(there, request, differences)
         if summary.units:
@@ -196,7 +196,7 @@ def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> 
         new=False,
         added=summary.units,
         samples=summary.samples,
-        warnings=(*planned.warnings, *_vanished(planned, differences)),
+        warnings=(*planned.warnings, *_vanished(differences)),
     )
 
 
@@ -231,13 +231,11 @@ def _changed(there: RunInfo, request: Request, differences: Differences) -> Inpu
     )
 
 
-def _vanished(planned: Plan, differences: Differences) -> tuple[str, ...]:
-    count = len(planned.vanished) + differences.vanished_count
-    if not count:
+def _vanished(differences: Differences) -> tuple[str, ...]:
+    if not differences.vanished_count:
         return ()
-    named = ", ".join([*planned.vanished, *differences.vanished][:3]) + (
-        f" and {count - 3:,} more" if count > 3 else ""
-    )
+    more = differences.vanished_count - len(differences.vanished)
+    named = ", ".join(differences.vanished) + (f" and {more:,} more" if more else "")
     return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)
 
 

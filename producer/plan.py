@@ -18,9 +18,10 @@ from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of, modalities_of
-from sources.remote import is_url, listings
+from sources.listings import listed_once
 from sources.rows import UNUSABLE_CODES
 from sources.storage import absolute, has_magic, match, stat_file
+from sources.urls import is_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def plan(
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
     chosen = selection or Selection()
     survey = _Survey(options, chosen)
-    with listings():
+    with listed_once():
         for path in _expand(inputs):
             survey.add(path)
     vanished = survey.check(known or (lambda _: False))
@@ -163,8 +164,9 @@ class _Survey:
             self._repeated.append(path)
             return
         self._seen.add(digest)
-        if kind == "tar":
-            # Split now: all it takes is one look at the file's status, which also tells whether it is there.
+        if kind == "tar" or (kind == "files" and is_url(path)):
+            # Split now: a shard takes one look at its status, which also tells whether it is there, and a remote folder
+            # was just listed.
             for unit in SOURCES[kind].split(path, self._options):
                 self._pieces.add(unit.describe())
         elif kind == "files" or stat_file(path).size:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from core.units import Sample, Unit
+
+SAMPLE_MAX_BYTES = 32_000_000
+"""Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""
+
+Memory = bytes | mmap.mmap
+"""A file in memory: for both, a slice is bytes and an item is a number."""
 
 Moved = Callable[[], None]
 """Called whenever bytes have come in, so that who watches the reader can tell slow storage from a hang."""

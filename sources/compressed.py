@@ -22,9 +22,8 @@ from typing import Any, Protocol
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.base import Moved, unwatched
+from sources.base import Memory, Moved, unwatched
 from sources.cursors import LastCursor
-from sources.remote import Memory
 from sources.storage import base_name, open_unchanged
 
 SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}

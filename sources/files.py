@@ -13,11 +13,12 @@ from dataclasses import replace
 from core.errors import InputError, SampleError, SourceError
 from core.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
-from sources import remote
+from sources import listings
 from sources.base import Moved, ReadOptions, unwatched
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
-from sources.remote import is_url
+from sources.remote import fetch_all
 from sources.storage import SAMPLE_MAX_BYTES, WatchedFile, join, read_all, source_errors
+from sources.urls import is_url
 
 log = Events("sources")
 
@@ -100,8 +101,8 @@ def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
     return _images(_walk(path, others), others)
 
 
-def _walk(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
-    return remote.walk(path) if is_url(path) else _walk_local(path, others)
+def _walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
+    return listings.walk(path) if is_url(path) else _walk_local(path, others)
 
 
 def _images(files: Iterable[tuple[str, int]], others: Counter[str]) -> Iterator[tuple[str, int]]:
@@ -184,7 +185,7 @@ def _read_remote(unit: Unit, moved: Moved) -> Iterator[Sample]:
             name = os.path.splitext(relative)[0] + extension if extension else relative
             urls.append(join(unit.source, name))
             sizes.append(None if extension else size)
-    contents = remote.fetch_all(urls, sizes, moved)
+    contents = fetch_all(urls, sizes, moved)
     for ordinal, (relative, size) in enumerate(unit.items):
         found = {extension: next(contents) for extension in extensions}
         image = text = metadata = error = None

@@ -18,13 +18,13 @@ from sources.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from sources.hdf5 import Hdf5Source
 from sources.parquet import PARQUET
 from sources.parquet import SUFFIXES as PARQUET_SUFFIXES
-from sources.remote import check_url, is_url, path_of
-from sources.remote import is_inside as is_inside_url
 from sources.rows import without_urls
 from sources.saved_datasets import saved_files
 from sources.storage import is_folder, join, list_names
 from sources.tar import COMPRESSED_SUFFIXES, TarSource
 from sources.texts import JsonLinesSource, LinesSource
+from sources.urls import check_url, is_url, path_of
+from sources.urls import is_inside as is_inside_url
 
 SOURCES: dict[str, Source] = {
     source.kind: source

@@ -15,8 +15,9 @@ from sources.compressed import DAMAGE_CODES
 from sources.fields import compact_json, decode_text
 from sources.files import read_inside
 from sources.inspection import DIED
-from sources.remote import check_url, fetch_all, is_url
+from sources.remote import fetch_all
 from sources.storage import SAMPLE_MAX_BYTES, base_name, join
+from sources.urls import check_url, is_url
 
 COLUMN_CODES = ("missing_column", "ambiguous_column", "wrong_column_type")
 """What can be wrong with the columns of one file while all others are as they should be."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from core.errors import SourceError
 from core.units import Unit
-from sources import remote
-from sources.base import FileStatus, Moved
-from sources.remote import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
-from sources.remote import Memory, is_url
+from sources import listings, remote, urls
+from sources.base import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
+from sources.base import FileStatus, Memory, Moved
+from sources.urls import is_url
 
 PIECE_BYTES = 1 << 20
 """Read at once: storage that gives 25 kB/s still moves within a worker's time for one step."""
@@ -60,17 +60,30 @@ def source_errors(path: str) -> Iterator[None]:
 def stat_file(path: str) -> FileStatus:
     """The status of a regular file; SourceError where it is missing, denied or something else."""
     if is_url(path):
-        return remote.stat(path)
+        return listings.stat(path)
     with source_errors(path):
         status = os.stat(path)
     _require_regular(path, status)
     return FileStatus(status.st_size, etag(status))
 
 
+def exists(path: str) -> bool:
+    """Whether there is anything of that name, be it a link to nothing; SourceError where the storage does not tell."""
+    if not is_url(path):
+        return os.path.lexists(path)
+    try:
+        listings.stat(path)
+    except SourceError as error:
+        if error.code not in ("source_missing", "not_a_file"):
+            raise
+        return error.code == "not_a_file"
+    return True
+
+
 def is_folder(path: str) -> bool:
     """Whether a path or URL names a folder; SourceError where there is nothing of that name."""
     if is_url(path):
-        return remote.is_folder(path)
+        return listings.is_folder(path)
     with source_errors(path):
         return stat.S_ISDIR(os.stat(path).st_mode)
 
@@ -78,7 +91,7 @@ def is_folder(path: str) -> bool:
 def list_names(path: str) -> list[str]:
     """The names in a folder, sorted; SourceError where it cannot be listed."""
     if is_url(path):
-        return [name for name, _ in remote.list_folder(path)]
+        return [name for name, _ in listings.list_folder(path)]
     with source_errors(path):
         return sorted(os.listdir(path))
 
@@ -95,17 +108,17 @@ def absolute(path: str) -> str:
 
 def has_magic(text: str) -> bool:
     """Whether a path or URL is a pattern with *, ? or []; in an http URL the question mark begins the query."""
-    return glob.has_magic(remote.path_of(text))
+    return glob.has_magic(urls.path_of(text))
 
 
 def match(pattern: str) -> list[str]:
     """The paths or URLs that a pattern matches, sorted; "**" stands for any number of folders."""
-    return remote.match(pattern) if is_url(pattern) else sorted(glob.glob(pattern, recursive=True))
+    return listings.match(pattern) if is_url(pattern) else sorted(glob.glob(pattern, recursive=True))
 
 
 def base_name(path: str) -> str:
     """The last part of a path or URL."""
-    return remote.base_name(path) if is_url(path) else os.path.basename(path)
+    return urls.base_name(path) if is_url(path) else os.path.basename(path)
 
 
 class WatchedFile(io.FileIO):
@@ -160,12 +173,12 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
     Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
     """
     if is_url(unit.source):
-        status = remote.stat(unit.source)
+        status = listings.stat(unit.source)
         _require_same(unit, status.version, code)
         raw = remote.RemoteFile(unit.source, status.size, first=unit.start, last=unit.stop or status.size, moved=moved)
         with io.BufferedReader(raw, PIECE_BYTES) as file:
             yield file
-        _require_same(unit, remote.stat(unit.source).version, code)
+        _require_same(unit, listings.stat(unit.source).version, code)
         return
     with source_errors(unit.source):
         # Looked at before opening: opening a named pipe would wait for its writer.
@@ -182,10 +195,10 @@ def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
     Raises as `open_unchanged` does.
     """
     if is_url(unit.source):
-        status = remote.stat(unit.source)
+        status = listings.stat(unit.source)
         _require_same(unit, status.version, code)
         whole = remote.load(unit.source, status.size, moved)
-        _require_same(unit, remote.stat(unit.source).version, code)
+        _require_same(unit, listings.stat(unit.source).version, code)
         return whole
     with open_unchanged(unit, code, moved) as file:
         raw = file.raw

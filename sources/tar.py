@@ -9,10 +9,9 @@ from typing import NamedTuple
 from core.errors import SampleError, SourceError
 from core.log import Events
 from core.units import Sample, Unit
-from sources.base import Moved, ReadOptions, unwatched
+from sources.base import Memory, Moved, ReadOptions, unwatched
 from sources.compressed import unpack
 from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
-from sources.remote import Memory
 from sources.storage import (
     SAMPLE_MAX_BYTES,
     forget_cached,

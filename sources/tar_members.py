@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from core.errors import SourceError
-from sources.remote import Memory
+from sources.base import Memory
 
 BLOCK = 512
 NAME_MAX_BYTES = 4096

@@ -25,7 +25,8 @@ from core.errors import InputError
 from core.units import Unit
 from embq.verification.copying import COPIES
 from embq.verification.rereading_tables import KEPT, Row, csv_rows, hdf5_rows, table_rows
-from sources.remote import is_url, stat
+from sources.listings import stat
+from sources.urls import is_url
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 """Extensions of images; where a key has several, the first in this order is embedded."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import fsspec
 import pytest
 from contract.test_sources import CASES, OPTIONS, Case
 from servers import HttpServer, http_server, s3_server, upload
 
 from core.errors import InputError, SourceError
+from core.layout import Layout
+from core.manifest import Manifest
 from core.units import Sample, Unit
+from producer.additions import Additions
+from producer.enqueue import Request, prepare
 from producer.plan import plan
-from sources import remote
+from sources import listings, remote
+from sources.filesystems import filesystem
 from sources.kinds import SOURCES, detect, read
 from sources.storage import match
 
@@ -41,11 +50,42 @@ def s3() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def requests_to_s3() -> Iterator[list[tuple[str, str]]]:
+    """(operation, query) of each request that the block sends."""
+    seen: list[tuple[str, str]] = []
+
+    def note(request: Any, event_name: str, **_: object) -> None:
+        seen.append((event_name.rpartition(".")[2], urlsplit(request.url).query))
+
+    fs = filesystem("s3://any")
+    events = fsspec.asyn.sync(fs.loop, fs.get_s3).meta.events
+    events.register("before-send.s3", note)
+    try:
+        yield seen
+    finally:
+        events.unregister("before-send.s3", note)
+
+
+def request_of(inputs: tuple[str, ...], output: Path) -> Request:
+    return Request(
+        inputs=inputs,
+        output=output,
+        model="stub:4",
+        modalities=(),
+        precision="fp32",
+        dtype="float16",
+        part_rows=1000,
+        options=OPTIONS,
+        version="test",
+    )
+
+
 def samples_of(kind: str, source: str) -> list[Sample]:
     return [sample for unit in SOURCES[kind].split(source, OPTIONS) for sample in read(unit, [])]
 
 
-def listing(samples: list[Sample]) -> list[tuple[str, bytes | None, str | None]]:
+def content(samples: list[Sample]) -> list[tuple[str, bytes | None, str | None]]:
     assert not [sample for sample in samples if sample.error]
     return [(sample.key, sample.image, sample.text) for sample in samples]
 
@@ -55,7 +95,7 @@ def listing(samples: list[Sample]) -> list[tuple[str, bytes | None, str | None]]
 def test_over_http_the_samples_are_the_same(case: Case, web: HttpServer, ranges: bool) -> None:
     web.ranges = ranges
     path = case.write(web.folder)
-    assert listing(samples_of(case.kind, f"{web.url}/{path.relative_to(web.folder)}")) == case.listing
+    assert content(samples_of(case.kind, f"{web.url}/{path.relative_to(web.folder)}")) == case.listing
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
@@ -64,7 +104,7 @@ def test_from_s3_the_samples_are_the_same(case: Case, s3: None, tmp_path: Path) 
     url = upload(tmp_path, f"contract-{case.kind}")
     found = detect(f"{url}/{path.name}")
     assert found == [(case.kind, f"{url}/{path.name}")]
-    assert listing(samples_of(*found[0])) == case.listing
+    assert content(samples_of(*found[0])) == case.listing
 
 
 @pytest.mark.parametrize("fault", ["busy", "error", "cut", "short", "reset"])
@@ -74,7 +114,7 @@ def test_a_server_that_is_in_trouble_for_a_moment_changes_nothing(case: Case, we
     url = f"{web.url}/{path.relative_to(web.folder)}"
     units = list(SOURCES[case.kind].split(url, OPTIONS))
     web.suffer(fault, 3)
-    assert listing([sample for unit in units for sample in read(unit, [])]) == case.listing
+    assert content([sample for unit in units for sample in read(unit, [])]) == case.listing
     assert web.left == 0
 
 
@@ -136,12 +176,58 @@ def test_many_shards_of_a_folder_are_looked_up_in_one_listing(s3: None, tmp_path
         (tmp_path / f"{number:02d}.tar").write_bytes(bytes(1024))
     url = upload(tmp_path, "many")
     names = [f"{url}/{number:02d}.tar" for number in range(30)]
-    now = [remote.stat(name) for name in names]
-    with remote.listings():
-        assert [remote.stat(name) for name in names] == now
-        assert [remote.stat(name) for name in names[: remote.LISTED_AFTER]] == now[: remote.LISTED_AFTER]
+    now = [listings.stat(name) for name in names]
+    with listings.listed_once():
+        assert [listings.stat(name) for name in names] == now
+        assert [listings.stat(name) for name in names[: listings.LISTED_AFTER]] == now[: listings.LISTED_AFTER]
         with pytest.raises(SourceError, match=r"30.tar: does not exist"):
-            remote.stat(f"{url}/30.tar")
+            listings.stat(f"{url}/30.tar")
+
+
+def test_a_remote_folder_of_images_is_listed_below_once_while_it_is_planned(s3: None, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.kind == "files")
+    case.write(tmp_path)
+    url = upload(tmp_path, "listed")
+    with requests_to_s3() as seen:
+        units = list(plan([f"{url}/images"], OPTIONS).units)
+    assert units == list(SOURCES["files"].split(f"{url}/images", OPTIONS))
+    everything = [name for name, query in seen if name == "ListObjectsV2" and "delimiter" not in parse_qs(query)]
+    assert len(everything) == 1, seen
+
+
+def test_what_is_gone_from_a_bucket_is_named_by_one_listing_and_what_is_there_is_not(s3: None, tmp_path: Path) -> None:
+    import boto3
+
+    for number in range(40):
+        (tmp_path / "in" / f"{number:02d}.txt").parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{number:02d}.txt").write_text(f"text {number}\n")
+    url = upload(tmp_path / "in", "shrunk")
+    asked = request_of((f"{url}/*.txt",), tmp_path / "out")
+    prepare(asked)
+    for number in range(20):
+        boto3.client("s3").delete_object(Bucket="shrunk", Key=f"{number:02d}.txt")
+    additions = Additions(Manifest(Layout(asked.output)))
+    with requests_to_s3() as seen:
+        differences = additions.differences({0})
+    assert (differences.vanished, differences.vanished_count) == ([f"{url}/{n:02d}.txt" for n in range(3)], 20)
+    assert len(seen) <= 2 * listings.LISTED_AFTER + 1, seen
+    (told,) = prepare(asked).warnings
+    assert f"not there any more: {url}/00.txt, {url}/01.txt, {url}/02.txt and 17 more;" in told
+    assert prepare(request_of((f"{url}/20.txt",), tmp_path / "out")).warnings == ()
+
+
+def test_an_image_that_is_gone_from_a_bucket_is_named_once(s3: None, tmp_path: Path) -> None:
+    import boto3
+
+    case = next(case for case in CASES if case.kind == "files")
+    case.write(tmp_path)
+    url = upload(tmp_path, "fewer")
+    asked = request_of((f"{url}/images",), tmp_path / "out")
+    prepare(asked)
+    key = case.listing[3][0]
+    boto3.client("s3").delete_object(Bucket="fewer", Key=f"images/{key}")
+    (told,) = prepare(asked).warnings
+    assert told.startswith(f"not there any more: {url}/images/{key}; ")
 
 
 def test_an_image_that_is_gone_is_one_failure_of_a_remote_folder(s3: None, tmp_path: Path) -> None:
