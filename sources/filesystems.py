@@ -26,6 +26,8 @@ def filesystem(url: str) -> Any:
 
 def bare(url: str) -> str:
     """The URL as its file system wants it."""
+    if names_host(url):  # fsspec takes a question mark in a path for a query, also where it stands for a character
+        return "/" + url.partition("://")[2].partition("/")[2]
     return str(filesystem(url)._strip_protocol(url))
 
 
@@ -57,7 +59,14 @@ def _connect(scheme: str, host: str) -> Any:
             "config_kwargs": {**timeouts, "retries": {"mode": "standard", "total_max_attempts": 2}},
         }
     elif scheme in ("gs", "gcs"):
-        options = {"use_listings_cache": False}
+        from sources.gcs_client import GcsClient
+
+        return GcsClient(connect_s=CONNECT_S, answer_s=ANSWER_S)
+    elif scheme == "webhdfs":
+        from sources.webhdfs_client import WebHdfsClient
+
+        named = WebHdfsClient._get_kwargs_from_urls(f"{scheme}://{host}/")
+        return WebHdfsClient(connect_s=CONNECT_S, answer_s=ANSWER_S, **named)
     elif host:
         return fsspec.core.url_to_fs(f"{scheme}://{host}/")[0]
     return fsspec.filesystem(scheme, **options)
@@ -73,6 +82,13 @@ def translate(url: str, error: Exception) -> SourceError:
             f"{url}: reading {scheme_of(url)}:// needs a package that is not installed: {error}",
             code="storage_missing",
             next_step=f"pip install '{needed}'",
+        )
+    if scheme_of(url) == "hdfs" and "Unable to load lib" in str(error):
+        return SourceError(
+            f"{url}: reading hdfs:// needs the native library of a Hadoop client (libhdfs) and a Java runtime, "
+            "and this machine has none",
+            code="storage_missing",
+            next_step="set JAVA_HOME and HADOOP_HOME, or name the file as webhdfs://NAMENODE:9870/PATH",
         )
     status = _http_status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
@@ -101,12 +117,15 @@ def translate(url: str, error: Exception) -> SourceError:
 
 
 def _http_status(error: Exception) -> int | None:
-    """The HTTP status that an error of aiohttp, botocore or gcsfs carries."""
+    """The HTTP status that an error of aiohttp, botocore, gcsfs or requests carries."""
     for name in ("status", "code"):  # aiohttp's second warns of its age
         if isinstance(status := getattr(error, name, None), int):
             return status
     response = getattr(error, "response", None)
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(response, "status_code", None)
     return status if isinstance(status, int) else None
 
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import posixpath
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from fsspec.utils import glob_translate
+
 from core.errors import SourceError
 from sources.base import FileStatus
 from sources.filesystems import bare, filesystem, missing, url_of
 from sources.remote import asked
-from sources.urls import is_http, path_of
+from sources.urls import is_http, path_of, walks_itself
 
 LISTED_AFTER = 8
 """Files of one folder are asked for one by one up to this number, then the folder is listed once for all of them."""
+
+_VERSIONS = (
+    *("generation", "ETag", "etag", "md5Hash", "Content-MD5"),
+    *("LastModified", "Last-Modified", "mtime", "modificationTime"),
+)
+"""What storage tells of a file that changes whenever its content does, the surest first. At Google an ETag changes with
+the metadata as well, a generation does not."""
 
 
 def stat(url: str) -> FileStatus:
@@ -57,8 +68,9 @@ def list_folder(url: str) -> Iterator[tuple[str, FileStatus | None]]:
     """(name, status) of what a folder holds, by name; None as the status of a folder in it."""
     found = asked(url, lambda: filesystem(url).ls(bare(url), detail=True))
     for info in sorted(found, key=lambda info: str(info["name"])):
-        name = posixpath.basename(path_of(str(info["name"])).rstrip("/"))
-        if name:
+        path = path_of(str(info["name"])).rstrip("/")
+        # A page that lists a folder may link to itself, in another order.
+        if (name := posixpath.basename(path)) and path != path_of(url).rstrip("/"):
             yield name, None if info.get("type") == "directory" else _status(url, info, certain=False)
 
 
@@ -69,6 +81,8 @@ def walk(url: str) -> Sequence[tuple[str, int]]:
 
 
 def _walk_now(url: str) -> list[tuple[str, int]]:
+    if walks_itself(url):
+        return sorted((relative, status.size) for relative, status in _below(url, sys.maxsize))
     found = asked(url, lambda: filesystem(url).find(bare(url), detail=True))
     root = bare(url).rstrip("/") + "/"
     return [(str(name).removeprefix(root), int(found[name].get("size") or 0)) for name in sorted(found)]
@@ -76,8 +90,37 @@ def _walk_now(url: str) -> list[tuple[str, int]]:
 
 def match(pattern: str) -> list[str]:
     """The URLs of the files that a pattern with *, ** or [] matches, sorted."""
+    if walks_itself(pattern):
+        return _match_below(pattern)
     found = asked(pattern, lambda: filesystem(pattern).glob(bare(pattern), detail=True))
     return sorted(url_of(pattern, str(name)) for name, info in found.items() if info.get("type") != "directory")
+
+
+def _below(url: str, depth: int, relative: str = "") -> Iterator[tuple[str, FileStatus]]:
+    """(path relative to where it began, status) of every file in a folder, and below it up to a depth.
+
+    Instead of fsspec's own walk, which leaves out the folders that it cannot list.
+    """
+    for name, status in list_folder(url):
+        if status is not None:
+            yield relative + name, status
+        elif depth > 1:
+            folder = f"{url.rstrip('/')}/{name}" + ("/" if is_http(url) else "")
+            yield from _below(folder, depth - 1, f"{relative}{name}/")
+
+
+def _match_below(pattern: str) -> list[str]:
+    literal = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    root = literal[: literal.rindex("/") + 1]
+    rest = pattern.removeprefix(root)
+    fits = re.compile(glob_translate(rest))
+    depth = sys.maxsize if "**" in rest else rest.count("/") + 1
+    try:
+        return sorted(root + relative for relative, _ in _below(root, depth) if fits.match(relative))
+    except SourceError as error:
+        if error.code == "source_missing":
+            return []
+        raise
 
 
 class _Found:
@@ -131,7 +174,7 @@ def _status(url: str, info: dict[str, Any], *, certain: bool = True) -> FileStat
             code="source_unreadable",
             next_step="serve it with a Content-Length, and without a Content-Encoding",
         )
-    for name in ("ETag", "etag", "md5Hash", "Content-MD5", "generation", "LastModified", "Last-Modified", "mtime"):
+    for name in _VERSIONS:
         if info.get(name):
             version = info[name].isoformat() if hasattr(info[name], "isoformat") else str(info[name])
             return FileStatus(int(size), f"{version.strip(chr(34))}-{size}")

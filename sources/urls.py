@@ -19,7 +19,7 @@ SCHEMES = {
     "gs": "embq[gcs]",
     "gcs": "embq[gcs]",
     "hdfs": "pyarrow and a Hadoop client",
-    "webhdfs": "requests",
+    "webhdfs": "embq[webhdfs]",
     "abfs": "adlfs",
     "abfss": "adlfs",
     "az": "adlfs",
@@ -57,6 +57,11 @@ def is_http(url: str) -> bool:
 def names_host(url: str) -> bool:
     """Whether a URL's file system is that of one host, and names files without it."""
     return scheme_of(url) in _WITH_HOST
+
+
+def walks_itself(url: str) -> bool:
+    """Whether what is below a folder is found folder by folder; other storage gives all of it as one listing."""
+    return is_http(url) or names_host(url)
 
 
 def check_url(url: str) -> None:

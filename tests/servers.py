@@ -1,41 +1,46 @@
-"""Storage servers for tests: an HTTP server that can misbehave, and moto's S3 server. Both on loopback."""
+"""Storage servers for tests, on loopback: HTTP, WebHDFS and GCS (an emulator) that can misbehave, and moto's for S3."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 FAULTS = ("busy", "error", "cut", "short", "reset", "denied", "altered")
 
 
 @dataclass
-class HttpServer:
-    """A folder over HTTP, with ranges and ETags.
+class Server:
+    """A server of files, with ranges and versions.
 
     Attributes:
-        url: of the folder, without a slash at its end.
-        fault: what each further GET suffers while `left` lasts: "busy" (503), "error" (500), "cut" (the connection
-            ends in the middle of the body), "short" (a valid answer with too few bytes), "reset" (no answer at all),
-            "denied" (403).
+        url: of what it serves, without a slash at its end.
+        folder: what it serves, where that is a folder.
+        fault: what each further request for bytes suffers while `left` lasts: "busy" (503), "error" (500), "cut" (the
+            connection ends in the middle of the body), "short" (a valid answer with too few bytes), "reset" (no answer
+            at all), "denied" (403).
         left: how many times.
-        ranges: whether the server knows ranges, as Python's own does not.
-        asked: number of requests by method and status.
+        denied: names that may not be read or listed.
+        asked: number of requests by what they are and their status.
     """
 
     url: str
-    folder: Path
+    folder: Path = Path()
     fault: str = ""
     left: int = 0
-    ranges: bool = True
+    denied: set[str] = field(default_factory=set)
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,6 +56,45 @@ class HttpServer:
                 return ""
             self.left -= 1
             return self.fault
+
+    def note(self, request: str) -> None:
+        """Count a request."""
+        with self.lock:
+            self.asked[request] += 1
+
+
+@dataclass
+class HttpServer(Server):
+    """A folder over HTTP.
+
+    Attributes:
+        ranges: whether the server knows ranges, as Python's own does not.
+    """
+
+    ranges: bool = True
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # clients come by dozens
+
+    def handle_error(self, *of: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client may leave
+            super().handle_error(*of)
+
+
+@contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Serve until the block ends; gives the port."""
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextmanager
@@ -105,25 +149,152 @@ def http_server(folder: Path) -> Iterator[HttpServer]:
                 self.wfile.write(data)
 
         def begin(self, status: int, length: int, headers: dict[str, str] | None = None) -> None:
-            with state.lock:
-                state.asked[f"{self.command} {status}"] += 1
+            state.note(f"{self.command} {status}")
             self.send_response(status)
             self.send_header("Content-Length", str(length))
             for name, value in (headers or {}).items():
                 self.send_header(name, value)
             self.end_headers()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    state = HttpServer(url=f"http://127.0.0.1:{server.server_address[1]}", folder=folder)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    state = HttpServer(url="", folder=folder)
+    with serving(Handler) as port:
+        state.url = f"http://127.0.0.1:{port}"
         yield state
+
+
+@contextmanager
+def webhdfs_server(folder: Path) -> Iterator[Server]:
+    """Serve a folder as a Hadoop name node does, which sends who wants bytes on to a data node.
+
+    https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/WebHDFS.html
+    """
+
+    class Node(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int = 0) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body) + cut))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+            self.close_connection = self.close_connection or bool(cut)
+
+        def refuse(self, status: int, exception: str, message: str) -> None:
+            self.send(status, json.dumps({"RemoteException": {"exception": exception, "message": message}}).encode())
+
+    class NameNode(Node):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            name = unquote(parts.path).removeprefix("/webhdfs/v1")
+            path = state.folder / name.lstrip("/")
+            state.note(asked["op"])
+            if not path.exists():
+                self.refuse(404, "FileNotFoundException", f"File does not exist: {name}")
+            elif name in state.denied:
+                self.refuse(403, "AccessControlException", f"Permission denied: user=dr.who, path={name!r}")
+            elif asked["op"] == "GETFILESTATUS":
+                self.send(200, json.dumps({"FileStatus": described(path)}).encode())
+            elif asked["op"] == "LISTSTATUS":
+                inside = sorted(path.iterdir()) if path.is_dir() else [path]
+                found = [{**described(one), "pathSuffix": one.name if path.is_dir() else ""} for one in inside]
+                self.send(200, json.dumps({"FileStatuses": {"FileStatus": found}}).encode())
+            elif asked["op"] == "OPEN" and path.is_file():
+                self.send(307, b"", {"Location": f"http://127.0.0.1:{data_port}{self.path}"})
+            else:
+                self.refuse(400, "IllegalArgumentException", f"{asked['op']} of {name}")
+
+    class DataNode(Node):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+            data = (state.folder / unquote(parts.path).removeprefix("/webhdfs/v1/")).read_bytes()
+            start = int(asked.get("offset", 0))
+            data = data[start : start + int(asked["length"]) if "length" in asked else None]
+            fault = state.take()
+            state.note("data")
+            if fault == "reset":
+                self.close_connection = True
+                self.connection.close()
+            elif fault in ("busy", "error"):
+                self.send({"busy": 503, "error": 500}[fault], b"")
+            elif fault == "denied":
+                self.refuse(403, "AccessControlException", "Permission denied")
+            else:
+                half = data[: len(data) // 2]
+                self.send(200, half if fault else data, cut=len(data) - len(half) if fault == "cut" else 0)
+
+    def described(path: Path) -> dict[str, Any]:
+        status = path.stat()
+        return {
+            "type": "DIRECTORY" if path.is_dir() else "FILE",
+            "length": 0 if path.is_dir() else status.st_size,
+            "modificationTime": status.st_mtime_ns // 1_000_000,
+            "pathSuffix": "",
+        }
+
+    state = Server(url="", folder=folder)
+    with serving(DataNode) as data_port, serving(NameNode) as port:
+        state.url = f"webhdfs://127.0.0.1:{port}"
+        yield state
+
+
+@contextmanager
+def gcs_server() -> Iterator[Server]:
+    """Google's JSON API from memory, with bucket `bucket`; sets the variable with which this and other processes find
+    it."""
+    from gcp_storage_emulator.handlers.buckets import create_bucket
+    from gcp_storage_emulator.server import RequestHandler
+    from gcp_storage_emulator.storage import Storage
+
+    class Handler(RequestHandler):  # type: ignore[misc]
+        def do_POST(self) -> None:
+            with writing:  # the emulator is made for one request at a time
+                super().do_POST()
+
+        def do_GET(self) -> None:
+            data = "/download/" in self.path
+            fault = state.take() if data else ""
+            name = unquote(urlsplit(self.path).path).rpartition("/o/")[2]
+            state.note("data" if data else "object" if "/o/" in self.path else "listing")
+            if fault == "reset":
+                self.close_connection = True
+                self.connection.close()
+            elif fault in ("busy", "error", "denied") or name in state.denied:
+                status = {"busy": 503, "error": 500}.get(fault, 403)
+                body = json.dumps({"error": {"code": status, "message": "as the test wants it"}}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            else:
+                super().do_GET()
+
+    writing = threading.Lock()
+    storage = Storage(use_memory_fs=True)
+    create_bucket("bucket", storage)
+    state = Server(url="gs://bucket")
+    with serving(partial(Handler, storage)) as port, environment({"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}):
+        yield state
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables of this process and its children until the block ends."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -134,21 +305,16 @@ def s3_server() -> Iterator[dict[str, str]]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
-    environment = {
+    variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
     try:
-        yield environment
+        with environment(variables):
+            yield variables
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         server.stop()
 
 

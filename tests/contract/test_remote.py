@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
-from contract.test_sources import CASES, OPTIONS, Case
+from contract.inputs import CASES, OPTIONS, Case
 from servers import HttpServer, http_server, s3_server, upload
 
 from core.errors import InputError, SourceError

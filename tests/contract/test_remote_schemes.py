@@ -1,0 +1,218 @@
+"""gs:// and webhdfs:// by their own clients over a socket: read, listed, refused and watched as every other storage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from contract.inputs import CASES, OPTIONS, Case
+from contract.test_remote import content, request_of, samples_of
+from servers import Server, gcs_server, webhdfs_server
+
+from core.errors import InputError, SourceError
+from core.units import Unit
+from producer.enqueue import prepare
+from producer.plan import plan
+from sources import listings, remote
+from sources.filesystems import bare, filesystem
+from sources.kinds import SOURCES, detect, read
+from sources.storage import match
+
+TAR = next(case for case in CASES if case.kind == "tar")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between attempts are shorter, and ranges small, so that small files have several."""
+    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(remote, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(remote, "LARGE_BYTES", 4000)
+
+
+@dataclass
+class Store:
+    """A folder of a storage server, for one test.
+
+    Attributes:
+        url: of the folder.
+        upload: makes files of it, by their relative paths, have these bytes.
+        remove: takes a file away.
+        name: what the server calls a file, as `Server.denied` has it.
+    """
+
+    server: Server
+    url: str
+    upload: Callable[[dict[str, bytes]], object]
+    remove: Callable[[str], None]
+    name: Callable[[str], str]
+
+    def put(self, relative: str, data: bytes) -> None:
+        self.upload({relative: data})
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Server]:
+    with gcs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def webhdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with webhdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server
+
+
+@pytest.fixture(params=["gcs", "webhdfs"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    server: Server = request.getfixturevalue(request.param)
+    url = f"{server.url}/{tmp_path.name}"
+
+    def upload(files: dict[str, bytes]) -> None:
+        if request.param == "gcs":
+            filesystem(url).pipe({bare(f"{url}/{relative}"): data for relative, data in files.items()})
+            return
+        for relative, data in files.items():
+            path = server.folder / tmp_path.name / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def remove(relative: str) -> None:
+        if request.param == "gcs":
+            filesystem(url).rm_file(bare(f"{url}/{relative}"))
+        else:
+            (server.folder / tmp_path.name / relative).unlink()
+
+    root = tmp_path.name if request.param == "gcs" else f"/{tmp_path.name}"
+    yield Store(server, url, upload, remove, lambda relative: f"{root}/{relative}")
+    server.denied.clear()
+    server.suffer("", 0)
+
+
+def shard(store: Store, folder: Path) -> Unit:
+    store.put("shard.tar", TAR.write(folder).read_bytes())
+    (unit,) = SOURCES["tar"].split(f"{store.url}/shard.tar", OPTIONS)
+    return unit
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
+def test_the_samples_are_the_same(case: Case, store: Store, tmp_path: Path) -> None:
+    path = case.write(tmp_path)
+    store.upload({str(one.relative_to(tmp_path)): one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()})
+    found = detect(f"{store.url}/{path.name}")
+    assert found == [(case.kind, f"{store.url}/{path.name}")]
+    assert content(samples_of(*found[0])) == case.listing
+
+
+def test_patterns_braces_and_folders_name_files(store: Store) -> None:
+    names = ("a/00000.tar", "a/00001.tar", "a/00002.tar", "a/notes.md", "b/00000.tar")
+    store.upload(dict.fromkeys(names, bytes(1024)))
+    shards = [f"{store.url}/a/{name}.tar" for name in ("00000", "00001", "00002")]
+    for pattern in ("a/*.tar", "a/0000?.tar", "a/0000[0-2].tar"):
+        assert match(f"{store.url}/{pattern}") == shards
+    assert match(f"{store.url}/**/00000.tar") == [shards[0], f"{store.url}/b/00000.tar"]
+    for text in ("a/*.tar", "a/{00000..00002}.tar", "a"):
+        assert [unit.source for unit in plan([f"{store.url}/{text}"], OPTIONS).units] == shards
+    with pytest.raises(InputError, match=r"00003.tar is not found \(1 of 4 inputs\)"):
+        plan([store.url + "/a/{00000..00003}.tar"], OPTIONS)
+    for nothing in ("a/*.jsonl", "nowhere/*.tar"):
+        with pytest.raises(InputError, match="no file matches"):
+            plan([f"{store.url}/{nothing}"], OPTIONS)
+
+
+def test_many_files_of_a_folder_are_looked_up_in_one_listing(store: Store) -> None:
+    names = [f"{number:02d}.tar" for number in range(30)]
+    store.upload(dict.fromkeys(names, bytes(1024)))
+    now = [listings.stat(f"{store.url}/{name}") for name in names]
+    store.server.asked.clear()
+    with listings.listed_once():
+        assert [listings.stat(f"{store.url}/{name}") for name in names] == now
+        with pytest.raises(SourceError, match=r"30.tar: does not exist"):
+            listings.stat(f"{store.url}/30.tar")
+    # Asking for one file takes gcsfs an extra listing, because it could be a folder.
+    assert store.server.asked.total() < len(names)
+
+
+@pytest.mark.parametrize("fault", ["busy", "error", "reset"])
+def test_a_server_that_is_in_trouble_for_a_moment_changes_nothing(store: Store, tmp_path: Path, fault: str) -> None:
+    unit = shard(store, tmp_path)
+    store.server.suffer(fault, 3)
+    assert content(list(read(unit, []))) == TAR.listing
+    assert store.server.left == 0
+
+
+@pytest.mark.parametrize("fault", ["busy", "reset"])
+def test_a_server_that_stays_in_trouble_is_worth_another_try_later(store: Store, tmp_path: Path, fault: str) -> None:
+    unit = shard(store, tmp_path)
+    store.server.suffer(fault, 1000)
+    with pytest.raises(SourceError, match=unit.source) as caught:
+        list(read(unit, []))
+    assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
+    if fault == "busy":  # aiohttp takes a reset for a connection that was too old, and asks once more
+        assert 1000 - store.server.left == 1 + len(remote.PAUSES_S), "no other attempts than those that are watched"
+
+
+def test_what_may_not_be_read_or_is_gone_is_named_at_once(store: Store, tmp_path: Path) -> None:
+    unit = shard(store, tmp_path)
+    store.server.suffer("denied", 1)
+    with pytest.raises(SourceError) as denied:
+        list(read(unit, []))
+    assert store.server.left == 0
+    store.remove("shard.tar")
+    with pytest.raises(SourceError) as gone:
+        list(read(unit, []))
+    assert [denied.value.code, gone.value.code] == ["source_denied", "source_missing"]
+    assert not denied.value.transient
+    assert not gone.value.transient
+    assert all(unit.source in error.value.message for error in (denied, gone))
+
+
+@pytest.mark.parametrize("length", ["the same length", "another length"])
+def test_a_shard_that_is_another_one_by_now_is_never_read_for_the_planned_one(
+    store: Store, tmp_path: Path, length: str
+) -> None:
+    unit = shard(store, tmp_path)
+    store.put("shard.tar", bytes((unit.stop or 0) + 512 * (length == "another length")))
+    if store.server.folder != Path():  # Hadoop's times are in ms
+        path = store.server.folder / tmp_path.name / "shard.tar"
+        moved_on_s = path.stat().st_mtime + 1
+        os.utime(path, (moved_on_s, moved_on_s))
+    with pytest.raises(SourceError) as caught:
+        list(read(unit, []))
+    assert caught.value.code == "shard_changed"
+
+
+def test_a_folder_that_may_not_be_listed_is_no_empty_one(webhdfs: Server, tmp_path: Path) -> None:
+    root = webhdfs.folder / tmp_path.name
+    for folder in ("a", "b"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "1.jpg").write_bytes(b"\xff\xd8")
+        (root / folder / "1.tar").write_bytes(bytes(1024))
+    url = f"{webhdfs.url}/{tmp_path.name}"
+    assert [path for path, _ in listings.walk(url)] == ["a/1.jpg", "a/1.tar", "b/1.jpg", "b/1.tar"]
+    webhdfs.denied.add(f"/{tmp_path.name}/b")
+    for ask in (lambda: list(SOURCES["files"].split(url, OPTIONS)), lambda: match(f"{url}/**/*.tar")):
+        with pytest.raises(SourceError) as caught:
+            ask()
+        assert caught.value.code == "source_denied"
+    webhdfs.denied.clear()
+
+
+def test_what_is_gone_is_named_and_what_is_there_is_not(store: Store, tmp_path: Path) -> None:
+    store.upload(dict.fromkeys(("a.txt", "b.txt", "c.txt"), b"one text\n"))
+    asked = request_of((f"{store.url}/*.txt",), tmp_path / "out")
+    prepare(asked)
+    store.remove("b.txt")
+    (told,) = prepare(asked).warnings
+    assert told.startswith(f"not there any more: {store.url}/b.txt; ")
+
+
+def test_hdfs_without_a_hadoop_client_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(SourceError) as caught:
+        listings.stat("hdfs://namenode:8020/shards/00000.tar")
+    assert caught.value.code == "storage_missing"
+    assert "\n" not in str(caught.value)
+    assert "webhdfs://NAMENODE" in (caught.value.next_step or "")
