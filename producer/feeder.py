@@ -31,7 +31,9 @@ from producer.window import Window
 TICK_S = 0.2
 SWEEP_S = 60.0
 OUTAGE_S = 2.0
-"""An answer that took this long was an outage: holders of overdue leases may be alive, and must get to beat first."""
+OUTAGE_SHARE = 0.25
+"""An answer that took longer than this, and than this share of a lease, was an outage: holders of overdue leases may be
+alive, and must get to beat first. A shorter one has ended no lease: half of it at least was left (core.settings)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Feeder:
     ) -> None:
         self.client = client
         self.lease_s = lease_s
+        self.outage_s = max(OUTAGE_S, OUTAGE_SHARE * lease_s)
         self.only = only
         self.log = Events("producer")
         self._clock = clock
@@ -139,13 +142,13 @@ class Feeder:
 
     def _listen(self) -> None:
         """Notes another server, or a jump of its clock, as an outage."""
-        paused = self._clock() - self._ticked > OUTAGE_S + TICK_S
+        paused = self._clock() - self._ticked > self.outage_s + TICK_S
         with self._answered():
             server_ms = now_ms(self.client)
             server = reach(self.client, "").incarnation
         now = self._clock()
         offset_s = server_ms / 1000 - now
-        if paused or server != self._server or abs(offset_s - self._offset_s) > OUTAGE_S:
+        if paused or server != self._server or abs(offset_s - self._offset_s) > self.outage_s:
             self._steady_since = now
         self._server, self._offset_s = server, offset_s
 
@@ -159,7 +162,7 @@ class Feeder:
         """Notes an outage where what is asked in it takes that long."""
         asked = self._clock()
         yield
-        if self._clock() - asked > OUTAGE_S:
+        if self._clock() - asked > self.outage_s:
             self._steady_since = self._clock()
 
     def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:

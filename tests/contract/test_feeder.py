@@ -206,8 +206,19 @@ def test_a_lease_that_has_run_out_is_taken_away(run: RunCase, clock: FakeClock) 
 def test_after_a_pause_leases_are_left_alone_for_one_lease(run: RunCase, clock: FakeClock) -> None:
     run.build()
     feeder = steady(run, clock)
-    clock.advance(2.5)
+    clock.advance(6.0)
     assert not reaps(run, feeder)
+
+
+def test_a_short_pause_ends_no_lease_and_so_delays_nothing(run: RunCase, clock: FakeClock) -> None:
+    run.build()
+
+    def after_a_pause(u: int) -> bool:
+        feeder = steady(run, clock)
+        clock.advance(3.0)
+        return reaps(run, feeder, u)
+
+    assert any(after_a_pause(u) for u in range(3))
 
 
 @pytest.mark.parametrize("call", ["registered", "now_ms", "live_workers", "Ledger.meta", "Ledger.next_units"])
@@ -221,7 +232,7 @@ def test_after_an_answer_that_took_long_leases_are_left_alone(
     real = getattr(owner, attribute)
 
     def slow(*arguments: object, **options: object) -> object:
-        clock.advance(3.0)
+        clock.advance(6.0)
         return real(*arguments, **options)
 
     with monkeypatch.context() as patch:

@@ -16,6 +16,7 @@ from e2e.session import Command, Ledger, await_in, logs, started, succeed
 from faults.kit.cluster import DIM, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.table import Recovery
+from producer.window import MIN_HINTS
 
 OTHER_VERSION = {"set": "core.protocol:VERSION", "to": 99}
 
@@ -313,10 +314,10 @@ def test_services_of_another_version_among_the_others(cluster: Cluster, recovery
         return int(client.info("commandstats")["cmdstat_hgetall"]["calls"])
 
     cluster.until(lambda: all(connected(cluster, stranger) for stranger in strangers))
-    cluster.until(lambda: waiting_hints(cluster) == 60)
+    cluster.until(lambda: waiting_hints(cluster) == MIN_HINTS)
     before = looks()
     cluster.until(lambda: looks() > before + 60)
-    assert waiting_hints(cluster) == 60
+    assert waiting_hints(cluster) == MIN_HINTS
     assert cluster.finished() == 0
     assert not cluster.owners()
 
