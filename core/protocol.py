@@ -13,7 +13,8 @@ embq:rates                hash    model config and device -> measured speed (JSO
 embq:turns                string  virtual times of the models that share workers (JSON) models with work of late
 embq:uploads              hash    upload name -> what is being sent (JSON)              until it is in the folder
 embq:up:{U}:pieces        hash    number -> compressed piece of an upload               64 pieces
-embq:up:{U}:state         hash    taken, end, code, why: what the writer says of it     a day after its end
+embq:up:{U}:state         hash    taken, sent, why, end; the end also under the run's   a day after its end
+                                  id in the place of U
 embq:{R}:meta             hash    gen, state, priority, total, cursor, done, bytes ...  run
 embq:{R}:hinted           zset    u -> server ms of its last hint; 0 = hint at once     units waiting in RQ
 embq:{R}:due              zset    u -> server ms when its lease, its delay or its       units leased, delayed or

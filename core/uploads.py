@@ -13,7 +13,7 @@ import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, cast
 
@@ -31,7 +31,7 @@ PIECE_BYTES = 1 << 20
 WINDOW = 64
 """Most pieces that wait in the broker."""
 
-_SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/\d{{5}}(/[^/\0]+)+")
+_SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/[0-9a-f]{{5,16}}(/[^/\0]+)+")
 """What an upload may write. An upload comes over the network, and must not reach anything else."""
 
 
@@ -61,17 +61,21 @@ class UploadFile:
 class Upload:
     """What a laptop sends: the files of a planned run, `run.json` last.
 
+    Where the output folder holds a run of the same model already, the units that this one lacks are added to it.
+
     Attributes:
-        run: id of the run that they make.
+        run: id of the run that they make, unless they are added to another.
         output: absolute path of the output folder on the writer's machine.
         record: the run's record, as it will be announced.
         files: in the order in which they are sent.
+        priority: what the run is to have, or None to leave it as it is; no part of what the upload is.
     """
 
     run: str
     output: str
     record: str
     files: tuple[UploadFile, ...]
+    priority: int | None = None
 
     @property
     def name(self) -> str:
@@ -88,6 +92,7 @@ class Upload:
                 "output": self.output,
                 "record": self.record,
                 "files": files,
+                "priority": self.priority,
             }
         )
 
@@ -107,7 +112,14 @@ class Upload:
         for file in files:
             if not _SAFE.fullmatch(file.path) or {".", ".."} & set(file.path.split("/")):
                 raise InputError(f"an upload may not write {file.path!r}", code="outside_root")
-        return cls(run=data["run"], output=data["output"], record=data["record"], files=files)
+        priority = data.get("priority")
+        return cls(
+            run=str(data["run"]),
+            output=str(data["output"]),
+            record=data["record"],
+            files=files,
+            priority=None if priority is None else int(priority),
+        )
 
 
 class Pieces:
@@ -183,7 +195,7 @@ def is_announced(client: redis.Redis, name: str) -> bool:
 
 
 def state(client: redis.Redis, name: str) -> dict[str, Any]:
-    """What the writer says: `taken` pieces, and perhaps `end` ("accepted" or "refused") with `code` and `why`."""
+    """What the writer says: `taken` pieces, perhaps `why` it waits, and `end` once there is one (see `end_of`)."""
     raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
     said = {key.decode(): value.decode() for key, value in raw.items()}
     return {**said, "taken": int(said.get("taken", "0"))}
@@ -206,18 +218,125 @@ def say_sent(client: redis.Redis, name: str) -> None:
 
 
 def say_why(client: redis.Redis, name: str, why: str) -> None:
-    """Say what an upload waits for."""
+    """Say what an upload waits for; "" where it goes on."""
     client.hset(upload_key(name, "state"), "why", why)
 
 
-def say_end(client: redis.Redis, name: str, end: str, *, code: str = "", why: str = "") -> None:
-    """Say what became of an upload, for a day, and forget the rest of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """What came of an upload that is whole.
+
+    Attributes:
+        units: of the run now.
+        samples: of what was added, or of a new run; None where only reading tells.
+        added: units that were added; None where the run is new.
+    """
+
+    units: int
+    samples: int | None
+    added: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What became of an upload.
+
+    Attributes:
+        end: "accepted" or "refused".
+        code, why: of a refusal.
+        run: the run that has its units now; "" where it was refused.
+        added: units that were added to a run that was there before; None where the run is new.
+        units: of the run, with all that was added.
+        samples: of what was added, or of the run where it is new; None where only reading tells.
+    """
+
+    end: str
+    code: str = ""
+    why: str = ""
+    run: str = ""
+    added: int | None = None
+    units: int = 0
+    samples: int | None = None
+
+
+def end_of(client: redis.Redis, name: str) -> End | None:
+    """How an upload ended, for a day; None while it has not. `name` may also be the id of the run that was sent."""
+    said = state(client, name)
+    if "end" not in said:
+        return None
+    added, units, samples = (int(said[part]) if said.get(part) else None for part in ("added", "units", "samples"))
+    return End(
+        end=said["end"],
+        code=said.get("code", ""),
+        why=said.get("why", ""),
+        run=said.get("run", ""),
+        added=added,
+        units=units or 0,
+        samples=samples,
+    )
+
+
+def say_end(client: redis.Redis, name: str, run: str, end: End) -> None:
+    """Say what became of an upload, also to who knows only the id of the run that was sent; forget the rest of it."""
+    fields: dict[Any, Any] = {part: "" if value is None else str(value) for part, value in asdict(end).items()}
     with client.pipeline() as pipe:
-        pipe.hset(upload_key(name, "state"), mapping={"end": end, "code": code, "why": why})
-        pipe.expire(upload_key(name, "state"), 86_400)
+        for known_as in (name, run):
+            pipe.hset(upload_key(known_as, "state"), mapping=fields)
+            pipe.expire(upload_key(known_as, "state"), 86_400)
         pipe.hdel(UPLOADS, name)
         pipe.unlink(upload_key(name, "pieces"))
         pipe.execute()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """An upload that has not ended.
+
+    Attributes:
+        bytes: taken by a writer and on its disk; `bytes_total` of all.
+        sent: whether the broker has had all of it: the sender may be gone.
+        why: what it waits for, as the writer says; "".
+    """
+
+    name: str
+    upload: Upload
+    bytes: int
+    bytes_total: int
+    sent: bool
+    why: str
+
+
+def under_way(client: redis.Redis) -> list[UnderWay]:
+    """The uploads that have not ended; those of other versions, and what is none, are left out."""
+    found = []
+    for name in names(client):
+        try:
+            upload = Upload.from_json(announced(client, name))
+        except (InputError, ValueError, KeyError, TypeError):
+            continue
+        if upload is not None:
+            said, pieces = state(client, name), Pieces(upload.files)
+            found.append(
+                UnderWay(
+                    name=name,
+                    upload=upload,
+                    bytes=pieces.bytes_before(said["taken"]),
+                    bytes_total=pieces.bytes_before(pieces.count),
+                    sent="sent" in said,
+                    why=said.get("why", ""),
+                )
+            )
+    return found
+
+
+def drop_pieces(client: redis.Redis, name: str) -> None:
+    """Remove what was sent to a writer that had ended the upload meanwhile."""
+    client.unlink(upload_key(name, "pieces"))
+
+
+def is_attended(client: redis.Redis, name: str) -> bool:
+    """Whether a writer has looked at it, and said how much it has."""
+    return bool(client.hexists(upload_key(name, "state"), "taken"))
 
 
 def waits(client: redis.Redis, name: str, number: int) -> bool:

@@ -21,7 +21,9 @@ from producer.upload import Delivered, Inputs, Parcel, deliver, pack
 PLAIN_EVERY_S = 10.0
 
 
-def send_run(client: redis.Redis, request: Request, *, inline: bool, as_json: bool) -> None:
+def send_run(
+    client: redis.Redis, request: Request, *, inline: bool, as_json: bool, priority: int | None = None
+) -> None:
     """Plan a run into a temporary folder of this machine, send it, and say whether this machine may leave."""
     output = str(request.output)
     if not PurePosixPath(output).is_absolute():
@@ -36,21 +38,31 @@ def send_run(client: redis.Redis, request: Request, *, inline: bool, as_json: bo
         )
         for warning in planned.warnings:
             click.echo(f"warning: {warning}", err=True)
-        parcel = pack(Path(folder) / "run", output, inputs)
+        parcel = pack(Path(folder) / "run", output, inputs, priority)
         with _Display(parcel) as display:
             delivered = deliver(client, parcel, display.report)
     _tell(parcel, delivered, as_json=as_json)
 
 
 def _tell(parcel: Parcel, delivered: Delivered, *, as_json: bool) -> None:
-    info = parcel.info
+    info, end = parcel.info, delivered.end
+    # Until a writer has taken it, only it knows whether the folder holds a run to which this is added.
+    run = end.run if end is not None else info.run
+    units = end.units if end is not None else info.units
+    added = end.added if end is not None else None
     if as_json:
-        said = {"schema": 1, "run": info.run, "units": info.units, "accepted": delivered.accepted}
+        said = {"schema": 1, "run": run, "units": units, "accepted": end is not None}
+        if end is not None:
+            said |= {"new": added is None, "added": added or 0}
         click.echo(json.dumps(said))
+    elif end is not None and added == 0:
+        click.echo(f"run {run} is already enqueued: {units:,} units; nothing was added")
     else:
-        samples = f", {info.samples:,} samples" if info.samples is not None else ""
-        click.echo(f"run {info.run}: {info.units:,} units{samples} enqueued for {info.model.spec}")
-    if delivered.accepted:
+        count, total = (added, end.samples) if end is not None and added else (units, info.samples)
+        samples = f", {total:,} samples" if total is not None else ""
+        told = f"added to {units - count:,}" if added else "enqueued"
+        click.echo(f"run {run}: {count:,} units{samples} {told} for {info.model.spec}")
+    if end is not None:
         click.echo("the writer has it on its disk; this machine may leave", err=True)
     else:
         click.echo(
@@ -58,7 +70,7 @@ def _tell(parcel: Parcel, delivered: Delivered, *, as_json: bool) -> None:
             "this machine may leave",
             err=True,
         )
-    click.echo(f"watch it with: embq status {info.run} --watch", err=True)
+    click.echo(f"watch it with: embq status {run} --watch", err=True)
 
 
 class _Display:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ from core.manifest import Manifest, SegmentWriter, write_manifest
 from core.models import ModelConfig, ModelSpec
 from core.registry import RunRecord, register
 from core.units import Unit
+from core.uploads import Grown
 from producer.additions import Additions, Differences
 from producer.plan import Plan, plan
 from producer.selection import SELECTED, Selection
@@ -81,6 +82,7 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     layout, planned, config = plan_of(request)
     if relocate is not None:
         planned = replace(planned, units=map(relocate, planned.units))
+    asked = asked_for(request)
     if not layout.run_json.exists():
         # An input that cannot be read at all is refused before anything is made.
         first = next(planned.units, None)
@@ -92,7 +94,57 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
             return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
         there = load_run(layout.root)
         _refuse_other_run(there, request, config)
-        return _extend(layout, request, planned, there)
+        return _extend(layout, there, asked, planned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a plan was made from, as a generation records it.
+
+    Attributes:
+        inputs: as the user gave them.
+        options: reader options and selection.
+        version: embq version that planned.
+    """
+
+    inputs: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    version: str
+
+
+def asked_for(request: Request) -> Asked:
+    """What a user's request says of its plan."""
+    return Asked(inputs=request.inputs, options=_options(request), version=request.version)
+
+
+def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> Grown:
+    """Add to a run what it lacks of another one, which was planned elsewhere, and came through the broker.
+
+    Whoever calls it holds the lock on planning.
+
+    Args:
+        root: output folder of the run that is there.
+        arrived: folder that holds the `run.json` and the manifest of the other one.
+        ready: makes the inputs that came along real; called once it is certain that units will be added, before they
+            are. Calling it again changes nothing.
+        moved: called as it goes on.
+
+    Raises InputError where the two are of another model, or inputs have changed. Then nothing is changed.
+    """
+    there, other = load_run(root), load_run(arrived)
+    if differences := _differences_of(there, other.model, other.dtype):
+        raise _other_run(root, there, differences)
+    asked = Asked(inputs=other.inputs, options=other.options, version=other.version)
+
+    def units() -> Iterator[Unit]:
+        for unit in Manifest(Layout(arrived)):
+            moved()
+            yield unit
+
+    plan = Plan(units=units(), modalities=other.model.modalities, warnings=())
+    # Whether an input is gone, only the machine that planned it can see.
+    added = _extend(Layout(root), there, asked, plan, ready=ready, look_for_vanished=False)
+    return Grown(units=added.info.units, samples=added.samples, added=added.added)
 
 
 def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
@@ -119,7 +171,7 @@ def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo
     additions = Additions(Manifest(layout))
     yield from additions.of(planned.units, request.options.unit_samples)
     if (differences := additions.differences(())).changed:
-        raise _changed(there, request, differences)
+        raise _changed(request.output, there, asked_for(request), differences)
 
 
 @contextmanager
@@ -159,7 +211,15 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
     return info
 
 
-def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> Planned:
+def _extend(
+    layout: Layout,
+    there: RunInfo,
+    asked: Asked,
+    planned: Plan,
+    *,
+    ready: Callable[[], None] = lambda: None,
+    look_for_vanished: bool = True,
+) -> Planned:
     """Add the units that the run lacks as one more generation."""
     for leftover in leftovers(layout.manifest):
         drop(leftover)
@@ -168,11 +228,12 @@ def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> 
     # A name of its own: no other plan can ever write to a segment that a generation names.
     segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
     try:
-        summary = segments.write(additions.of(planned.units, request.options.unit_samples))
-        differences = additions.differences(_named_again(there, request), planned.vanished)
+        summary = segments.write(additions.of(planned.units, int(dict(asked.options)["unit_samples"])))
+        differences = additions.differences(_named_again(there, asked) if look_for_vanished else (), planned.vanished)
         if differences.changed:
-            raise _changed(there, request, differences)
+            raise _changed(layout.root, there, asked, differences)
         if summary.units:
+            ready()
             generation = Generation(
                 number=number,
                 run=there.run,
@@ -181,9 +242,9 @@ def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> 
                 samples=summary.samples,
                 digest=summary.digest,
                 segments=tuple(segments.names),
-                inputs=request.inputs,
-                options=_options(request),
-                version=request.version,
+                inputs=asked.inputs,
+                options=asked.options,
+                version=asked.version,
                 created=_now(),
             )
             append(layout.manifest, generation, temporary=layout.temporary)
@@ -200,27 +261,27 @@ def _extend(layout: Layout, request: Request, planned: Plan, there: RunInfo) -> 
     )
 
 
-def _named_again(there: RunInfo, request: Request) -> set[int]:
+def _named_again(there: RunInfo, asked: Asked) -> set[int]:
     """The generations whose inputs are all asked for once more, with the same taken of them."""
     recorded = [(there.inputs, there.options), *((one.inputs, one.options) for one in there.added)]
-    selection = set(request.selection.recorded())
+    selection = {pair for pair in asked.options if pair[0] in SELECTED}
     return {
         number
         for number, (inputs, options) in enumerate(recorded)
-        if set(inputs) <= set(request.inputs) and {pair for pair in options if pair[0] in SELECTED} == selection
+        if set(inputs) <= set(asked.inputs) and {pair for pair in options if pair[0] in SELECTED} == selection
     }
 
 
-def _changed(there: RunInfo, request: Request, differences: Differences) -> InputError:
+def _changed(output: Path, there: RunInfo, asked: Asked, differences: Differences) -> InputError:
     more = differences.changed_count - len(differences.changed)
-    asked = dict(_options(request))
+    wanted = dict(asked.options)
     differing = [
-        f"{name}: {value or 'none'} there, {asked[name] or 'none'} asked for"
+        f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
         for name, value in there.options
-        if name not in SELECTED and asked.get(name, value) != value
+        if name not in SELECTED and wanted.get(name, value) != value
     ]
     return InputError(
-        f"inputs are not what was planned for {request.output}: "
+        f"inputs are not what was planned for {output}: "
         + ", ".join(differences.changed)
         + (f" and {more:,} more" if more else "")
         + (f"; options differ: {'; '.join(differing)}" if differing else "")
@@ -297,14 +358,20 @@ def _options(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
-    asked = replace(there, model=config if config.modalities else there.model, dtype=request.dtype)
-    old, new = there.identity(), asked.identity()
-    differences = [f"{name}: {old[name]} there, {new[name]} asked for" for name in old if old[name] != new[name]]
-    if differences:
-        begun = CommitLog(Layout(Path(os.path.abspath(request.output)))).replay(there.units).count > 0
-        raise InputError(
-            f"{request.output} holds another run: " + "; ".join(differences),
-            next_step=f"choose another --output, or go on with the run that is there: embq resume {request.output}"
-            + ("" if begun else " (or remove the folder: nothing of it is committed)"),
-            code="other_run",
-        )
+    if differences := _differences_of(there, config if config.modalities else there.model, request.dtype):
+        raise _other_run(request.output, there, differences)
+
+
+def _differences_of(there: RunInfo, model: ModelConfig, dtype: str) -> list[str]:
+    old, new = there.identity(), replace(there, model=model, dtype=dtype).identity()
+    return [f"{name}: {old[name]} there, {new[name]} asked for" for name in old if old[name] != new[name]]
+
+
+def _other_run(output: Path, there: RunInfo, differences: Sequence[str]) -> InputError:
+    begun = CommitLog(Layout(Path(os.path.abspath(output)))).replay(there.units).count > 0
+    return InputError(
+        f"{output} holds another run: " + "; ".join(differences),
+        next_step=f"choose another --output, or go on with the run that is there: embq resume {output}"
+        + ("" if begun else " (or remove the folder: nothing of it is committed)"),
+        code="other_run",
+    )

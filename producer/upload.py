@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,14 @@ from core.durable import file_sha256
 from core.errors import BrokerError, InputError, UsageError
 from core.layout import INPUTS, Layout, RunInfo, load_run, run_id
 from core.units import Unit
-from core.uploads import PIECE_BYTES, WINDOW, Pieces, Upload, UploadFile
+from core.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
 from producer.enqueue import record_of
 
 LOOK_S = 0.05
+LISTEN_S = 2.5
+"""So long is waited for a writer to say what it has already, before anything is sent."""
+FEW_PIECES = 4
+"""These are sent at once."""
 ACCEPT_S = 10.0
 """So long is waited for a writer to accept what the broker already holds as a whole."""
 FSYNC_MS = 3_000
@@ -44,7 +49,11 @@ class Inputs:
                 f"{unit.source}: --inline sends files of this machine, and this is none",
                 next_step="leave --inline out: the workers read URLs themselves",
             )
-        name = self._names.setdefault(unit.source, f"{INPUTS}/{len(self._names):05d}/{_plain(unit.source)}")
+        name = self._names.get(unit.source)
+        if name is None:
+            # By where it stands here: the same file finds its place again when more is sent later.
+            place = hashlib.sha256(os.fsencode(unit.source)).hexdigest()[:16]
+            name = self._names[unit.source] = f"{INPUTS}/{place}/{_plain(unit.source)}"
         if unit.kind == "files":
             for relative, _ in unit.items:
                 for path in _with_beside(unit.source, relative):
@@ -80,33 +89,35 @@ class Parcel:
     paths: dict[str, Path]
 
 
-def pack(planned: Path, output: str, inputs: Inputs | None) -> Parcel:
+def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None = None) -> Parcel:
     """What has to be sent for a run that was planned into the folder `planned` of this machine.
 
-    Its id follows from where it goes, so planning it again gives the same upload.
+    Its id follows from where it goes, so planning it again gives the same upload. Of inputs the oldest come
+    first: where more is sent to a run, the writer has those, and asks for what follows.
     """
     layout = Layout(planned)
     info = load_run(planned)
     info = replace(info, run=run_id(info.identity(), Path(output)), created="")
     layout.run_json.unlink()
     info.publish(layout)
-    paths = {path: Path(source) for path, source in sorted((inputs.files if inputs else {}).items())}
+    by_value = {path: Path(source) for path, source in (inputs.files if inputs else {}).items()}
+    paths = dict(sorted(by_value.items(), key=lambda pair: (pair[1].stat().st_mtime_ns, pair[0])))
     paths |= {f"manifest/{path.name}": path for path in sorted(layout.manifest.glob("*.parquet"))}
     paths["run.json"] = layout.run_json
     files = []
     for name, path in paths.items():
         status = path.stat()
-        by_value = name.startswith(INPUTS)
         files.append(
             UploadFile(
                 path=name,
                 bytes=status.st_size,
-                mtime_ns=status.st_mtime_ns if by_value else 0,
+                mtime_ns=status.st_mtime_ns if name in by_value else 0,
                 sha256=file_sha256(path),
             )
         )
     record = record_of(info, Path(output)).to_json()
-    return Parcel(upload=Upload(run=info.run, output=output, record=record, files=tuple(files)), info=info, paths=paths)
+    upload = Upload(run=info.run, output=output, record=record, files=tuple(files), priority=priority)
+    return Parcel(upload=upload, info=info, paths=paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +125,11 @@ class Delivered:
     """How an upload ended.
 
     Attributes:
-        accepted: the writer has all of it on its disk.
+        end: what the writer says; None where it has not taken all of it yet.
         kept: the broker has all that the writer has not taken on its disk; None where it cannot say.
     """
 
-    accepted: bool
+    end: End | None
     kept: bool | None
 
 
@@ -138,16 +149,18 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
     sent = 0
     kept: bool | None = False
     kept_since = 0.0
+    began, heard = time.monotonic(), False
     while True:
         said = uploads.state(client, upload.name)
-        if said.get("end") == "accepted":
-            return Delivered(accepted=True, kept=kept)
-        if said.get("end") == "refused":
-            raise InputError(
-                said.get("why", "the writer refused the run"),
-                code=said.get("code", "refused"),
-                next_step="the log of `embq writer` tells more",
-            )
+        if (end := uploads.end_of(client, upload.name)) is not None:
+            uploads.drop_pieces(client, upload.name)
+            if end.end == "refused":
+                raise _refusal(end, parcel)
+            return Delivered(end=end, kept=kept)
+        if pieces.count > FEW_PIECES and not heard and time.monotonic() - began < LISTEN_S:
+            heard = uploads.is_attended(client, upload.name)
+            time.sleep(LOOK_S)
+            continue
         taken = said["taken"]
         sent = max(sent, taken)
         if _forgotten(client, upload):
@@ -164,8 +177,26 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
         if sent == pieces.count and kept is False:
             kept, kept_since = _on_disk(client, upload.name), time.monotonic()
         elif kept and time.monotonic() - kept_since > ACCEPT_S:
-            return Delivered(accepted=False, kept=kept)
+            return Delivered(end=None, kept=kept)
         time.sleep(LOOK_S)
+
+
+def _refusal(end: End, parcel: Parcel) -> InputError:
+    """Why the writer does not take it, with files by their names on this machine."""
+    why = end.why
+    for name, path in parcel.paths.items():
+        place = f"{parcel.upload.output}/{name}"
+        if name.startswith(INPUTS) and place in why:
+            why = why.replace(place, str(path))
+    return InputError(why, code=end.code, next_step=_NEXT.get(end.code, "the log of `embq writer` tells more"))
+
+
+_NEXT = {
+    "input_changed": "put the files back as they were sent first or leave the changed ones out, or choose another "
+    "--output; rows of the old and the new content are never mixed",
+    "other_run": "choose another --output",
+    "foreign_output": "choose an empty or a new folder of that machine",
+}
 
 
 def _lost(client: redis.Redis, name: str, taken: int) -> bool:

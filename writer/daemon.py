@@ -15,7 +15,7 @@ from core.protocol import run_key
 from core.registry import RunRecord, registered
 from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter
-from writer.uploads import Receiver
+from writer.uploads import Add, Receiver
 
 IDLE_S = 0.02
 LOOK_S = 1.0
@@ -26,13 +26,20 @@ HELD_S = 15.0
 
 
 class Writer:
-    """Serves every registered run, or only `only`; without `only`, it takes uploads as well.
+    """Serves every registered run, or only `only`; without `only` and with `add` it takes uploads as well.
 
     With `only`, an error of the run ends `serve`. Without, it is logged, and the other runs go on.
     """
 
     def __init__(
-        self, client: redis.Redis, *, version: str, only: str = "", takeover: bool = False, rebuild: bool = False
+        self,
+        client: redis.Redis,
+        *,
+        version: str,
+        add: Add | None = None,
+        only: str = "",
+        takeover: bool = False,
+        rebuild: bool = False,
     ) -> None:
         self.client = client
         self.version = version
@@ -41,8 +48,8 @@ class Writer:
         self.rebuild = rebuild
         self.log = Events("writer")
         self.runs: dict[str, RunWriter] = {}
-        self._receiver = Receiver(client)
         self._keeper = LockKeeper()
+        self._receiver = Receiver(client, add, self._keeper.moved) if add is not None and not only else None
         self._opened: set[str] = set()
         self._finished: dict[str, int] = {}  # run -> the units that it had then
         self._cancelled: set[str] = set()
@@ -60,8 +67,8 @@ class Writer:
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
                     self._open_new_runs()
-                    receiving += not self.only
-                if receiving:
+                    receiving += self._receiver is not None
+                if receiving and self._receiver is not None:
                     # As long as pieces come, more are looked for at once.
                     self._keeper.moved()
                     receiving = self._receiver.step()

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import redis
 
 from core import uploads
-from core.durable import drop, file_sha256, fsync_file, fsync_folder, output_error
+from core.control import PRIORITY, Control, load_control, save_control
+from core.durable import file_sha256, fsync_file, fsync_folder, output_error
+from core.embedded import kept_off
 from core.errors import InputError, OutputError
-from core.layout import Layout, load_run, refuse_foreign_files
+from core.layout import INPUTS, Layout, load_run, refuse_foreign_files
+from core.ledger import Ledger
 from core.log import Events
 from core.registry import RunRecord, register
-from core.uploads import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.uploads import PIECE_BYTES, End, Grown, Pieces, Upload, UploadFile
 
 RETRY_S = 10.0
 """An upload whose folder cannot be written is tried again after this long."""
+
+BUSY_S = 1.0
+"""One that waits for another plan to be made looks again after this long."""
 
 BATCH_PIECES = 16
 """Taken at once: results of other runs wait meanwhile."""
@@ -32,6 +39,7 @@ class _Arrival:
 
     Attributes:
         taken: pieces that are durable here; -1 until that was looked at.
+        there: indexes of the files that the output folder has already.
     """
 
     upload: Upload
@@ -40,6 +48,16 @@ class _Arrival:
     folder: Path
     pieces: Pieces
     taken: int = -1
+    there: frozenset[int] = frozenset()
+
+    def skip(self, number: int) -> int:
+        """The number of the next piece from `number` on of a file that is not there yet."""
+        while number < self.pieces.count:
+            index, _ = self.pieces.place(number)
+            if index not in self.there:
+                break
+            number = self.pieces.starts[index] + self.upload.files[index].pieces
+        return number
 
     @classmethod
     def of(cls, name: str, upload: Upload) -> _Arrival:
@@ -53,11 +71,23 @@ class _Arrival:
         return cls(upload, record, layout, layout.temporary / f"upload-{name}", Pieces(upload.files))
 
 
-class Receiver:
-    """Makes what was uploaded durable, piece by piece, and announces the runs that are complete."""
+Add = Callable[[Path, Path, Callable[[], None], Callable[[], None]], Grown]
+"""Adds what the run in the first folder lacks of the one in the second; calls the third when it is about to, and the
+fourth as it goes on. Only the producer knows how to compare plans, so whoever starts a writer brings it along."""
 
-    def __init__(self, client: redis.Redis) -> None:
+
+class Receiver:
+    """Makes what was uploaded durable, piece by piece, and announces the runs that are complete.
+
+    Args:
+        add: adds to a run that is there.
+        moved: called as steps get done.
+    """
+
+    def __init__(self, client: redis.Redis, add: Add, moved: Callable[[], None]) -> None:
         self.client = client
+        self._add = add
+        self._moved = moved
         self.log = Events("writer")
         self._known: dict[str, _Arrival | None] = {}
         self._retry_at: dict[str, float] = {}
@@ -85,32 +115,106 @@ class Receiver:
         return moved
 
     def _attend(self, name: str, arrival: _Arrival) -> int:
-        layout, upload = arrival.layout, arrival.upload
+        layout = arrival.layout
         if layout.run_json.exists():
             there = load_run(layout.root)
-            if there.run != upload.run:
-                raise InputError(f"{upload.output} holds another run, {there.run}", code="other_run")
-            return self._accept(name, arrival)
+            if there.run == arrival.upload.run:
+                return self._accept(name, arrival, Grown(units=there.units, samples=0, added=0))
+            record = arrival.record
+            if (record.model, record.dtype) != (there.model, there.dtype):
+                raise InputError(f"{layout.root} holds another run, {there.run}, of another model", code="other_run")
         said = uploads.state(self.client, name)["taken"]
-        if arrival.taken != said:
-            refuse_foreign_files(layout)
+        if arrival.taken != said or not uploads.is_attended(self.client, name):
+            if not layout.run_json.exists():
+                refuse_foreign_files(layout)
             layout.make()
             arrival.folder.mkdir(exist_ok=True)
+            arrival.there = self._already_there(arrival)
             arrival.taken = _durable(arrival, said)
+            uploads.say_taken(self.client, name, arrival.taken)
         before = arrival.taken
         count = self._take(name, arrival)
-        if count or before < said:
+        if arrival.taken != before:
             uploads.say_taken(self.client, name, arrival.taken)
         if arrival.taken == arrival.pieces.count:
-            _complete(arrival)
-            return count + self._accept(name, arrival)
+            return count + self._finish(name, arrival)
         return count
+
+    def _already_there(self, arrival: _Arrival) -> frozenset[int]:
+        """The files that the folder has as they were sent, also those that a writer had named when it died.
+
+        Raises InputError where an input of the run that is there is another one now.
+        """
+        grows = arrival.layout.run_json.exists()
+        found, changed = set(), []
+        for index, file in enumerate(arrival.upload.files):
+            path = arrival.layout.root / file.path
+            by_value = file.path.startswith(f"{INPUTS}/")
+            if (grows and not by_value) or not path.exists():
+                continue
+            self._moved()
+            status = path.stat()
+            same = status.st_size == file.bytes
+            if same and status.st_mtime_ns != file.mtime_ns:
+                same = file_sha256(path) == file.sha256
+            if same:
+                found.add(index)
+            elif grows:
+                changed.append(str(path))
+        if changed:
+            more = f" and {len(changed) - 3:,} more" if len(changed) > 3 else ""
+            raise InputError(
+                f"inputs are not what was sent first: {', '.join(changed[:3])}{more}; nothing was added",
+                code="input_changed",
+            )
+        return frozenset(found)
+
+    def _finish(self, name: str, arrival: _Arrival) -> int:
+        """All pieces are here: make the run, or add to the one that is there."""
+        with open(arrival.layout.writer / "plan.lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._retry_at[name] = time.monotonic() + BUSY_S
+                uploads.say_why(self.client, name, "another plan is being made for this output")
+                return 0
+            arrival.there = self._already_there(arrival)
+            _check(arrival, self._moved)
+            grown = self._grow(arrival) if arrival.layout.run_json.exists() else self._make(name, arrival)
+        return self._accept(name, arrival, grown)
+
+    def _make(self, name: str, arrival: _Arrival) -> Grown:
+        """Give each file its name; run.json comes last, and with it the run is real."""
+        save_control(arrival.layout, Control(priority=self._priority(name) or PRIORITY))
+        _place(arrival, range(len(arrival.upload.files)), self._moved)
+        info = load_run(arrival.layout.root)
+        return Grown(units=info.units, samples=info.samples, added=None)
+
+    def _grow(self, arrival: _Arrival) -> Grown:
+        """Add the units that the run lacks. Their inputs get their names before, and the others' stay as they are."""
+        files = arrival.upload.files
+        plan = Layout(arrival.folder / "plan")
+        plan.manifest.mkdir(parents=True, exist_ok=True)
+        for index, file in enumerate(files):
+            if not file.path.startswith(f"{INPUTS}/") and not (plan.root / file.path).exists():
+                os.link(arrival.folder / str(index), plan.root / file.path)
+        inputs = [index for index, file in enumerate(files) if file.path.startswith(f"{INPUTS}/")]
+        return self._add(arrival.layout.root, plan.root, lambda: _place(arrival, inputs, self._moved), self._moved)
+
+    def _priority(self, name: str) -> int | None:
+        """What was asked for last: it may be changed as long as the upload is under way."""
+        upload = Upload.from_json(uploads.announced(self.client, name))
+        return None if upload is None else upload.priority
 
     def _take(self, name: str, arrival: _Arrival) -> int:
         """Write the next pieces that have come, durably; gives their number."""
         touched: set[Path] = set()
         taken = arrival.taken
         while taken < min(arrival.pieces.count, arrival.taken + BATCH_PIECES):
+            if (skipped := arrival.skip(taken)) != taken:
+                arrival.taken += skipped - taken  # what need not be written does not count
+                taken = skipped
+                continue
             data = uploads.piece(self.client, name, taken)
             if data is None:
                 break
@@ -128,13 +232,29 @@ class Receiver:
         count, arrival.taken = taken - arrival.taken, taken
         return count
 
-    def _accept(self, name: str, arrival: _Arrival) -> int:
-        register(self.client, arrival.record)
-        uploads.say_end(self.client, name, "accepted")
-        _remove(arrival.folder)
-        upload = arrival.upload
-        self.log.info("upload_accepted", run=upload.run, output=upload.output, files=len(upload.files))
+    def _accept(self, name: str, arrival: _Arrival, grown: Grown) -> int:
+        upload, layout = arrival.upload, arrival.layout
+        info = load_run(layout.root)
+        priority = self._priority(name)
+        with kept_off(layout.broker) as alone:
+            # An `embq run` that is at work on it takes the new units up itself.
+            if alone:
+                if priority is not None and grown.added is not None:
+                    self._ask(info.run, layout, {"priority": str(priority)})
+                register(self.client, replace(arrival.record, run=info.run, units=info.units))
+        end = End(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
+        uploads.say_end(self.client, name, upload.run, end)
+        shutil.rmtree(arrival.folder, ignore_errors=True)
+        self.log.info("upload_accepted", run=info.run, output=upload.output, files=len(upload.files), units=info.units)
         return 1
+
+    def _ask(self, run: str, layout: Layout, wishes: dict[str, str]) -> None:
+        """Ask something of a run that is there. Of one that is finished no writer would note it, until it goes on."""
+        ledger = Ledger(self.client, run)
+        if ledger.meta().get("state") == "done":
+            save_control(layout, load_control(layout).with_wishes(wishes))
+        else:
+            ledger.ask(wishes)
 
     def _wait(self, name: str, error: OutputError | OSError) -> None:
         """The folder cannot be written now; what has arrived stays."""
@@ -145,30 +265,38 @@ class Receiver:
         self.log.error("upload_waits", upload=name, why=error.message, next=error.next_step, retry_s=RETRY_S)
 
     def _refuse(self, name: str, code: str, why: str) -> None:
-        uploads.say_end(self.client, name, "refused", code=code, why=why)
+        arrival = self._known.get(name)
+        run = arrival.upload.run if arrival is not None else name
+        uploads.say_end(self.client, name, run, End(end="refused", code=code, why=why))
+        if arrival is not None:
+            shutil.rmtree(arrival.folder, ignore_errors=True)
         self.log.error("upload_refused", upload=name, code=code, why=why)
 
 
-def _complete(arrival: _Arrival) -> None:
-    """Check each file and give it its name; run.json comes last, and with it the run is real."""
-    layout, files = arrival.layout, arrival.upload.files
-    for index, file in enumerate(files):
+def _check(arrival: _Arrival, moved: Callable[[], None]) -> None:
+    """Each file arrived as it was sent; InputError where one did not."""
+    for index, file in enumerate(arrival.upload.files):
+        moved()
+        if index in arrival.there:
+            continue
         path = _arrived(arrival, index)
-        if not file.bytes:
+        if not file.bytes and not path.exists():
             path.touch()
         if path.stat().st_size != file.bytes or file_sha256(path) != file.sha256:
             raise InputError(f"{file.path} did not arrive as it was sent", code="bad_upload")
-    with open(layout.writer / "plan.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not layout.run_json.exists():
-            for index, file in enumerate(files):
-                _place(_arrived(arrival, index), file, layout.root)
+
+
+def _place(arrival: _Arrival, indexes: Iterable[int], moved: Callable[[], None]) -> None:
+    """Give arrived files their names, in order; those that have them already are left alone."""
+    for index in indexes:
+        moved()
+        _name(_arrived(arrival, index), arrival.upload.files[index], arrival.layout.root)
 
 
 def _arrived(arrival: _Arrival, index: int) -> Path:
-    """Where a file stands: still under its number, or under its name where a writer died in between."""
-    path, target = arrival.folder / str(index), arrival.layout.root / arrival.upload.files[index].path
-    return path if path.exists() or not target.exists() else target
+    """Where a file stands: under its number, or under its name where it is there already."""
+    path = arrival.folder / str(index)
+    return arrival.layout.root / arrival.upload.files[index].path if index in arrival.there else path
 
 
 def _durable(arrival: _Arrival, said: int) -> int:
@@ -181,22 +309,15 @@ def _durable(arrival: _Arrival, said: int) -> int:
     return said
 
 
-def _place(path: Path, file: UploadFile, root: Path) -> None:
+def _name(path: Path, file: UploadFile, root: Path) -> None:
     """Give an arrived file its name, durably, folders included."""
     target = root / file.path
     made = [folder for folder in [target.parent, *target.parent.parents] if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
-    if file.mtime_ns:
+    if file.mtime_ns and path != target:
         os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
     if path != target:
         os.rename(path, target)
     fsync_folder(target.parent)
     for folder in made:
         fsync_folder(folder.parent)
-
-
-def _remove(folder: Path) -> None:
-    with suppress(OSError):
-        for path in folder.iterdir():
-            drop(path)
-        folder.rmdir()

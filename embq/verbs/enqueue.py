@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     "--dry-run", is_flag=True, help="Only say what it would make and cost; a broker is asked if there is one."
 )
 def command(
-    inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, upload: bool, inline: bool, **options: object
+    inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, upload: bool, inline: bool, **options: Any
 ) -> None:
     """Plan a run and hand it to resident workers. The same command again adds what is new in the inputs, if anything.
 
@@ -65,16 +65,10 @@ def command(
     request = request_from(inputs, options)
     if upload or inline:
         from core.broker import RESULT_S
-        from core.errors import UsageError
         from embq.sending import send_run
 
-        if options["priority"] is not None:
-            raise UsageError(
-                "--priority is not sent along with --upload and --inline",
-                next_step="leave it out; once the run is there, enqueue on the writer's machine can change it",
-            )
         patient = connect(url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
-        send_run(patient, request, inline=inline, as_json=as_json)
+        send_run(patient, request, inline=inline, as_json=as_json, priority=options["priority"])
         return
     planned = prepare(request)
     info = planned.info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import redis
 
     from core.registry import RunRecord
+    from core.uploads import UnderWay
 
 WATCH_S = 1.0
 
@@ -29,10 +30,15 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     """Show how far RUN is: a run id or its output folder. Without RUN, all runs that the broker knows."""
     from rich.console import Console
 
+    from embq import arriving
     from embq.display import Display, panel
     from embq.progress import BrokerWatch, Watch
 
-    found, client = _find(run, broker)
+    found, client, uploads = _find(run, broker)
+    while uploads and not found and watch:
+        click.echo(json.dumps(_of_uploads(uploads)) if as_json else arriving.line(uploads[0]))
+        time.sleep(WATCH_S)
+        found, client, uploads = _find(run, broker)
     watches: list[Watch | BrokerWatch] = []
     for root, record in found:
         try:
@@ -55,22 +61,40 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     looks = [one.look() for one in watches]
     if as_json:
         shapes = [look.to_json() for look in looks]
-        click.echo(json.dumps(shapes[0] if run else {"schema": 1, "runs": shapes}))
+        told = [arriving.to_json(one) for one in uploads]
+        if not run:
+            click.echo(json.dumps({"schema": 1, "runs": shapes, "uploads": told}))
+        elif shapes:
+            click.echo(json.dumps({**shapes[0], "uploads": told} if told else shapes[0]))
+        else:
+            click.echo(json.dumps(_of_uploads(uploads)))
         return
-    if not found:
+    if not found and not uploads:
         click.echo("the broker knows no run")
     console = Console(highlight=False)
     for look in looks:
         console.print(panel(look))
+    for one in uploads:
+        click.echo(arriving.line(one))
 
 
-def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], redis.Redis | None]:
-    """Output folders to look at, each with what the broker knows the run as, and the broker."""
+def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
+    """What is told of a run that is still on its way to the writer."""
+    from embq.arriving import to_json
+
+    first = uploads[0].upload
+    told = [to_json(one) for one in uploads]
+    return {"schema": 1, "run": first.run, "output": first.output, "state": "arriving", "uploads": told}
+
+
+def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], redis.Redis | None, list[UnderWay]]:
+    """Output folders to look at, each with what the broker knows the run as; the broker; what is on its way there."""
     from core.broker import connect, reach
     from core.embedded import EmbeddedServer
     from core.errors import InputError
     from core.layout import Layout
     from core.registry import registered
+    from embq.arriving import arriving, became_of
 
     settings = settings_with(broker)
     folder = Path(run).absolute() if run and Path(run).is_dir() else None
@@ -81,14 +105,21 @@ def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], r
     if client is not None:
         reach(client, url)
     if folder is not None:
-        return [(folder, None)], client
+        return [(folder, None)], client, arriving(client, run, str(folder)) if client is not None else []
     if client is None:
         what = f"{run} is not a folder" if run else "no run is named"
         raise InputError(
             f"{what}, and no broker is configured",
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
         )
-    records = registered(client)
+    records, asked = registered(client), run
     if run and run not in records:
-        raise InputError(f"the broker knows no run {run}", next_step="`embq status` lists the runs that it knows")
-    return [(Path(record.output), record) for record in records.values() if run in ("", record.run)], client
+        if uploads := arriving(client, run):
+            return [], client, uploads
+        run = became_of(client, run)
+        if run not in records:
+            raise InputError(f"the broker knows no run {asked}", next_step="`embq status` lists the runs that it knows")
+    found: list[tuple[Path, RunRecord | None]] = [
+        (Path(record.output), record) for record in records.values() if run in ("", record.run)
+    ]
+    return found, client, arriving(client, run, records[run].output if run else "")

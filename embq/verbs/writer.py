@@ -17,10 +17,13 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
     from core.log import configure
     from core.stopping import StopFlag
+    from producer.enqueue import add_uploaded
     from writer.daemon import Writer
 
     configure()
     stopped = StopFlag()
     stopped.install()
     client = service_client(settings_with(broker), give_up=stopped)
-    Writer(client, version=embq.__version__, only=only, takeover=takeover, rebuild=rebuild).serve(stopped)
+    Writer(client, version=embq.__version__, add=add_uploaded, only=only, takeover=takeover, rebuild=rebuild).serve(
+        stopped
+    )

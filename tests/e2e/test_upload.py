@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from e2e.check import check_complete
-from e2e.session import Command, await_in, closed, committed, ended, picture, started, write_shards, write_texts
+from e2e.session import (
+    Command,
+    await_in,
+    closed,
+    committed,
+    ended,
+    picture,
+    started,
+    write_shards,
+    write_tar,
+    write_texts,
+)
 from faults.kit.proxy import Proxy
 from waiting import wait_until
 
 from core.broker import connect
 from core.embedded import EmbeddedServer
+from core.layout import Layout
+from core.manifest import Manifest
 
 DIM = 16
 PIECE = 620_000
@@ -46,8 +61,16 @@ class Setting:
         arguments = ["enqueue", str(source), "-o", str(self.root), "-m", f"stub:{DIM}", "--json", *options]
         return self._stack.enter_context(started(*arguments, environment={"EMBQ_BROKER_URL": self.proxy.url}))
 
-    def await_closed(self) -> None:
-        wait_until(lambda: closed(self.root))
+    def watch(self, run: str) -> Command:
+        arguments = ["status", run, "--watch", "--json"]
+        return self._stack.enter_context(started(*arguments, environment={"EMBQ_BROKER_URL": self.proxy.url}))
+
+    def await_closed(self, units: int = 0) -> None:
+        """Until the log is closed with so many units."""
+        wait_until(lambda: closed(self.root) and len(committed(self.root)) >= units)
+
+    def priority(self) -> int:
+        return int(json.loads((self.root / "control.json").read_bytes())["priority"])
 
     def taken(self) -> int:
         names = self.client.keys("embq:up:*:state")
@@ -60,10 +83,10 @@ def setting(own_server: EmbeddedServer, short_tmp: Path) -> Iterator[Setting]:
         yield Setting(own_server, proxy, stack, short_tmp)
 
 
-def write_noise(path: Path, samples: int) -> dict[str, bytes]:
+def write_noise(path: Path, samples: int, *, name: str = "k") -> dict[str, bytes]:
     """Texts that hardly compress, 1 kB each."""
-    chance = random.Random(7)
-    texts = {f"k{n}": chance.randbytes(500).hex() for n in range(samples)}
+    chance = random.Random(name)
+    texts = {f"{name}{n}": chance.randbytes(500).hex() for n in range(samples)}
     path.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
     return {key: text.encode() for key, text in texts.items()}
 
@@ -86,7 +109,14 @@ def test_a_run_by_reference_is_taken_by_the_writer(setting: Setting, short_tmp: 
     again = setting.enqueue(short_tmp / "shards", "--upload")
     assert again.wait() == 0, again.said
     assert json.loads(again.stdout)["run"] == said["run"]
+    assert json.loads(again.stdout)["added"] == 0
     check_complete(setting.root, expected, units=5, dim=DIM)
+    write_tar(short_tmp / "shards" / "x.tar", [("new.jpg", picture("new"))])
+    more = setting.enqueue(short_tmp / "shards", "--upload")
+    assert more.wait() == 0, more.said
+    assert json.loads(more.stdout) == {**said, "new": False, "added": 1, "units": 6}
+    setting.await_closed(6)
+    check_complete(setting.root, {**expected, "new": picture("new")}, units=6, dim=DIM)
     assert all(service.process.poll() is None for service in services)
     assert not setting.client.keys("embq:up:*:pieces")
 
@@ -151,10 +181,18 @@ def test_a_folder_of_other_files_is_left_alone(setting: Setting, short_tmp: Path
     laptop = setting.enqueue(short_tmp / "texts.jsonl", "--inline")
     assert laptop.wait() == 65, laptop.said
     assert "error[foreign_output]" in laptop.stderr
+    # Who had left before learns it by the id that was printed.
+    refused = {key.decode().split(":")[2].strip("{}") for key in setting.client.keys("embq:up:*:state")}
+    for known_as in refused:
+        status, _, told = ended("status", known_as, environment={"EMBQ_BROKER_URL": setting.proxy.url})
+        assert (status, "error[foreign_output]" in told) == (65, True), told
+    assert len(refused) == 2
     assert [path.name for path in setting.root.iterdir()] == ["thesis.doc"]
 
 
-def test_images_by_value_keep_their_captions_and_names(setting: Setting, short_tmp: Path) -> None:
+def test_images_by_value_keep_their_captions_and_names_and_more_are_sent_alone(
+    setting: Setting, short_tmp: Path
+) -> None:
     folder = short_tmp / "photos"
     expected: dict[str, bytes] = {}
     for number in range(12):
@@ -172,6 +210,16 @@ def test_images_by_value_keep_their_captions_and_names(setting: Setting, short_t
     output = check_complete(setting.root, expected, units=1, dim=DIM)
     assert output.rows is not None
     assert set(output.rows["caption"].to_pylist()) == {f"caption {number}" for number in range(12)}
+    sent = {path: path.stat().st_ino for path in (setting.root / "_inputs").rglob("*.jpg")}
+    for key in ("0/a 1.jpg", "new/b.jpg"):
+        (folder / key).parent.mkdir(exist_ok=True)
+        (folder / key).write_bytes(picture(key))
+        expected[key] = picture(key)
+    second = setting.enqueue(folder, "--inline")
+    assert second.wait() == 0, second.said
+    setting.await_closed(2)
+    assert sent.items() <= {path: path.stat().st_ino for path in (setting.root / "_inputs").rglob("*.jpg")}.items()
+    check_complete(setting.root, expected, units=2, dim=DIM)
 
 
 def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, short_tmp: Path) -> None:
@@ -180,20 +228,116 @@ def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, shor
     status = laptop.wait()
     assert (status, json.loads(laptop.stdout)["accepted"]) == (0, False)
     assert "the broker has it on its disk" in laptop.stderr
+    environment, run = {"EMBQ_BROKER_URL": setting.proxy.url}, json.loads(laptop.stdout)["run"]
+    _, told, _ = ended("status", "--json", environment=environment)
+    (waiting,) = json.loads(told)["uploads"]
+    assert (waiting["run"], waiting["output"], waiting["sent"]) == (run, str(setting.root), True)
+    _, told, _ = ended("status", run, environment=environment)
+    assert told.startswith(f"arriving: run {run} for {setting.root} (stub:{DIM}): 0.0 of ")
+    watching = setting.watch(run)
+    wait_until(lambda: '"state": "arriving"' in watching.stdout)
     for name in ("writer", "producer", "worker"):
         setting.service(name)
     setting.await_closed()
     check_complete(setting.root, expected, units=1, dim=DIM)
+    assert watching.wait() == 0, watching.said
+    assert json.loads(watching.stdout.splitlines()[-1])["state"] == "done"
+    assert json.loads(ended("status", "--json", environment=environment)[1])["uploads"] == []
 
 
-def test_a_folder_with_another_run_refuses_the_upload(setting: Setting, short_tmp: Path) -> None:
+def test_a_run_of_another_model_is_refused(setting: Setting, short_tmp: Path) -> None:
     setting.service("writer")
-    for name, expected in (("a", 0), ("b", 65)):
-        write_texts(short_tmp / f"{name}.jsonl", 20, name=name)
-        laptop = setting.enqueue(short_tmp / f"{name}.jsonl", "--inline")
-        assert laptop.wait() == expected, laptop.said
-    assert "holds another run" in laptop.stderr
-    assert "Traceback" not in laptop.stderr
+    write_texts(short_tmp / "a.jsonl", 20)
+    first = setting.enqueue(short_tmp / "a.jsonl", "--inline")
+    assert first.wait() == 0, first.said
+    other = setting.enqueue(short_tmp / "a.jsonl", "--inline", "--dtype", "float32")
+    assert other.wait() == 65, other.said
+    assert "error[other_run]" in other.stderr
+    assert "Traceback" not in other.stderr
+
+
+def test_what_is_new_is_added_by_the_same_command(setting: Setting, short_tmp: Path) -> None:
+    folder = short_tmp / "in"
+    folder.mkdir()
+    expected = write_texts(folder / "b.jsonl", 30, name="b")
+    for name in ("producer", "writer", "worker"):
+        setting.service(name)
+    first = setting.enqueue(folder, "--inline", "--unit-size", "10", "--priority", "33")
+    assert first.wait() == 0, first.said
+    run = json.loads(first.stdout)
+    assert (run["new"], run["units"]) == (True, 3)
+    assert setting.priority() == 33
+    setting.await_closed(3)
+    expected |= write_texts(folder / "a.jsonl", 20, name="a") | write_texts(folder / "c.jsonl", 10, name="c")
+    second = setting.enqueue(folder, "--inline", "--unit-size", "10", "--priority", "40")
+    assert second.wait() == 0, second.said
+    assert json.loads(second.stdout) == {**run, "new": False, "added": 3, "units": 6}
+    setting.await_closed(6)
+    third = setting.enqueue(folder, "--inline", "--unit-size", "10")
+    assert third.wait() == 0, third.said
+    assert json.loads(third.stdout) == {**run, "new": False, "added": 0, "units": 6}
+    check_complete(setting.root, expected, units=6, dim=DIM)
+    wait_until(lambda: setting.priority() == 40)
+
+
+def test_inputs_that_have_changed_are_named_and_nothing_is_added(setting: Setting, short_tmp: Path) -> None:
+    folder = short_tmp / "in"
+    folder.mkdir()
+    write_texts(folder / "a.jsonl", 20, name="a")
+    setting.service("writer")
+    first = setting.enqueue(folder, "--inline")
+    assert first.wait() == 0, first.said
+    before = {path: path.read_bytes() for path in setting.root.rglob("*") if path.is_file()}
+    write_texts(folder / "a.jsonl", 21, name="other")
+    write_texts(folder / "b.jsonl", 20, name="b")
+    second = setting.enqueue(folder, "--inline")
+    assert second.wait() == 65, second.said
+    assert "error[input_changed]" in second.stderr
+    assert f"{folder}/a.jsonl" in second.stderr
+    assert "b.jsonl" not in second.stderr
+    inputs = {path: data for path, data in before.items() if "_inputs" in str(path) or "manifest" in str(path)}
+    assert len(inputs) == 2
+    for path, data in inputs.items():
+        assert path.read_bytes() == data
+    assert len([path for path in (setting.root / "_inputs").rglob("*") if path.is_file()]) == 1
+
+
+def test_adding_is_exact_whoever_is_killed_and_whenever(setting: Setting, short_tmp: Path) -> None:
+    """The sender, the writer and the connection by turns, each at a moment that chance chooses."""
+    folder = short_tmp / "in"
+    folder.mkdir()
+    chance = random.Random(os.environ.get("EMBQ_TEST_SEED") or "11")
+    expected = write_noise(folder / "0.jsonl", 1000, name="0-")
+    writer = setting.service("writer")
+    first = setting.enqueue(folder, "--inline", "--unit-size", "500")
+    assert first.wait() == 0, first.said
+    for number in (1, 2):
+        expected |= write_noise(folder / f"{number}.jsonl", 3000, name=f"{number}-")
+    setting.proxy.rate = 4e6
+    for turn in range(3):
+        laptop = setting.enqueue(folder, "--inline", "--unit-size", "500")
+        time.sleep(chance.uniform(0.0, 2.5))
+        if turn % 3 == 0:
+            laptop.process.kill()
+        elif turn % 3 == 1:
+            writer.kill_all()
+            writer = setting.service("writer")
+        else:
+            setting.proxy.cut()
+        if turn % 3:
+            assert laptop.wait() == 0, laptop.said
+        else:
+            laptop.process.wait(10)
+    setting.proxy.rate = 0.0
+    last = setting.enqueue(folder, "--inline", "--unit-size", "500")
+    assert last.wait() == 0, last.said
+    assert json.loads(last.stdout)["units"] == 14
+    for name in ("producer", "worker"):
+        setting.service(name)
+    setting.await_closed(14)
+    check_complete(setting.root, expected, units=14, dim=DIM)
+    named = {unit.source for unit in Manifest(Layout(setting.root))}
+    assert named == {str(path) for path in (setting.root / "_inputs").rglob("*.jsonl")}
 
 
 def test_what_an_upload_may_not_write_is_refused(setting: Setting, short_tmp: Path) -> None:
