@@ -29,11 +29,14 @@ from worker.serving import ModelService, Options, Report
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     """Serve until stopped or until the one run asked for is over."""
-    client = connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped)
+    with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
+        _serve(Scheduler(client, run=options.run, slice_s=settings.slice_s), options, settings, stopped)
+
+
+def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: StopFlag) -> None:
     log = Events("worker")
     report = Report(options.report_fd)
     board = ProgressBoard(options.progress_fd)
-    scheduler = Scheduler(client, run=options.run, slice_s=settings.slice_s)
     turn: Turn | None = None
     while not stopped():
         turn = turn or scheduler.wait(stopped)

@@ -113,6 +113,7 @@ class ModelService:
         self.board = board
         self.load_s = load_s
         self.device_name = device_name(options.device)
+        self._clients: list[redis.Redis] = []
         self.client = self._connect()
         self.leases, self.stats = Leases(), Stats()
         self.heartbeat = self._make_heartbeat()
@@ -167,6 +168,8 @@ class ModelService:
                 raise error
         if not self.stopped():
             self.scheduler.end(self.turn, spent_s=time.monotonic() - self._began)
+        for client in self._clients:
+            client.close()
         return self._next
 
     def _drain(self) -> None:
@@ -197,13 +200,15 @@ class ModelService:
             self._slice_ends = now + self.settings.slice_s
 
     def _connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
-        return connect(
+        client = connect(
             self.settings.broker_url,
             password=self.settings.broker_password,
             patient=True,
             give_up=lambda: self.stopped.longer_than(self.options.drain_s),
             answer_s=answer_s,
         )
+        self._clients.append(client)
+        return client
 
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(

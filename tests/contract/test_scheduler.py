@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
-from conftest import RunCase, make_case
+from conftest import DIM, RunCase, make_case, sample
 
+from core.embedded import EmbeddedServer
 from core.models import ModelConfig
 from core.protocol import TURNS
+from core.settings import Settings
+from core.stopping import StopFlag
+from worker import process
+from worker import read as reading
+from worker.embedders.stub import StubEmbedder
 from worker.scheduler import Scheduler, Turn
+from worker.serving import Options
 from worker.turns import Turns
 
 SLICE_S = 60.0
@@ -195,3 +203,43 @@ def test_the_virtual_times_may_be_lost(own_client: redis.Redis, make: Make) -> N
     assert at_the_end(chooser, turn) is None
     own_client.delete(TURNS)
     chooser.end(turn, spent_s=2 * SLICE_S)
+
+
+# --- the process that changes its model ---
+
+
+def test_the_old_model_is_freed_before_the_next_is_loaded(
+    own_server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device may hold only one. The process works off the hints of one model, and changes to the other."""
+    runs = [make("a"), make("b")]
+    stopped = StopFlag()
+    loaded: list[weakref.ref[StubEmbedder]] = []
+    alive: list[bool] = []
+
+    def load(model: ModelConfig, device: str) -> StubEmbedder:
+        if loaded:
+            alive.append(loaded[0]() is not None)
+            stopped.count = 1
+        embedder = StubEmbedder(model, dim=DIM, batch_size=1, s_per_sample=0.0, s_per_batch=0.0)
+        loaded.append(weakref.ref(embedder))
+        return embedder
+
+    monkeypatch.setattr(process, "load", load)
+    monkeypatch.setattr(reading, "read", lambda unit, roots, moved: (sample(0, ordinal) for ordinal in range(3)))
+    options = Options(
+        name="w",
+        device="cpu",
+        run="",
+        prefetch=1,
+        threads=1,
+        batch_size=0,
+        transport="payload",
+        drain_s=5.0,
+        report_fd=-1,
+        progress_fd=-1,
+        version="test",
+    )
+    process.run(options, Settings(broker_url=own_server.url), stopped)
+    assert alive == [False]
+    assert sorted(run.client.hlen(run.key("pub")) for run in runs) == [0, 8]
