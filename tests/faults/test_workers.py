@@ -103,6 +103,35 @@ def test_a_machine_is_gone(cluster: Cluster, recovery: Recovery) -> None:
     cluster.assert_exact()
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "with units in hand": {"at": "worker.serving:ModelService._drain"},
+    "with nothing loaded": {"at": "worker.embedders.hardware:free_memory", "when": "after"},
+    "while the next is loaded": {"at": "worker.embedders.stub:load", "count": 2},
+}
+
+
+@pytest.mark.fault("W1", "a worker process is killed while it changes its model, twice")
+@pytest.mark.parametrize("point", CHANGES)
+def test_a_worker_is_killed_while_it_changes_its_model(cluster: Cluster, recovery: Recovery, point: str) -> None:
+    """Two runs with two models; the slice that the dead worker had booked is lost, and nothing else."""
+    other = cluster.another("other")
+    cluster.begin(60, "stub:16?batch_size=10&ms_per_sample=4")
+    other.write_texts(60)
+    other.enqueue("stub:16?batch_size=10&ms_per_sample=3")
+    died = cluster.folder / "died"
+    sabotage = {**CHANGES[point], "do": "kill", "marker": died, "times": 2}
+    machine = cluster.workers(environment={"EMBQ_SLICE_S": "0.3"}, sabotage=sabotage)
+    cluster.until(died.exists)
+    recovery.injected()
+    before = cluster.finished() + other.finished()
+    seconds = cluster.until(lambda: cluster.finished() + other.finished() > before)
+    recovery.note("the next unit is finished", seconds, bar=5.0)
+    cluster.until(lambda: cluster.closed() and other.closed())
+    cluster.assert_exact()
+    other.assert_exact()
+    assert machine.said_times("worker_died") >= 1
+
+
 # --- W2: killed at each point of the pipeline ---
 
 POINTS: dict[str, dict[str, Any]] = {
