@@ -17,7 +17,7 @@ from waiting import wait_until
 from core.errors import Exit
 from core.protocol import GROUP, RUN_PARTS, queue_name
 from core.registry import registered
-from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service
+from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
 from faults.kit.proxy import Proxy
 from faults.kit.table import Recovery
 
@@ -43,12 +43,14 @@ class Crew:
     def goes_on(self, what: str = "work goes on") -> None:
         """Note how long it takes from now until another unit is finished."""
         before = self.cluster.finished()
+        let_go(self.cluster.folder / "hold")
         seconds = self.cluster.until(lambda: self.cluster.finished() > before)
         self.recovery.note(what, seconds, bar=BACK_AT_WORK_S)
 
     def begins_anew(self) -> None:
         """The same where the broker has just forgotten everything: what is committed is all that is finished."""
         before = len(self.cluster.committed())
+        let_go(self.cluster.folder / "hold")
         seconds = self.cluster.until(lambda: self.cluster.finished() > before)
         self.recovery.note("noticed, rebuilt, and the next unit finished", seconds, bar=BACK_AT_WORK_S)
 
@@ -72,13 +74,16 @@ def crew(
     environment: dict[str, str] | None = None,
     begun: int = 15,
     url: str = "",
+    hold: int = 0,
 ) -> Crew:
-    """A run in the middle of which two workers are."""
+    """A run in the middle of which two workers are; with `hold`, each stays there after so many units until it is to
+    be seen that work goes on."""
+    sabotage = held_after(hold, cluster.folder / "hold") if hold else None
     cluster.write_texts(units)
     cluster.enqueue(SLOW)
     cluster.writer(environment=environment, url=url)
     cluster.producer(environment=environment, url=url)
-    machine = cluster.workers(count=2, environment=environment, url=url)
+    machine = cluster.workers(count=2, environment=environment, url=url, sabotage=sabotage)
     cluster.until_finished(begun)
     cluster.until(lambda: len(machine.processes()) == 2)
     return Crew(cluster, recovery, machine, [process.pid for process in machine.processes()])
@@ -89,7 +94,7 @@ def crew(
 
 @pytest.mark.fault("R1", "the broker is killed in mid-run and comes back with its disk after 2 s", gate=True)
 def test_a_broker_that_is_killed_comes_back_after_2_s(cluster: Cluster, recovery: Recovery) -> None:
-    everybody = crew(cluster, recovery, 60)
+    everybody = crew(cluster, recovery, 60, hold=20)
     cluster.broker.restart(after_s=2.0)
     everybody.goes_on()
     everybody.completes()
@@ -211,7 +216,7 @@ def test_embq_run_outlives_an_outage_of_a_broker_that_is_not_its_own(cluster: Cl
 
 @pytest.mark.fault("R2", "the broker forgets everything in mid-run (FLUSHALL)", gate=True)
 def test_flushall(cluster: Cluster, recovery: Recovery) -> None:
-    everybody = crew(cluster, recovery, 60, environment=QUICK_LEASES)
+    everybody = crew(cluster, recovery, 60, environment=QUICK_LEASES, hold=20)
     recovery.injected()
     cluster.broker.client().flushall()
     everybody.begins_anew()

@@ -15,7 +15,7 @@ import pytest
 from e2e.check import read_output
 from e2e.session import ended
 
-from faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service
+from faults.kit.cluster import QUICK_LEASES, SAMPLES, Cluster, Service, let_go
 from faults.kit.table import Recovery
 
 QUICK = "stub:16?ms_per_sample=5&batch_size=10"
@@ -61,7 +61,7 @@ def runs_again(cluster: Cluster, units: Mapping[int, str]) -> bool:
 
 @pytest.mark.fault("W1", "a worker process is killed in mid-batch; its supervisor replaces it", gate=True)
 def test_a_killed_worker(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.begin(60, "stub:16?ms_per_sample=10&batch_size=10")
+    cluster.begin(100, "stub:16?ms_per_sample=10&batch_size=10")
     machine = cluster.workers(count=2)
     for kill in range(3):
         cluster.until_finished(10 * kill + 5)
@@ -338,9 +338,12 @@ def test_an_outage_is_not_taken_for_a_hang(cluster: Cluster, recovery: Recovery,
 def test_a_device_fault(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     cluster.begin(60, QUICK)
     fault = {"at": EMBED, "do": "raise_device", "count": 6, "device": "cuda:0", "marker": str(tmp_path / "m")}
-    machine = cluster.workers("--devices", "cuda:0,cuda:1", sabotage=fault)
+    # The other one does not do all the work before this one has begun: it waits in its warm-up.
+    wait = {"at": EMBED, "do": "gate", "device": "cuda:1", "gate": str(tmp_path / "gate")}
+    machine = cluster.workers("--devices", "cuda:0,cuda:1", sabotage=[fault, wait])
     cluster.until(lambda: re.search(r"worker_died worker=\S+cuda0\S+ status=71", machine.log))
     recovery.injected()
+    let_go(tmp_path / "gate")
     seconds = cluster.until(lambda: len(machine.processes()) == 2)
     recovery.note("its process is replaced", seconds, bar=5.0)
     cluster.until_closed()

@@ -19,7 +19,7 @@ from e2e.session import LOOK_S
 
 from core.commits import CommitLog
 from core.embedded import EmbeddedServer
-from faults.kit.cluster import QUICK_LEASES, Cluster, Service
+from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery
 
@@ -243,9 +243,10 @@ def test_a_writer_that_was_killed_is_back_at_work(cluster: Cluster, recovery: Re
     cluster.enqueue("stub:16?ms_per_sample=8")
     first = cluster.writer(*only(cluster, alone))
     cluster.producer()
-    cluster.workers(count=2)
+    cluster.workers(count=2, sabotage=held_after(50, cluster.folder / "hold"))
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     first.kill()
+    let_go(cluster.folder / "hold")
     cluster.writer(*only(cluster, alone))
     seconds = cluster.until(lambda: data_of(cluster, 2) >= 1)
     recovery.note("writer started again -> first commit", seconds, bar=BACK_S)
@@ -296,9 +297,10 @@ def test_a_writer_that_was_paused_and_taken_over_ends_at_its_next_commit(cluster
     cluster.enqueue("stub:16?ms_per_sample=8")
     first = cluster.writer("--run", cluster.run())
     cluster.producer()
-    cluster.workers(count=2)
+    cluster.workers(count=2, sabotage=held_after(40, cluster.folder / "hold"))
     cluster.until(lambda: data_of(cluster, 1) >= 1)
     first.suspend()
+    let_go(cluster.folder / "hold")
     second = cluster.writer("--run", cluster.run(), "--takeover")
     seconds = cluster.until(lambda: data_of(cluster, 2) >= 1)
     recovery.note("takeover -> first commit", seconds, bar=BACK_S)

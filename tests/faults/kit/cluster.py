@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,7 @@ class Broker:
     def _end(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(DEADLINE_S)
             self.process = None
 
 
@@ -255,8 +256,8 @@ class Service(Command):
 
     def processes(self) -> list[psutil.Process]:
         """The worker processes of a supervisor that are alive, oldest first."""
-        alive = [process for process in self.workers() if _alive(process)]
-        return sorted(alive, key=lambda process: (process.create_time(), process.pid))
+        there = [process for process in self.workers() if alive(process)]
+        return sorted(there, key=lambda process: (process.create_time(), process.pid))
 
     def kill(self) -> None:
         """SIGKILL for the service; the kernel ends its children."""
@@ -269,9 +270,10 @@ class Service(Command):
     def kill_one(self, process: psutil.Process) -> None:
         """SIGKILL for one of its processes; returns when it is dead."""
         self.recovery.injected()
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
         end = time.monotonic() + DEADLINE_S
-        while _alive(process):
+        while alive(process):
             assert time.monotonic() < end, f"{process} does not die"
             time.sleep(LOOK_S)
 
@@ -283,20 +285,18 @@ class Service(Command):
     def suspend(self) -> None:
         """SIGSTOP for it and all of its processes; returns when the kernel says that they stand still."""
         self.recovery.injected()
-        for process in [self._own, *self.descendants()]:
-            process.suspend()
-            end = time.monotonic() + DEADLINE_S
-            # One that is dead already waits for its parent, which stands still.
-            while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-                assert time.monotonic() < end, f"{process} does not stop"
-                time.sleep(LOOK_S)
+        _stop(self._own)
+        # One that is dead already waits for its parent, which stands still.
+        for process in self.descendants():
+            _stop(process)
 
     def resume(self, *, children_after_s: float = 0.0) -> None:
         """SIGCONT for all of them; for its children a moment later, where a test wants the worst order."""
         self._own.resume()
         time.sleep(children_after_s)
         for process in self.descendants():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
         """Its exit status; fails the test where it takes longer, or leaves a process behind."""
@@ -304,7 +304,17 @@ class Service(Command):
         return super().wait(deadline_s)
 
 
-def _alive(process: psutil.Process) -> bool:
+def _stop(process: psutil.Process) -> None:
+    """SIGSTOP; returns when the kernel says that it stands still."""
+    process.suspend()
+    end = time.monotonic() + DEADLINE_S
+    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+        assert time.monotonic() < end, f"{process} does not stop"
+        time.sleep(LOOK_S)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it has not ended, which it may do at any moment."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -586,6 +596,20 @@ class Cluster:
         self.ledger.close()
         if self._owns_broker:
             self.broker.close()
+
+
+def held_after(units: int, gate: Path) -> dict[str, Any]:
+    """Sabotage: each worker process begins so many units and one more, and reads on when `<gate>.open` is there.
+
+    So a run is not over before the test has done to it what it wants to do in the middle of it.
+    """
+    # A unit of one chunk is asked for a second one, which tells that it has ended.
+    return {"at": "worker.read:ReadStage._next_chunk", "count": 2 * units + 1, "do": "gate", "gate": str(gate)}
+
+
+def let_go(gate: Path) -> None:
+    """Open a gate."""
+    Path(f"{gate}.open").touch()
 
 
 def sabotaged(sabotage: Sabotage) -> dict[str, str]:

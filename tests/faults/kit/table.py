@@ -25,10 +25,16 @@ class Note:
 
 @dataclass(slots=True)
 class Recovery:
-    """What one test injected and measured."""
+    """What one test injected and measured.
+
+    Attributes:
+        slack: how many times a bar a measured time may be. `make test` runs beside other tests and on busy machines;
+            the bars are held where the whole matrix is run.
+    """
 
     faults: int = 0
     notes: list[Note] = field(default_factory=list)
+    slack: float = 1.0
 
     def injected(self, count: int = 1) -> None:
         """Count faults."""
@@ -37,7 +43,7 @@ class Recovery:
     def note(self, what: str, seconds: float, *, bar: float | None = None) -> None:
         """Record a measured time; fails the test where it is above its bar."""
         self.notes.append(Note(what, seconds, bar))
-        assert bar is None or seconds <= bar, f"{what} took {seconds:.1f} s, the bar is {bar:g} s"
+        assert bar is None or seconds <= bar * self.slack, f"{what} took {seconds:.1f} s, the bar is {bar:g} s"
 
 
 @dataclass(slots=True)
