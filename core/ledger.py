@@ -181,7 +181,7 @@ class Ledger:
         """The units to hint now, urgent ones first apart; see the script `next`.
 
         Args:
-            room: most units to give.
+            room: most units to give; urgent ones are given in any case, and use it up.
             fresh: most units among them that are hinted for the first time; None for no such limit.
             reap_at: when it was decided, in ms of the broker's clock, that leases that have run out may be taken away;
                 0 where they may not.

@@ -326,9 +326,9 @@ return freed
 """
 
 # next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh) -> {number of urgent units, u ...}: what to hint now,
-# urgent ones first; at most `room`, and `fresh` of them for the first time. Leases that have run out are taken away
-# only within two seconds of `reap_at`, when that was decided: where this was sent before an outage and is carried out
-# after it, the holders must get to beat first.
+# urgent ones first; of the others as many as still fit in `room`, and `fresh` of them for the first time. Leases that
+# have run out are taken away only within two seconds of `reap_at`, when that was decided: where this was sent before an
+# outage and is carried out after it, the holders must get to beat first.
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
 local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
@@ -359,10 +359,11 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
     lapse(u, begun(held), max_attempts, 'crash', 'the worker was not heard of for one lease')
   end
 end
-local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, room)
+-- These were in hand and go in front: a queue that is full is no reason to let them wait.
+local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, 500)
 local urgent = #units
 local patience = ARGV[3] == '1' and 5000 or 600000
-for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, room - #units)) do
+for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, math.max(0, room - #units))) do
   units[#units + 1] = u
 end
 room = math.min(room, #units + fresh)

@@ -66,6 +66,25 @@ def test_the_queue_is_filled_to_the_mark_and_no_further(make_run: MakeRun) -> No
     assert units_in_queue(run) == [1, 2, 3, 4, 5, 6]
 
 
+def test_units_of_a_lost_worker_go_in_front_of_a_queue_that_is_full(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(20)
+    run.build()
+    feeder = run.feeder()
+    feeder.tick()
+    lost = [run.pop() for _ in range(3)]
+    for hint in lost:
+        assert hint is not None
+        run.claim(hint.u)
+    assert feeder.tick() == 3
+    # A window may also shrink to less than what waits, as the speed of the workers falls.
+    monkeypatch.setattr(window, "MIN_HINTS", 1)
+    run.age()
+    assert feeder.tick() == 3
+    assert units_in_queue(run) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(20)
     run.build()

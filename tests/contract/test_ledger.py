@@ -487,12 +487,12 @@ def test_feeding_passes_a_long_run_of_done_units_in_one_step(make_run: MakeRun) 
     assert calls() - before < 100_000, "a server is deaf while it runs a script"
 
 
-def test_urgent_units_come_first_and_within_the_room(run: RunCase) -> None:
+@pytest.mark.parametrize(("room", "others"), [(0, []), (1, []), (2, []), (4, [0, 1])])
+def test_urgent_units_come_first_also_where_there_is_no_room(run: RunCase, room: int, others: list[int]) -> None:
     run.claim(5, "w")
     run.claim(6, "w")
     run.die("w")
-    assert feed(run, 1) == ([5], [])
-    assert feed(run, 3) == ([6], [0, 1])
+    assert feed(run, room) == ([5, 6], others)
 
 
 def test_hints_that_nobody_answered_are_given_again(run: RunCase) -> None:
