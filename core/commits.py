@@ -53,6 +53,7 @@ class CommittedUnit:
         rows: number of its rows, which follow each other.
         failures: number of its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
+        truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
     """
 
     u: int
@@ -62,6 +63,7 @@ class CommittedUnit:
     rows: int
     failures: int
     quarantined: str = ""
+    truncated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,8 @@ class Commit:
     """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left
     of what was planned until then).
 
-    `totals` are cumulative: units, rows, failures, quarantined. `created_at` and `timing` are information only.
+    `totals` are cumulative: units, rows, failures, quarantined, truncated. `created_at` and `timing` are
+    information only.
     """
 
     n: int
@@ -140,6 +143,7 @@ class LogState:
     rows: int = 0
     failures: int = 0
     quarantined: int = 0
+    truncated: int = 0
     count: int = 0
     fingerprint: str = ""
     ended: bool = False
@@ -178,6 +182,7 @@ class LogState:
             self.rows += unit.rows
             self.failures += unit.failures
             self.quarantined += bool(unit.quarantined)
+            self.truncated += unit.truncated
         self.count += len(commit.units)
         self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
@@ -191,6 +196,7 @@ class LogState:
             "rows": self.rows,
             "failures": self.failures,
             "quarantined": self.quarantined,
+            "truncated": self.truncated,
         }
 
 

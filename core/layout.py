@@ -11,7 +11,7 @@ from typing import Any
 from core.durable import output_error, write_new
 from core.errors import InputError, OutputError
 from core.generations import Generation, read_generations
-from core.models import ModelConfig
+from core.models import Chunking, ModelConfig
 from core.units import content_hash
 
 SCHEMA = 1
@@ -145,12 +145,14 @@ class RunInfo:
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: what it was planned with decides its id."""
+        cut = {} if self.model.chunking is None else {"chunks": str(self.model.chunking)}
         return {
             "inputs (units)": self.manifest_digest,
             "model": self.model.spec,
             "modality": ",".join(self.model.modalities),
             "precision": self.model.precision,
             "dtype": self.dtype,
+            **cut,
         }
 
     def publish(self, layout: Layout) -> None:
@@ -165,6 +167,7 @@ class RunInfo:
                     "spec": self.model.spec,
                     "modalities": list(self.model.modalities),
                     "precision": self.model.precision,
+                    **({} if self.model.chunking is None else {"chunking": self.model.chunking.describe()}),
                 },
                 "dtype": self.dtype,
                 "part_rows": self.part_rows,
@@ -221,7 +224,12 @@ def load_run(root: Path) -> RunInfo:
         run=data["run"],
         inputs=tuple(data["inputs"]),
         options=tuple(sorted(data["options"].items())),
-        model=ModelConfig(spec=model["spec"], modalities=tuple(model["modalities"]), precision=model["precision"]),
+        model=ModelConfig(
+            spec=model["spec"],
+            modalities=tuple(model["modalities"]),
+            precision=model["precision"],
+            chunking=Chunking.from_description(model.get("chunking")),
+        ),
         dtype=data["dtype"],
         part_rows=data["part_rows"],
         units=data["units"] + sum(generation.units for generation in added),

@@ -203,12 +203,13 @@ class Ledger:
         failures: int,
         quarantined: int,
         number: int,
+        truncated: int = 0,
     ) -> int:
         """Mark (stream id or "", u or None) as done after commit record `number`; gives the units done so far."""
         count = 0
         for start in range(0, len(pairs), 500) or (0,):
             chunk = [part for id_, u in pairs[start : start + 500] for part in (id_, "" if u is None else u)]
-            count = int(self._call("commit", rows, failures, quarantined, number, *chunk))
+            count = int(self._call("commit", rows, failures, quarantined, number, truncated, *chunk))
         return count
 
     def reject(self, id_: str, u: int, token: str, code: str, message: str) -> None:
@@ -238,7 +239,7 @@ class Ledger:
             gen: the new generation; nothing of an older one can claim or publish afterwards.
             total: number of units.
             done: bitmap of the committed units.
-            counters: rows, failures, quarantined, n and fingerprint as the commit log has them.
+            counters: rows, failures, quarantined, truncated, n and fingerprint as the commit log has them.
             control: state and priority as the output folder has them.
         """
         meta, *rest = self.keys

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl
 
 from core.errors import ModelError
@@ -85,6 +87,31 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunking:
+    """How long texts are cut into chunks, each of which gets a row.
+
+    Attributes:
+        tokens: most tokens of a chunk as the model sees it, with its special tokens and its prompt.
+        overlap: most tokens that a chunk repeats from the end of the one before, at most half of `tokens`.
+    """
+
+    tokens: int
+    overlap: int = 0
+
+    def __str__(self) -> str:
+        return f"--chunk-tokens {self.tokens}" + (f" --chunk-overlap {self.overlap}" if self.overlap else "")
+
+    def describe(self) -> dict[str, int]:
+        """The chunking as JSON-ready values; `from_description` is its inverse."""
+        return {"tokens": self.tokens, "overlap": self.overlap}
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any] | None) -> Chunking | None:
+        """The chunking that `describe` gave; None for None."""
+        return None if described is None else cls(tokens=int(described["tokens"]), overlap=int(described["overlap"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """All that decides the numbers a worker computes; one RQ queue and one loaded model per config.
 
@@ -92,13 +119,16 @@ class ModelConfig:
         spec: canonical text of the model spec.
         modalities: which embeddings a row gets: ("text",), ("image",) or ("image", "text").
         precision: one of `PRECISIONS`.
+        chunking: how texts are cut; None embeds each text as one, cut off at what the model reads.
     """
 
     spec: str
     modalities: tuple[str, ...]
     precision: str
+    chunking: Chunking | None = None
 
     @property
     def queue_key(self) -> str:
         """Name of the config's queue: the same for every run that can share a loaded model."""
-        return content_hash([self.spec, list(self.modalities), self.precision])[:12]
+        cut = [] if self.chunking is None else [self.chunking.describe()]
+        return content_hash([self.spec, list(self.modalities), self.precision, *cut])[:12]

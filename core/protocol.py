@@ -402,9 +402,10 @@ end
 return answer
 """
 
-# commit(rows, failures, quarantined, n, id, u, ...) -> units done. id '' sets the bit only; u '' acknowledges only.
+# commit(rows, failures, quarantined, n, truncated, id, u, ...) -> units done. id '' sets the bit only, u ''
+# acknowledges only.
 COMMIT = """
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   local id, u = ARGV[i], ARGV[i + 1]
   if id ~= '' then take_off_stream(id) end
   if u ~= '' then
@@ -418,7 +419,7 @@ end
 local count = redis.call('BITCOUNT', done)
 if not get('gen') then return count end
 redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
-  'last_commit_ms', now)
+  'truncated', ARGV[5], 'last_commit_ms', now)
 if count == tonumber(get('total')) and get('state') ~= 'done' then
   redis.call('HSET', meta, 'state', 'done')
   redis.call('DEL', hinted, due, owner, spare, busy, att, poison)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import redis
 
 from core import protocol
-from core.models import ModelConfig
+from core.models import Chunking, ModelConfig
 from core.protocol import RATES, RUNS, WORKERS, worker_key
 from core.scripts import Script
 
@@ -43,6 +43,7 @@ class RunRecord:
                 "spec": self.model.spec,
                 "modalities": list(self.model.modalities),
                 "precision": self.model.precision,
+                "chunking": None if self.model.chunking is None else self.model.chunking.describe(),
                 "dtype": self.dtype,
                 "units": self.units,
             }
@@ -57,7 +58,12 @@ class RunRecord:
         return cls(
             run=data["run"],
             output=data["output"],
-            model=ModelConfig(spec=data["spec"], modalities=tuple(data["modalities"]), precision=data["precision"]),
+            model=ModelConfig(
+                spec=data["spec"],
+                modalities=tuple(data["modalities"]),
+                precision=data["precision"],
+                chunking=Chunking.from_description(data.get("chunking")),
+            ),
             dtype=data["dtype"],
             units=data["units"],
         )

@@ -1,6 +1,7 @@
 """A unit's result as bytes: Arrow IPC for the rows, then Arrow IPC for the failures. Worker and writer share it.
 
-Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, metadata string.
+Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, metadata string,
+and, where texts are cut into chunks, the document and where in it the chunk stands.
 Failures: ordinal int32 (null for the whole unit), key, code, message.
 """
 
@@ -37,8 +38,23 @@ def embedding_columns(modalities: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{modality}_embedding" for modality in modalities)
 
 
-def row_schema(modalities: Sequence[str], dims: Mapping[str, int], dtype: str) -> pa.Schema:
-    """Schema of a result's rows; `dims` maps each modality to the length of its vectors."""
+PASSAGE_FIELDS = (
+    pa.field("document", pa.string(), nullable=False),
+    pa.field("chunk", pa.int32(), nullable=False),
+    pa.field("chunks", pa.int32(), nullable=False),
+    pa.field("char_start", pa.int64(), nullable=False),
+    pa.field("char_end", pa.int64(), nullable=False),
+)
+"""What a row says of the chunk that it stands for, in a run that cuts its texts; see `core.units.Passage`."""
+
+
+def row_schema(modalities: Sequence[str], dims: Mapping[str, int], dtype: str, *, chunked: bool = False) -> pa.Schema:
+    """Schema of a result's rows.
+
+    Args:
+        dims: modality -> length of its vectors.
+        chunked: whether the rows are chunks of texts.
+    """
     columns = zip(embedding_columns(modalities), modalities, strict=True)
     return pa.schema(
         [
@@ -47,6 +63,7 @@ def row_schema(modalities: Sequence[str], dims: Mapping[str, int], dtype: str) -
             *(pa.field(name, pa.list_(ARROW_DTYPES[dtype], dims[modality])) for name, modality in columns),
             pa.field("caption", pa.string()),
             pa.field("metadata", pa.string()),
+            *(PASSAGE_FIELDS if chunked else ()),
         ]
     )
 
@@ -79,6 +96,8 @@ def encode_result(
             columns.append(pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string()))
         elif field.name == "key":
             columns.append(pa.array([clean_text(s.key) for s in samples], pa.string()))
+        elif field in PASSAGE_FIELDS:
+            columns.append(pa.array([_of_passage(s, field.name) for s in samples], field.type))
         else:
             columns.append(pa.array([getattr(s, field.name) for s in samples], field.type))
     rows = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -88,6 +107,20 @@ def encode_result(
     with pa.ipc.new_stream(sink, FAILURE_SCHEMA) as writer:
         writer.write_batch(failure_batch(failures))
     return bytes(sink.getvalue())
+
+
+def _of_passage(sample: Sample, column: str) -> str | int:
+    passage = sample.passage
+    if passage is None:
+        raise ValueError(f"sample {sample.key!r} is no chunk")
+    values: dict[str, str | int] = {
+        "document": clean_text(passage.document),
+        "chunk": passage.number,
+        "chunks": passage.count,
+        "char_start": passage.start,
+        "char_end": passage.end,
+    }
+    return values[column]
 
 
 def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:

@@ -97,17 +97,47 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The smallest thing that is counted: one image and/or text with a key.
+class Passage:
+    """Where a chunk of a long text stands in it.
 
     Attributes:
-        ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity.
+        document: key of the text that was cut.
+        number: which of its chunks, from 0.
+        count: how many chunks it has.
+        start, end: characters (code points) of the text as it was read: the chunk is `text[start:end]`.
+    """
+
+    document: str
+    number: int
+    count: int
+    start: int
+    end: int
+
+    @property
+    def key(self) -> str:
+        """Key of the chunk. What stands before the last "#" is the document, whatever its own key holds."""
+        return f"{self.document}#{self.number}"
+
+
+def key_without_chunks(document: str) -> str:
+    """Key of the failure that stands for a whole text of a run with chunks; no chunk's key ends in "#"."""
+    return f"{document}#"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The smallest thing that is counted: one image and/or text with a key, or a chunk of such a text.
+
+    Attributes:
+        ordinal: position within its unit, from 0; (unit_id, ordinal) is the sample's identity. All chunks of a text
+            have that of the text.
         key: the name that users know it by.
         image: encoded image bytes, or None.
         text: caption or text, or None.
         metadata: further fields as JSON text of one object, or None.
         error: (code, message) where the source itself already says that this sample cannot be embedded, such as
             a duplicate key or a text that is not UTF-8; such a sample only becomes a failure.
+        passage: where `text` stands in the document that it is a chunk of; None for a text that was not cut.
     """
 
     ordinal: int
@@ -116,6 +146,7 @@ class Sample:
     text: str | None = None
     metadata: str | None = None
     error: tuple[str, str] | None = None
+    passage: Passage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,8 @@ def plain_line(progress: Progress) -> str:
     return (
         f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} run={progress.run} state={progress.state} "
         f"rows={progress.rows}/{count(progress.rows_total, progress.rows_total_exact).replace(' ', '-')} "
-        f"failures={progress.failures} units={progress.done}/{progress.units_total} received={progress.received} "
+        f"failures={progress.failures} truncated={progress.truncated} units={progress.done}/{progress.units_total} "
+        f"received={progress.received} "
         f"in_flight={progress.in_flight} quarantined={progress.quarantined} "
         f"rate={progress.embedding_per_s:.1f}/s limit={progress.limit or '-'} eta={eta}"
     )
@@ -80,6 +81,8 @@ def panel(progress: Progress) -> Group:
         f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed, "
         f"{progress.failures:,} failures, {progress.embedding_per_s:,.1f} rows/s",
     )
+    if progress.truncated:
+        facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
     facts.add_row(
         "units",
         f"{progress.done:,} done, {progress.received:,} received, {progress.in_flight:,} in flight, "

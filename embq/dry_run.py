@@ -53,6 +53,7 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
         "rows": rows,
         "rows_exact": found.exact,
         "rows_from_units": found.looked_at,
+        "documents": found.documents,
         "dims": dims,
         "vector_bytes": found.vector_bytes(dims) if dims is not None else {},
         "devices": None
@@ -81,6 +82,10 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
         rows.append(("rows", "not known: only reading tells, and none of the units that were tried can be read"))
     elif found.exact:
         rows.append(("rows", f"{found.rows:,}, less what fails"))
+    elif found.config.chunking is not None:
+        texts = f"{found.documents:,}" if found.documents is not None else "not counted"
+        rows.append(("texts", f"{texts}, cut into chunks: {found.config.chunking}"))
+        rows.append(("rows", f"about {found.rows:,} chunks, by the lengths of texts in {found.looked_at} units"))
     else:
         rows.append(("rows", f"about {found.rows:,}, by bytes from {found.looked_at} units that were read"))
     if said["dims"] is None:

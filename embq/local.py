@@ -80,6 +80,11 @@ def account_lines(progress: Progress, root: Path) -> list[str]:
         lines[0] += f" ({progress.quarantined:,} units failed as a whole; what they hold is not counted)"
     elif not total:
         lines[0] += ": the inputs hold no sample"
+    if progress.truncated:
+        lines.append(
+            f"truncated {progress.truncated:,}: longer than the model reads, so only their beginnings were embedded; "
+            "to embed whole texts, run with --chunk-tokens and another --output"
+        )
     timing = progress.timing
     if progress.state == "done" and timing.get("wall_s"):
         lines.append(

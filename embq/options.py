@@ -111,6 +111,22 @@ def run_options(function: F) -> F:
                 metavar="LIST",
                 help="Extensions of captions in shards.  [txt]",
             ),
+            click.option(
+                "--chunk-tokens",
+                type=click.IntRange(min=16),
+                default=None,
+                metavar="N",
+                help="Cut long texts into chunks of at most N tokens of the model, special ones included: a row for "
+                "each.  [a text is one row, cut off at what the model reads]",
+            ),
+            click.option(
+                "--chunk-overlap",
+                type=click.IntRange(min=0),
+                default=0,
+                show_default=True,
+                metavar="M",
+                help="At most M tokens of a chunk are repeated in the next one; M is at most half of N.",
+            ),
             click.option("--text-column", default="", metavar="NAME", help="Column or field that holds the text."),
             click.option("--id-column", default="", metavar="NAME", help="Column or field that holds the key."),
             click.option(

@@ -27,6 +27,7 @@ class Progress:
         priority: its weight among runs that share the devices.
         rows: committed rows.
         rows_total: samples of the run; estimated from the units done so far where only reading tells.
+        truncated: texts among them of which only the beginning was embedded: the model reads no more.
         failures: committed failures.
         done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
         rows_per_s: committed rows per second, from the first unit to the last commit.
@@ -58,6 +59,7 @@ class Progress:
     eta_s: float | None
     limit: str
     waits_for: list[str] = field(default_factory=list)
+    truncated: int = 0
     workers: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
@@ -74,6 +76,7 @@ class Progress:
             "rows_total": self.rows_total,
             "rows_total_exact": self.rows_total_exact,
             "failures": self.failures,
+            "truncated": self.truncated,
             "units": {
                 "done": self.done,
                 "received": self.received,
@@ -141,7 +144,9 @@ class Watch:
             self.info.run,
             str(self.root),
             self.info.model.spec,
-            _Counts(log.rows, log.failures, log.count, log.quarantined, received, in_flight, self.info.units),
+            _Counts(
+                log.rows, log.failures, log.count, log.quarantined, received, in_flight, self.info.units, log.truncated
+            ),
             (total, exact),
             control,
             workers,
@@ -179,7 +184,7 @@ class BrokerWatch:
             self.record.run,
             self.record.output,
             self.record.model.spec,
-            _Counts(rows, failures, done, quarantined, received, in_flight, units),
+            _Counts(rows, failures, done, quarantined, received, in_flight, units, int(meta.get("truncated", 0))),
             (rows + failures, True) if closed else (round((rows + failures) / done * units) if done else None, False),
             Control().with_wishes(meta | asked),
             live_workers(self.client),
@@ -198,6 +203,7 @@ class _Counts(NamedTuple):
     received: int
     in_flight: int
     units: int
+    truncated: int = 0
 
 
 def _progress(
@@ -247,6 +253,7 @@ def _progress(
         eta_s=round(left / rate, 1) if left and rate else 0.0 if closed else None,
         limit="turn" if waits_for else "" if closed else bottleneck(workers),
         waits_for=waits_for,
+        truncated=counts.truncated,
         workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
         timing={name: value for name, value in timing.items() if name != "rows_per_s"},
     )
@@ -265,7 +272,7 @@ def _state(control: Control, *, closed: bool, at_work: bool) -> str:
 
 
 def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
-    if info.samples is not None:
+    if info.samples is not None and info.model.chunking is None:
         return info.samples, True
     if log.count == info.units:
         return log.rows + log.failures, True

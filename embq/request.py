@@ -8,7 +8,7 @@ from typing import Any
 import embq
 from core.control import PRIORITY
 from core.errors import UsageError
-from core.models import MODALITIES
+from core.models import MODALITIES, Chunking
 from embq.options import INPUT_FORMATS
 from producer.enqueue import Request
 from producer.selection import Selection
@@ -47,7 +47,21 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             limit=options["limit"],
         ),
         priority=options["priority"] or PRIORITY,
+        chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
     )
+
+
+def _chunking(tokens: int | None, overlap: int) -> Chunking | None:
+    if tokens is None:
+        if overlap:
+            raise UsageError("--chunk-overlap needs --chunk-tokens", next_step="for example --chunk-tokens 256")
+        return None
+    if 2 * overlap > tokens:
+        raise UsageError(
+            f"--chunk-overlap {overlap} is more than half of --chunk-tokens {tokens}",
+            next_step=f"use --chunk-overlap {tokens // 2} or less; a tenth of the chunk is usual",
+        )
+    return Chunking(tokens=tokens, overlap=overlap)
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from core.generations import PREFIX, Generation, append, leftovers
 from core.layout import PLANNED, Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
 from core.manifest import Manifest, SegmentWriter, write_manifest
-from core.models import ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.registry import RunRecord, register
 from core.units import Unit
 from core.uploads import Grown
@@ -49,6 +49,7 @@ class Request:
     version: str
     selection: Selection = field(default_factory=Selection)
     priority: int = PRIORITY
+    chunking: Chunking | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,15 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         selection=request.selection,
         known=_known_sources(layout),
     )
-    config = ModelConfig(spec=str(spec), modalities=planned.modalities, precision=request.precision)
+    config = ModelConfig(
+        spec=str(spec), modalities=planned.modalities, precision=request.precision, chunking=request.chunking
+    )
+    if config.chunking is not None and "image" in config.modalities:
+        raise InputError(
+            "the inputs hold images, and only texts are cut into chunks",
+            next_step="add --modality text to embed their texts only, or leave out --chunk-tokens",
+            code="chunks_of_images",
+        )
     if layout.run_json.exists():
         _refuse_other_run(load_run(layout.root), request, config)
     else:
@@ -364,7 +373,11 @@ def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> 
 
 def _differences_of(there: RunInfo, model: ModelConfig, dtype: str) -> list[str]:
     old, new = there.identity(), replace(there, model=model, dtype=dtype).identity()
-    return [f"{name}: {old[name]} there, {new[name]} asked for" for name in old if old[name] != new[name]]
+    return [
+        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _other_run(output: Path, there: RunInfo, differences: Sequence[str]) -> InputError:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from core.errors import EmbqError
 from core.layout import load_run
-from core.models import DTYPES, ModelConfig, ModelSpec
-from core.units import Unit
+from core.models import DTYPES, Chunking, ModelConfig, ModelSpec
+from core.units import Sample, Unit
 from producer.enqueue import Request, additions_to, plan_of
 from sources.kinds import read
 
@@ -22,6 +24,9 @@ LOOKED_AT = 3
 """Units that are read where only reading tells how many samples they have."""
 LOOKED_AT_BYTES = 1 << 30
 LOOKED_AT_S = 20.0
+CHARS_PER_TOKEN = 3.3
+"""Of text in European languages, with chunks that end with a sentence and so are not quite full. Source code and other
+scripts have fewer."""
 ITEM_BYTES = {"float16": 2, "float32": 4}
 
 
@@ -39,6 +44,8 @@ class Estimate:
         rows: samples; None where no unit could be read to find out.
         exact: whether the samples were counted and not estimated.
         looked_at: units that were read for the estimate.
+        documents: texts that are cut into chunks, each of which is a row; None where none are cut, or only reading
+            tells how many there are.
         warnings: what the user should know about the inputs, one line each.
     """
 
@@ -51,6 +58,7 @@ class Estimate:
     exact: bool
     looked_at: int
     warnings: tuple[str, ...]
+    documents: int | None = None
 
     @property
     def units(self) -> int:
@@ -71,25 +79,32 @@ def estimate(request: Request) -> Estimate:
     there = load_run(layout.root) if layout.run_json.exists() else None
     units = planned.units if there is None else additions_to(layout, request, planned, there)
     kinds: Counter[str] = Counter()
-    size = samples = uncounted = uncounted_bytes = 0
+    size = samples = unread = unread_bytes = 0
+    counted = True
     chosen: list[Unit] = []
+    chunking = config.chunking
     rng = random.Random(0)
     for unit in units:
         kinds[unit.kind] += 1
         size += _size(unit)
-        if unit.samples is not None:
-            samples += unit.samples
+        samples += unit.samples or 0
+        counted = counted and (unit.samples is not None or not _size(unit))
+        if unit.samples is not None and chunking is None:
             continue
-        uncounted += 1
-        uncounted_bytes += _size(unit)
+        unread += 1
+        unread_bytes += _size(unit)
         if len(chosen) < LOOKED_AT:
             chosen.append(unit)
-        elif (at := rng.randrange(uncounted)) < LOOKED_AT:
+        elif (at := rng.randrange(unread)) < LOOKED_AT:
             chosen[at] = unit
-    found, found_bytes, looked_at = _count(chosen)
+    found, looked_at = _count(chosen, _length if chunking is None else partial(_chunks, chunking))
     rows: int | None = samples
-    if uncounted_bytes:  # files that could not be planned have none
-        rows = samples + round(found / found_bytes * uncounted_bytes) if found_bytes else None
+    if unread and chunking is not None and counted:
+        texts = sum(unit.samples or 0 for unit in looked_at)
+        rows = round(found / texts * samples) if texts else None
+    elif unread_bytes:  # files that could not be planned have none
+        read_bytes = sum(map(_size, looked_at))
+        rows = (samples if chunking is None else 0) + round(found / read_bytes * unread_bytes) if read_bytes else None
     return Estimate(
         run=there.run if there is not None else "",
         there=there.units if there is not None else 0,
@@ -97,9 +112,10 @@ def estimate(request: Request) -> Estimate:
         kinds=dict(kinds),
         bytes=size,
         rows=rows,
-        exact=not uncounted,
-        looked_at=looked_at,
+        exact=not unread,
+        looked_at=len(looked_at),
         warnings=planned.warnings,
+        documents=samples if chunking is not None and counted else None,
     )
 
 
@@ -140,21 +156,27 @@ def _size(unit: Unit) -> int:
     return sum(size for _, size in unit.items) if unit.items else unit.stop - unit.start
 
 
-def _count(units: list[Unit]) -> tuple[int, int, int]:
-    """Samples, bytes and number of those of `units` that could be read in a bounded time."""
+def _count(units: list[Unit], rows_of: Callable[[Iterator[Sample]], int]) -> tuple[int, list[Unit]]:
+    """Rows of those of `units` that could be read in a bounded time, and which these are."""
     deadline = time.monotonic() + LOOKED_AT_S
-    samples = size = count = 0
+    rows = 0
+    done: list[Unit] = []
     for unit in units:
         if _size(unit) > LOOKED_AT_BYTES or time.monotonic() > deadline:
             continue
         try:
-            samples += _length(read(unit, ()))
+            rows += rows_of(read(unit, ()))
         except EmbqError:  # a damaged one says nothing of the others; the run will name it
             continue
-        size += _size(unit)
-        count += 1
-    return samples, size, count
+        done.append(unit)
+    return rows, done
 
 
-def _length(samples: Iterator[object]) -> int:
+def _length(samples: Iterator[Sample]) -> int:
     return sum(1 for _ in samples)
+
+
+def _chunks(chunking: Chunking, samples: Iterator[Sample]) -> int:
+    """About how many chunks the texts have."""
+    fresh = (chunking.tokens - chunking.overlap) * CHARS_PER_TOKEN
+    return sum(max(1, math.ceil(len(sample.text or "") / fresh)) for sample in samples)

@@ -9,7 +9,7 @@ import numpy as np
 
 from core.errors import SampleError
 from core.units import Sample
-from worker.embedders.base import Embedder, Prepared
+from worker.embedders.base import Embedder, Prepared, Truncated
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
@@ -55,10 +55,11 @@ class EmbedStage:
         if isinstance(item, EndOfUnit):
             self._end(item)
             return
-        for sample, prepared in zip(item.samples, item.prepared.result(), strict=True):
+        for sample, prepared in item.prepared.result():
             if isinstance(prepared, SampleError):
                 item.work.add_failure(sample, prepared.code, prepared.message)
             else:
+                item.work.truncated += isinstance(prepared, Truncated)
                 self._waiting.append((item.work, sample, prepared))
         while len(self._waiting) >= self.embedder.batch_size:
             self._embed(self.embedder.batch_size)

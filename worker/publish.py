@@ -16,6 +16,7 @@ from core.layout import Layout
 from core.log import Events
 from core.protocol import VERSION
 from core.results import embedding_columns, encode_result, row_schema
+from core.units import Sample
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
@@ -68,6 +69,7 @@ class PublishStage:
             "unit_id": work.unit_id,
             "rows": len(work.samples),
             "failures": len(work.failures),
+            "truncated": work.truncated,
             "fingerprint": self.fingerprint,
         }
         staged = self._stage_when_it_fits(work, data) if self._use_file(work, len(data)) else None
@@ -101,8 +103,9 @@ class PublishStage:
 
     def _encode(self, work: UnitWork) -> bytes:
         modalities = work.record.model.modalities
-        schema = row_schema(modalities, self.dims, work.record.dtype)
-        order = sorted(range(len(work.samples)), key=lambda i: work.samples[i].ordinal)
+        model = work.record.model
+        schema = row_schema(modalities, self.dims, work.record.dtype, chunked=model.chunking is not None)
+        order = sorted(range(len(work.samples)), key=lambda i: _place(work.samples[i]))
         in_order = order == list(range(len(order)))
         samples = work.samples if in_order else [work.samples[i] for i in order]
         vectors = {}
@@ -170,3 +173,8 @@ class PublishStage:
             drop(temporary)
             raise output_error(error, temporary) from error
         return folder / name
+
+
+def _place(sample: Sample) -> tuple[int, int]:
+    """Where a row stands among those of its unit."""
+    return sample.ordinal, 0 if sample.passage is None else sample.passage.number

@@ -6,13 +6,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import SampleError, SourceError
 from core.log import Events
-from core.units import Sample
+from core.units import Sample, key_without_chunks
 from sources.kinds import read
-from worker.embedders.base import Embedder, Prepared
+from worker.embedders.base import Cutting, Embedder, Prepared
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
 from worker.work import UnitWork
@@ -30,19 +30,31 @@ DECODED_BYTES = 224 * 224 * 3 * 4
 """What a decoded image takes: float32 at the usual input size."""
 
 
+CUT_TEXT_CHARS = 128 * 1024
+"""Of texts that are to be cut, at least as much as one thread takes at once, and no further text on top of it."""
+
+CUT_TEXT_FACTOR = 6
+"""Bytes that a character of a text takes when it is cut: in the text, in its chunk, and in the chunk's tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some samples of a unit, with the prepared form of each on its way."""
+    """Some samples of a unit, with the prepared form of each on its way: what is to be embedded, or why it cannot be.
+
+    `prepared` gives the samples themselves in their order, or in place of a text that is cut the chunks of it.
+    """
 
     work: UnitWork
     samples: Sequence[Sample]
-    prepared: Future[list[Prepared | SampleError]]
+    prepared: Future[list[tuple[Sample, Prepared | SampleError]]]
+    text_factor: int = 1
 
     @property
     def size(self) -> int:
         """Bytes that the chunk takes: images with their decoded form, and texts."""
         return sum(
-            (len(s.image) + DECODED_BYTES if s.image is not None else 0) + len(s.text or "") for s in self.samples
+            (len(s.image) + DECODED_BYTES if s.image is not None else 0) + len(s.text or "") * self.text_factor
+            for s in self.samples
         )
 
 
@@ -76,6 +88,7 @@ class ReadStage:
         hand_on: Callable[[Chunk | EndOfUnit], None],
     ) -> None:
         self.embedder = embedder
+        self.cutter = embedder if isinstance(embedder, Cutting) else None
         self.pool = pool
         self.stats = stats
         self.board = board
@@ -113,7 +126,8 @@ class ReadStage:
             samples = iter(read(work.unit, self.roots, moved=self.board.advance))
             while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
-                self.hand_on(Chunk(work, chunk, self.pool.submit(self._prepare, work, chunk)))
+                prepared = self.pool.submit(self._prepare, work, chunk)
+                self.hand_on(Chunk(work, chunk, prepared, 1 if self.cutter is None else CUT_TEXT_FACTOR))
                 while work.careful and work.handled < count and not work.lost:
                     time.sleep(CAREFUL_POLL_S)
                 if work.lost:
@@ -135,18 +149,41 @@ class ReadStage:
     def _next_chunk(self, work: UnitWork, samples: Iterator[Sample], size: int) -> list[Sample]:
         with self.stats.busy("read"), self.board.step("read", [Span(work.token, work.u)]):
             chunk = []
+            chars = 0
             for sample in itertools.islice(samples, size):
                 chunk.append(sample)
                 self.board.advance()
+                chars += len(sample.text or "")
+                if self.cutter is not None and chars >= CUT_TEXT_CHARS:
+                    break
             return chunk
 
-    def _prepare(self, work: UnitWork, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
+    def _prepare(self, work: UnitWork, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
         in_hand = [Span(work.token, work.u, samples[0].ordinal, samples[-1].ordinal)]
         with self.stats.busy("prepare"), self.board.step("prepare", in_hand):
-            errors = [_error(work, sample) for sample in samples]
-            usable = [sample for sample, error in zip(samples, errors, strict=True) if error is None]
-            answers = iter(self.embedder.prepare(usable) if usable else [])
-            return [next(answers) if error is None else error for error in errors]
+            pairs = [(sample, _error(work, sample)) for sample in samples]
+            if self.cutter is not None:
+                pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
+            prepared: list[tuple[Sample, Prepared | SampleError]] = []
+            # A text may have very many chunks.
+            for start in range(0, len(pairs), CHUNK_SAMPLES):
+                group = pairs[start : start + CHUNK_SAMPLES]
+                usable = [sample for sample, error in group if error is None]
+                answers = iter(self.embedder.prepare(usable) if usable else [])
+                prepared += [(sample, next(answers) if error is None else error) for sample, error in group]
+                self.board.advance()
+            return prepared
+
+    def _cut(
+        self, cutter: Cutting, sample: Sample, error: SampleError | None
+    ) -> list[tuple[Sample, SampleError | None]]:
+        """The chunks of a text, or the text itself with why it has none."""
+        if error is None:
+            try:
+                return [(chunk, None) for chunk in cutter.chunks(sample, self.board.advance)]
+            except SampleError as problem:
+                error = problem
+        return [(replace(sample, key=key_without_chunks(sample.key), text=None), error)]
 
 
 def _error(work: UnitWork, sample: Sample) -> SampleError | None:

@@ -29,6 +29,8 @@ class UnitWork:
         stage: where the unit is now, for `embq status`.
         careful: goes sample by sample, one after the other, so that the sample that ends the process can be named.
         poison: ordinals of samples that ended their worker; they become failures unseen.
+        truncated: texts that were longer than the model reads.
+        handled: samples that have become a row or a failure; a text that was cut, with the last of its chunks.
     """
 
     def __init__(
@@ -50,37 +52,47 @@ class UnitWork:
         self.samples: list[Sample] = []
         self.vectors: dict[str, list[np.ndarray]] = {}
         self.failures: list[Failure] = []
+        self.truncated = 0
+        self.handled = 0
         self._announced: int | None = None
+        self._chunks_left: dict[int, int] = {}
 
     def add_rows(self, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
         """Keep the vectors of some samples: modality -> array of shape (len(samples), dim), as stored."""
         self.samples.extend(s if s.image is None else replace(s, image=None) for s in samples)
         for modality, block in vectors.items():
             self.vectors.setdefault(modality, []).append(block)
+        self._count(samples)
 
     def add_failure(self, sample: Sample, code: str, message: str) -> None:
         """Record that a sample has no row."""
         self.failures.append(Failure(ordinal=sample.ordinal, key=sample.key, code=code, message=message))
+        self._count([sample])
 
     def fail_whole(self, code: str, message: str) -> None:
         """The unit's source cannot be trusted: drop every row, keep one failure that stands for all of it."""
         self.samples, self.vectors = [], {}
         self.failures = [Failure(ordinal=None, key="", code=code, message=message)]
-        self._announced = 1
+        self.truncated = 0
+        self._announced = self.handled = 1
 
     def end_of_read(self, samples: int) -> None:
         """The reader has given all `samples` samples of the unit."""
         self._announced = samples
 
     @property
-    def handled(self) -> int:
-        """Samples that have become a row or a failure."""
-        return len(self.samples) + len(self.failures)
-
-    @property
     def complete(self) -> bool:
         """Whether every sample has become a row or a failure."""
         return self.handled == self._announced
+
+    def _count(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            if sample.passage is not None:
+                left = self._chunks_left.pop(sample.ordinal, sample.passage.count) - 1
+                if left:
+                    self._chunks_left[sample.ordinal] = left
+                    continue
+            self.handled += 1
 
 
 class Leases:

@@ -37,6 +37,7 @@ class Accepted:
         quarantined: code of the failure that stands for the whole unit, or "".
         staged: name of its staging file, or "".
         bytes: its size.
+        truncated: texts of which only the beginning was embedded.
     """
 
     entry: str
@@ -48,6 +49,7 @@ class Accepted:
     quarantined: str
     staged: str
     bytes: int
+    truncated: int = 0
 
 
 class Rejected(Exception):
@@ -128,6 +130,7 @@ class Acceptor:
             quarantined=str(result.failures["code"][0]) if whole_unit else "",
             staged=text.get("ref", ""),
             bytes=int(text["bytes"]),
+            truncated=int(text.get("truncated", "0")),
         )
 
     def _decode(self, fields: Mapping[str, bytes], text: Mapping[str, str]) -> Result:
@@ -158,6 +161,33 @@ class Acceptor:
             if rows or failures != 1:
                 raise Rejected("wrong_count", f"unit {u} failed as a whole and has {rows} rows")
             return
+        if "chunk" in result.rows.column_names:
+            _check_chunks(result, u)
+            return
         seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
         if not np.array_equal(np.sort(seen), np.arange(rows + failures)):
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
+
+
+def _check_chunks(result: Result, u: int) -> None:
+    """Each text once: as a failure, or as its chunks, each of which is a row or a failure.
+
+    Where a text has rows, they say how many chunks it has; a failure of one of them has its key.
+    """
+    rows, failures = result.rows, result.failures
+    ordinals, counts = rows["ordinal"].to_numpy(), rows["chunks"].to_numpy()
+    failed = failures["ordinal"].to_numpy()
+    texts, first, chunks = np.unique(ordinals, return_index=True, return_counts=True)
+    every = np.union1d(texts, failed)
+    if not np.array_equal(every, np.arange(len(every))):
+        raise Rejected("wrong_count", f"unit {u}: a text has neither rows nor a failure")
+    pairs = np.stack([ordinals, rows["chunk"].to_numpy()])
+    if np.unique(pairs, axis=1).shape[1] != len(ordinals) or (pairs[1] < 0).any() or (pairs[1] >= counts).any():
+        raise Rejected("wrong_count", f"unit {u}: a chunk is there twice, or has no number of its text")
+    if not np.array_equal(counts, counts[first][np.searchsorted(texts, ordinals)]):
+        raise Rejected("wrong_count", f"unit {u}: the rows of a text disagree on how many chunks it has")
+    of_texts = np.bincount(failed, minlength=len(every))[texts] if len(failed) else np.zeros(len(texts), dtype=int)
+    if not np.array_equal(chunks + of_texts, counts[first]):
+        raise Rejected("wrong_count", f"unit {u}: a text has not as many rows and failures as chunks")
+    if len(set(zip(failed.tolist(), failures["key"].to_pylist(), strict=True))) != len(failed):
+        raise Rejected("wrong_count", f"unit {u}: a failure is there twice")

@@ -127,6 +127,7 @@ class Committer:
                     rows=result.rows.num_rows,
                     failures=result.failures.num_rows,
                     quarantined=result.quarantined,
+                    truncated=result.truncated,
                 )
             )
             first += result.rows.num_rows
@@ -182,6 +183,7 @@ class Committer:
             rows=self.state.rows + sum(unit.rows for unit in units),
             failures=self.state.failures + sum(unit.failures for unit in units),
             quarantined=self.state.quarantined + sum(bool(unit.quarantined) for unit in units),
+            truncated=self.state.truncated + sum(unit.truncated for unit in units),
             done=bytearray(1),
         )
         commit = self.log.append(

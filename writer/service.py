@@ -192,12 +192,17 @@ class RunWriter:
 
     def _counters(self) -> dict[str, int]:
         state = self.committer.state
-        return {"rows": state.rows, "failures": state.failures, "quarantined": state.quarantined, "n": state.n}
+        return {name: getattr(state, name) for name in ("rows", "failures", "quarantined", "truncated", "n")}
 
     def _mark(self, pairs: list[tuple[str, int | None]]) -> int:
         state = self.committer.state
         return self.ledger.commit(
-            pairs, rows=state.rows, failures=state.failures, quarantined=state.quarantined, number=state.n
+            pairs,
+            rows=state.rows,
+            failures=state.failures,
+            quarantined=state.quarantined,
+            truncated=state.truncated,
+            number=state.n,
         )
 
     def _housekeep(self) -> None:

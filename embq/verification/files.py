@@ -13,7 +13,7 @@ from core.durable import file_sha256
 from core.errors import OutputError
 from core.layout import Layout, RunInfo
 from core.reader import file_tables
-from core.results import ARROW_DTYPES, FAILURE_SCHEMA, embedding_columns
+from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns
 from embq.verification.findings import Findings
 
 SHARED_NONCE = ".shared"
@@ -140,6 +140,8 @@ class Files:
             wanted |= {field.name: field.type for field in FAILURE_SCHEMA}
         else:
             wanted["id"] = pa.int64()
+            if self._info.model.chunking is not None:
+                wanted |= {field.name: field.type for field in PASSAGE_FIELDS}
             if self._schema is None:
                 self._schema = schema
             elif not schema.equals(self._schema):

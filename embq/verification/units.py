@@ -15,6 +15,7 @@ from core.models import ModelSpec
 from core.reader import vectors
 from core.results import embedding_columns
 from core.units import Unit
+from embq.verification.chunks import Documents
 from embq.verification.findings import Findings
 from embq.verification.rereading import Found, SourceChangedError, SourceUnreadableError, reread
 from worker.embedders.stub import stub_digest, stub_vectors
@@ -41,6 +42,7 @@ class Units:
         spec = ModelSpec.parse(info.model.spec)
         self._dim = int(spec.name) if spec.family == "stub" else 0
         self._dtype = NUMPY_DTYPES[info.dtype]
+        self._chunking = info.model.chunking
 
     def check(self, where: str, said: CommittedUnit, unit: Unit | None, rows: pa.Table, failures: pa.Table) -> None:
         """Check one unit.
@@ -56,6 +58,9 @@ class Units:
         self._check_codes(where, said, failures)
         stored = self._vectors(where, rows)
         if self._is_whole(where, said, rows, failures):
+            return
+        if self._chunking is not None:
+            self._check_chunks(where, unit, rows, failures, stored)
             return
         samples = _pairs(rows) + _pairs(failures)
         ordinals = {ordinal for ordinal, _ in samples}
@@ -142,6 +147,41 @@ class Units:
         if wrong:
             self._findings.add("vectors", where, f"not what the sample's bytes give: {_some(wrong)}")
 
+    def _check_chunks(
+        self, where: str, unit: Unit | None, rows: pa.Table, failures: pa.Table, stored: dict[str, np.ndarray]
+    ) -> None:
+        """Compare the rows of cut texts with an independent second reading of the source."""
+        documents = Documents(rows, failures, self._chunking if self._dim else None)
+        if unit is None:
+            return
+        wrong: list[str] = []
+        count = 0
+        try:
+            for ordinal, found in enumerate(reread(unit, images=False)):
+                count += 1
+                if why := found.changed or documents.check(ordinal, found.key, found.text):
+                    wrong.append(f"text {found.key!r}: {why}")
+        except SourceChangedError as error:
+            self._findings.add("source_changed", where, str(error))
+            return
+        except SourceUnreadableError as error:
+            self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")
+            return
+        self.keys += rows.num_rows + failures.num_rows
+        if unit.samples is not None and unit.samples != count:
+            self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
+        if documents.ordinals - set(range(count)):
+            self._findings.add("keys", where, f"it has rows or failures of more than the {count} texts of the source")
+        if wrong:
+            more = f" (and {len(wrong) - SHOWN} more texts)" if len(wrong) > SHOWN else ""
+            self._findings.add("chunks", where, "; ".join(wrong[:SHOWN]) + more)
+        by_place = _Rows(rows, stored, len(self._modalities))
+        check = _Content(by_place, self._modalities if self._dim else (), self._dim)
+        for position, text in enumerate(rows["caption"].to_pylist() if rows.num_rows else ()):
+            check.take_row(position, text)
+        if bad := self._wrong_vectors(check, by_place):
+            self._findings.add("vectors", where, f"not what the chunk's bytes give: {_some(bad)}")
+
     def _compare_keys(self, where: str, samples: list[tuple[int, str]], keys: list[str]) -> None:
         self.keys += len(samples)
         expected = list(enumerate(keys))
@@ -201,9 +241,16 @@ class _Content:
         text = None if found.text is None else found.text.encode("utf-8", "backslashreplace")
         if captions is not None and captions[position] != (None if text is None else text.decode()):
             self.captions.append(self._rows.names[position])
+        self._digest(position, found.image, text)
+
+    def take_row(self, position: int, text: str | None) -> None:
+        """One chunk, whose text has been compared with its source."""
+        self._digest(position, None, None if text is None else text.encode())
+
+    def _digest(self, position: int, image: bytes | None, text: bytes | None) -> None:
         if not self._modalities:
             return
-        contents = [found.image if modality == "image" else text for modality in self._modalities]
+        contents = [image if modality == "image" else text for modality in self._modalities]
         if any(content is None for content in contents):
             self.absent.append(self._rows.names[position])
             return

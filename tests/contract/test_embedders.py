@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
-from core.models import ModelConfig
+from core.models import Chunking, ModelConfig
 from core.units import Sample
-from worker.embedders.base import Embedder
+from worker.embedders.base import Cutting, Embedder, Family, Truncated
 from worker.embedders.registry import load
+from worker.embedders.splitting import CuttingEmbedder
 
 torch = pytest.importorskip("torch")
 
@@ -115,8 +116,9 @@ def config(request: pytest.FixtureRequest, folders: dict[str, str]) -> ModelConf
 
 
 @pytest.fixture(scope="module")
-def embedder(config: ModelConfig) -> Embedder:
-    return load(config, "cpu")
+def embedder(config: ModelConfig) -> Family:
+    family: Family = load(config, "cpu")  # type: ignore[assignment]
+    return family
 
 
 @pytest.fixture(scope="module")
@@ -241,3 +243,70 @@ def test_another_precision_is_another_fingerprint_with_nearly_the_same_vectors(
         assert rounded[modality].dtype == np.float32
         cosines = (rows * rounded[modality]).sum(1) / np.linalg.norm(rows, axis=1)
         assert (cosines / np.linalg.norm(rounded[modality], axis=1)).min() > 0.99
+
+
+# --- long texts ---
+
+LONG = "\n\n".join(
+    f"Paragraph {number} has a sentence, " + "and words of its own, " * 12 + "and it ends." for number in range(12)
+)
+
+
+def text_sample(text: str, samples: list[Sample]) -> Sample:
+    return Sample(ordinal=7, key="doc#1", text=text, image=samples[0].image, metadata='{"lang":"en"}')
+
+
+def test_a_text_beyond_what_the_model_reads_is_told_of(
+    embedder: Embedder, config: ModelConfig, samples: list[Sample]
+) -> None:
+    if "text" not in config.modalities:
+        pytest.skip("it reads no text")
+    short, long = embedder.prepare([text_sample("A few words.", samples), text_sample(LONG, samples)])
+    assert not isinstance(short, Truncated)
+    assert isinstance(long, Truncated) == (not config.spec.startswith("stub:"))
+
+
+def test_the_chunks_of_a_text_are_read_whole_and_cover_it(
+    embedder: Family, config: ModelConfig, samples: list[Sample]
+) -> None:
+    if "text" not in config.modalities:
+        pytest.skip("it reads no text")
+    cutting = CuttingEmbedder(embedder, Chunking(tokens=16, overlap=4))
+    assert isinstance(cutting, Cutting)
+    chunks = cutting.chunks(text_sample(LONG, samples), lambda: None)
+    assert len(chunks) > 10
+    assert chunks == cutting.chunks(text_sample(LONG, samples), lambda: None)
+    end = 0
+    for number, chunk in enumerate(chunks):
+        assert chunk.passage is not None
+        start, stop = chunk.passage.start, chunk.passage.end
+        assert (chunk.key, chunk.ordinal, chunk.metadata) == (f"doc#1#{number}", 7, '{"lang":"en"}')
+        assert (chunk.passage.document, chunk.passage.number, chunk.passage.count) == ("doc#1", number, len(chunks))
+        assert chunk.text == LONG[start:stop] == LONG[start:stop].strip() != ""
+        assert not LONG[end:start].strip()
+        end = stop
+    assert not LONG[end:].strip()
+    prepared = cutting.prepare(chunks)
+    assert not [answer for answer in prepared if isinstance(answer, (SampleError, Truncated))]
+    rows, alone = cutting.embed(prepared[:2])["text"], vectors_of(embedder, chunks[:1])["text"]
+    assert rows.shape == (2, cutting.dims["text"])
+    np.testing.assert_allclose(rows[:1], alone, atol=1e-5)
+
+
+def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: Family, config: ModelConfig) -> None:
+    if "text" not in config.modalities:
+        pytest.skip("it reads no text")
+    cuts = [Chunking(tokens=16), Chunking(tokens=16, overlap=4), Chunking(tokens=15)]
+    found = {CuttingEmbedder(embedder, chunking).fingerprint for chunking in cuts}
+    assert len({embedder.fingerprint, *found}) == 4
+    assert CuttingEmbedder(embedder, cuts[0]).fingerprint in found
+
+
+def test_a_text_without_chunks_says_why(embedder: Family, config: ModelConfig, samples: list[Sample]) -> None:
+    if "text" not in config.modalities:
+        pytest.skip("it reads no text")
+    cutting = CuttingEmbedder(embedder, Chunking(tokens=16))
+    for text, code in ((" \n", "empty_text"), ("a \ud800 b", "corrupt")):
+        with pytest.raises(SampleError) as caught:
+            cutting.chunks(text_sample(text, samples), lambda: None)
+        assert caught.value.code == code

@@ -24,6 +24,7 @@ from core.protocol import MAX_ATTEMPTS, VERSION
 from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
 from core.units import Failure
+from embq.progress import BrokerWatch, Watch
 from writer.daemon import Writer
 from writer.lock import WEDGED_S, LockKeeper
 from writer.service import RECONCILE_S, RunWriter
@@ -89,6 +90,21 @@ def test_results_become_rows_with_dense_ids_and_a_closed_log(make_run: MakeRun, 
     assert file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_texts_that_the_model_cut_off_are_counted_once_and_shown_everywhere(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0, truncated=2)
+    run.work_one(1)
+    writer.drain()
+    folder, broker = Watch(run.layout.root, run.client), BrokerWatch(run.record, run.client)
+    assert folder.look().truncated == broker.look().truncated == 2
+    second = run.writer()
+    run.work_one(2, truncated=1)
+    second.drain()
+    assert second.committer.state.totals()["truncated"] == 3
+    for watch in (folder, broker, Watch(run.layout.root, None)):
+        assert watch.look().to_json()["truncated"] == 3
+
+
 def test_failures_stand_beside_the_rows(run: RunCase) -> None:
     writer = run.writer()
     run.work_one(0, failed=[1])
@@ -100,7 +116,13 @@ def test_failures_stand_beside_the_rows(run: RunCase) -> None:
     table = pq.read_table(path)
     assert table.column_names == ["ordinal", "key", "code", "message", "unit_id", "u"]
     assert table["u"].to_pylist() == [0, 1, 1, 1]
-    assert writer.committer.state.totals() == {"units": 2, "rows": 2, "failures": 4, "quarantined": 0}
+    assert writer.committer.state.totals() == {
+        "units": 2,
+        "rows": 2,
+        "failures": 4,
+        "quarantined": 0,
+        "truncated": 0,
+    }
 
 
 def test_a_run_of_failures_only_has_no_part(make_run: MakeRun) -> None:

@@ -139,6 +139,8 @@ def _check_record(root: Path, record: dict[str, Any]) -> None:
 def _check_ranges(record: dict[str, Any], table: pa.Table) -> None:
     """The rows of each unit follow each other where the record says, each ordinal once."""
     unit_ids, ordinals = table["unit_id"].to_pylist(), table["ordinal"].to_pylist()
+    if "chunk" in table.column_names:
+        ordinals = list(zip(ordinals, table["chunk"].to_pylist(), strict=True))
     end = 0
     for unit in record["units"]:
         start, stop = unit["first_row"], unit["first_row"] + unit["rows"]

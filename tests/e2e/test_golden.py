@@ -64,6 +64,12 @@ def test_docstrings_get_the_vectors_of_sentence_transformers(tmp_path: Path) -> 
     worst = float(np.abs(rows - expected).max())
     assert worst <= 1e-5
 
+    lengths = [
+        len(ids) for ids in reference.tokenizer(list(texts.values()), truncation=False, verbose=False)["input_ids"]
+    ]
+    too_long = sum(length > reference.max_seq_length for length in lengths)
+    assert json.loads(succeed("status", root, "--json"))["truncated"] == too_long > 0
+
 
 @pytest.mark.timeout(600)
 def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path) -> None:

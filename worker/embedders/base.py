@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from core.errors import SampleError
+from core.models import Chunking
 from core.units import Sample
+from sources.base import Moved
 
 if TYPE_CHECKING:
     import numpy as np
 
 Prepared = Any
 """One sample made ready for the device (pixels, token ids); only the embedder that made it looks inside."""
+
+
+MAX_CHUNKS = 100_000
+"""Of one text: 32 MB in chunks of 80 tokens. All chunks of a text are in memory at once."""
+
+
+class Truncated(dict[str, Any]):
+    """A prepared sample whose text was longer than the model reads: only its beginning will be embedded."""
+
+
+class Splitter(Protocol):
+    """Cuts texts, always in the same way.
+
+    Attributes:
+        identity: all that decides where a text is cut, beside the model itself, as JSON-ready values.
+    """
+
+    identity: Sequence[Any]
+
+    def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
+        """(start, end) of each chunk in characters, in order; none begins or ends with white space, nothing else is
+        left out.
+
+        Called from several threads at once. Calls `moved` whenever it got on. Raises SampleError `too_many_chunks`
+        for a text beyond `MAX_CHUNKS`, `chunk_too_long` where one character makes more tokens than a chunk may have.
+        """
+        ...
 
 
 class Embedder(Protocol):
@@ -33,7 +62,8 @@ class Embedder(Protocol):
         """Decode and tokenise on the CPU, one answer per sample in the same order.
 
         Called from several threads at once. A sample that cannot be embedded gets a SampleError as its answer
-        (`missing_member` where a modality of the config is absent, `empty_text`, `truncated`, `unidentified`, ...).
+        (`missing_member` where a modality of the config is absent, `empty_text`, `truncated`, `unidentified`, ...),
+        one whose text is longer than the model reads a `Truncated`.
         """
         ...
 
@@ -43,4 +73,21 @@ class Embedder(Protocol):
         Called from one thread only. A vector may hold non-finite values; the caller turns those into failures.
         Raises DeviceError where the device is broken.
         """
+        ...
+
+
+class Family(Embedder, Protocol):
+    """A model as its family loads it."""
+
+    def splitter(self, chunking: Chunking) -> Splitter:
+        """What cuts texts by the model's own tokens; ModelError where `chunking` does not suit the model."""
+        ...
+
+
+@runtime_checkable
+class Cutting(Embedder, Protocol):
+    """A model whose samples are chunks of texts."""
+
+    def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
+        """The chunks of a text, at least one; SampleError where it cannot be embedded."""
         ...

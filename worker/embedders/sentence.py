@@ -12,13 +12,14 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
-from core.models import ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
 from worker.embedders.params import whole_number
+from worker.embedders.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
 
 EMBEDDER_VERSION = "sentence 1"
@@ -33,6 +34,7 @@ class SentenceEmbedder:
     """
 
     def __init__(self, model: SentenceTransformer, config: ModelConfig, device: torch.device, batch_size: int) -> None:
+        self._spec = config.spec
         self._model = model
         self._device = device
         self._prompt = model.prompts.get(model.default_prompt_name) or "" if model.default_prompt_name else ""
@@ -54,6 +56,15 @@ class SentenceEmbedder:
         # Texts that are tokenised later count four characters to a token, which only shapes the batches.
         lengths = [len(item) // 4 if isinstance(item, str) else len(item["input_ids"]) for item in batch]
         return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
+
+    def splitter(self, chunking: Chunking) -> TokenSplitter:
+        """What cuts texts by the model's tokeniser; the prompt before each chunk counts as well."""
+        if self._tokens is None:
+            raise no_splitter(self._spec, "it does not begin with a plain tokeniser")
+        tokens = self._tokens
+        return backend_splitter(
+            tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
+        )
 
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | str]:
         return texts if self._tokens is None else self._tokens.rows([self._prompt + text for text in texts])

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from core.errors import SampleError
-from core.models import ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
+from sources.base import Moved
+from worker.embedders.base import MAX_CHUNKS
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
 from worker.embedders.params import milliseconds_as_s, whole_number
 
@@ -25,6 +29,10 @@ BATCH_SIZE = 64
 
 STEPS = 1024
 """Values are odd multiples of 1/2048: 11 significant bits, which float16 holds exactly, and never zero."""
+
+
+WORD = re.compile(r"\S+")
+"""What a stub model counts as one token."""
 
 
 def stub_vectors(digests: Sequence[bytes], dim: int) -> np.ndarray:
@@ -46,6 +54,33 @@ def stub_vector(data: bytes, dim: int) -> np.ndarray:
     """
     vector: np.ndarray = stub_vectors([stub_digest(data, dim)], dim)[0]
     return vector
+
+
+class WordSplitter:
+    """Windows of whole words, which is as far as a model without a tokeniser can count: anybody can recompute them."""
+
+    identity = ("words 1",)
+
+    def __init__(self, chunking: Chunking) -> None:
+        self._words, self._overlap = chunking.tokens, chunking.overlap
+
+    def spans(self, text: str, moved: Moved) -> list[tuple[int, int]]:
+        """See `worker.embedders.base.Splitter`. The last window may be shorter, and never only repeats words."""
+        spans: list[tuple[int, int]] = []
+        window: deque[tuple[int, int]] = deque(maxlen=self._words)
+        fresh = 0
+        for word in WORD.finditer(text):
+            if fresh == self._words:
+                spans.append((window[0][0], window[-1][1]))
+                fresh = self._overlap
+                if len(spans) >= MAX_CHUNKS:
+                    raise SampleError("too_many_chunks", f"the text has more than {MAX_CHUNKS:,} chunks")
+                if len(spans) % 1000 == 0:
+                    moved()
+            window.append(word.span())
+            fresh += 1
+        spans.append((window[-fresh][0], window[-1][1]))
+        return spans
 
 
 class StubEmbedder:
@@ -75,6 +110,10 @@ class StubEmbedder:
             modality: stub_vectors([digests[position] for digests in batch], self._dim)
             for position, modality in enumerate(self._modalities)
         }
+
+    def splitter(self, chunking: Chunking) -> WordSplitter:
+        """What counts words for tokens."""
+        return WordSplitter(chunking)
 
     def _digests(self, sample: Sample) -> tuple[bytes, ...]:
         return tuple(

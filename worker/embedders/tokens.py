@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from worker.embedders.base import Truncated
+
 TokenRow = Mapping[str, np.ndarray]
 """One text: `input_ids` and, where the model takes them, `token_type_ids`; int32 of shape (tokens,)."""
 
@@ -39,11 +41,18 @@ class Tokens:
     Args:
         tokenizer: a `PreTrainedTokenizerBase`; it is copied and never used itself.
         max_length: longest row in tokens with the special ones, or None for the tokeniser's own limit.
+
+    Attributes:
+        longest: that limit; None where there is none.
     """
 
     def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
+        self.tokenizer = tokenizer
         self._copies = ThreadCopies(tokenizer)
         self._max_length = max_length
+        longest = tokenizer.model_max_length if max_length is None else max_length
+        # The library writes "no limit" as 1e30.
+        self.longest = int(longest) if longest < 1_000_000 else None
         self._pads_left = tokenizer.padding_side == "left"
         # Without a pad token any id will do: the attention mask hides it.
         self._pad_ids = {
@@ -52,7 +61,7 @@ class Tokens:
         }
 
     def rows(self, texts: Sequence[str]) -> list[TokenRow]:
-        """One row per text, truncated, with special tokens, without padding."""
+        """One row per text with special tokens, without padding; a `Truncated` one where the text is too long."""
         if not texts:
             return []
         encoded = self._copies.mine()(
@@ -63,7 +72,12 @@ class Tokens:
             return_attention_mask=False,
         )
         names = [name for name in self._pad_ids if name in encoded]
-        return [{name: np.asarray(encoded[name][row], dtype=np.int32) for name in names} for row in range(len(texts))]
+        rows: list[TokenRow] = [
+            {name: np.asarray(encoded[name][row], dtype=np.int32) for name in names} for row in range(len(texts))
+        ]
+        # What was cut off; only a tokeniser of the tokenizers library tells.
+        cut = [bool(one.overflowing) for one in encoded.encodings or ()]
+        return [Truncated(row) if is_cut else row for row, is_cut in zip(rows, cut, strict=True)] if any(cut) else rows
 
     def padded(self, batch: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
         """The batch as int64 tensors of shape (len(batch), longest row), with its `attention_mask`."""

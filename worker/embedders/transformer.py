@@ -11,13 +11,14 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer
 
 from core.errors import ModelError, SampleError
-from core.models import ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
 from worker.embedders.params import choice, whole_number
+from worker.embedders.splitting import TokenSplitter, backend_splitter
 from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
 
 EMBEDDER_VERSION = "transformer 1"
@@ -42,6 +43,7 @@ class TransformerEmbedder:
         max_length: int | None,
         batch_size: int,
     ) -> None:
+        self._spec = config.spec
         self._pooling = pooling
         self._unit_length = unit_length
         self._device = device
@@ -68,6 +70,11 @@ class TransformerEmbedder:
         """Pooled vectors of the batch."""
         lengths = [len(row["input_ids"]) for row in batch]
         return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
+
+    def splitter(self, chunking: Chunking) -> TokenSplitter:
+        """What cuts texts by the model's tokeniser."""
+        tokens = self._tokens
+        return backend_splitter(tokens.tokenizer, chunking, prompt="", longest=tokens.longest, model=self._spec)
 
     @torch.inference_mode()
     def _run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
