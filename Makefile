@@ -31,6 +31,7 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.writer
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.tar_reader
+	$(BIN)/python -m bench.remote_read
 	$(BIN)/python -m bench.enqueue
 	$(BIN)/python -m bench.fairness
 

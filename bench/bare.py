@@ -100,7 +100,9 @@ def work(root: Path, results: Connection) -> None:
         prefetch=PREFETCH,
         batch_size=embedder.batch_size,
         pool=pool,
-        make_read=lambda put: ReadStage(embedder, pool, stats, board, roots=(), hand_on=put),
+        make_read=lambda put, upcoming: ReadStage(
+            embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming
+        ),
         make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
         publish=PublishStage(
             leases,

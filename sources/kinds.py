@@ -165,6 +165,19 @@ def check_source(source: str) -> None:
         check_url(source)
 
 
+def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
+    """Whether the unit is one whole file behind a URL that may be read, so that it can be fetched before its turn.
+
+    Args:
+        roots: as for `read`.
+    """
+    try:
+        check_source(unit.source)
+        return unit.kind == TarSource.kind and is_url(unit.source) and _is_allowed(unit.source, roots)
+    except SourceError:  # reading it says why
+        return False
+
+
 def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
     """The samples of a unit that came over the network, as its `Source.read` gives them.
 

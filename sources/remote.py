@@ -61,9 +61,13 @@ def load(url: str, size: int, moved: Moved = unwatched) -> Memory:
     whole = mmap.mmap(-1, size)
     with memoryview(whole) as view:
         for start, piece in _pieces(url, 0, size):
+            if host_of(url) in _WITHOUT_RANGES:
+                break
             view[start : start + len(piece)] = piece
             moved()
-    return whole
+        else:
+            return whole
+    return _load_at_once(url, size)
 
 
 def _pieces(url: str, start: int, stop: int) -> Iterator[tuple[int, bytes]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from core.errors import SourceError
 from core.units import Unit
-from sources import listings, remote, urls
+from sources import ahead, listings, remote, urls
 from sources.base import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
 from sources.base import FileStatus, Memory, Moved
 from sources.urls import is_url
@@ -195,9 +195,11 @@ def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
     Raises as `open_unchanged` does.
     """
     if is_url(unit.source):
-        status = listings.stat(unit.source)
-        _require_same(unit, status.version, code)
-        whole = remote.load(unit.source, status.size, moved)
+        whole = ahead.fetched(unit, moved)
+        if whole is None:
+            status = listings.stat(unit.source)
+            _require_same(unit, status.version, code)
+            whole = remote.load(unit.source, status.size, moved)
         _require_same(unit, listings.stat(unit.source).version, code)
         return whole
     with open_unchanged(unit, code, moved) as file:
@@ -221,7 +223,7 @@ def _require_regular(path: str, status: os.stat_result) -> None:
 
 def _require_same(unit: Unit, version: str, code: str) -> None:
     if version != unit.etag:
-        what = "ETag" if is_url(unit.source) else "modification time in ns"
+        what = "ETag, generation or time" if is_url(unit.source) else "modification time in ns"
         raise SourceError(
             f"{unit.source}: changed since the run was planned: it was {unit.etag} and is {version} "
             f"({what}, size in bytes)",

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -69,9 +70,20 @@ class HttpServer(Server):
 
     Attributes:
         ranges: whether the server knows ranges, as Python's own does not.
+        latency_s: before each answer begins.
+        bytes_per_s: most of each connection; 0 for no bound.
+        sent: (name, bytes) of each answer to a GET, in the order in which they were complete.
     """
 
     ranges: bool = True
+    latency_s: float = 0.0
+    bytes_per_s: float = 0.0
+    sent: list[tuple[str, int]] = field(default_factory=list)
+
+    def sent_of(self, name: str) -> int:
+        """Bytes of a file that were sent."""
+        with self.lock:
+            return sum(count for one, count in self.sent if one == name)
 
 
 class _Server(ThreadingHTTPServer):
@@ -115,6 +127,7 @@ def http_server(folder: Path) -> Iterator[HttpServer]:
 
         def answer(self, *, body: bool) -> None:
             fault = state.take() if body else ""
+            time.sleep(state.latency_s)
             path = state.folder / unquote(self.path.partition("?")[0]).lstrip("/")
             if fault == "reset":
                 self.close_connection = True
@@ -146,6 +159,9 @@ def http_server(folder: Path) -> Iterator[HttpServer]:
                 self.close_connection = True
                 data = data[: len(data) // 2]
             if body:
+                time.sleep(len(data) / state.bytes_per_s if state.bytes_per_s else 0.0)
+                with state.lock:  # noted first: who has the bytes finds them noted
+                    state.sent.append((path.name, len(data)))
                 self.wfile.write(data)
 
         def begin(self, status: int, length: int, headers: dict[str, str] | None = None) -> None:

@@ -28,6 +28,11 @@ class BoundedQueue(Generic[Item]):
             self._changed.notify_all()
             return True
 
+    def waiting(self) -> list[Item]:
+        """The items, first one first."""
+        with self._changed:
+            return [item for item, _ in self._waiting]
+
     def get(self, timeout_s: float) -> Item | None:
         """The first item; None where none came within `timeout_s`."""
         deadline = time.monotonic() + timeout_s

@@ -50,7 +50,7 @@ class Pipeline:
         prefetch: int,
         batch_size: int,
         pool: ThreadPoolExecutor,
-        make_read: Callable[[Callable[[Chunk | EndOfUnit], None]], ReadStage],
+        make_read: Callable[[Callable[[Chunk | EndOfUnit], None], Callable[[], list[UnitWork]]], ReadStage],
         make_embed: Callable[[Callable[[UnitWork], None]], EmbedStage],
         publish: PublishStage,
     ) -> None:
@@ -65,7 +65,7 @@ class Pipeline:
         self._units: BoundedQueue[UnitWork] = BoundedQueue()
         self._chunks: BoundedQueue[Chunk | EndOfUnit] = BoundedQueue()
         self._results: BoundedQueue[UnitWork] = BoundedQueue()
-        self._read = make_read(self._put_chunk)
+        self._read = make_read(self._put_chunk, self._units.waiting)
         self._embed = make_embed(self._put_result)
         self._publish = publish
         self._threads = [
@@ -93,6 +93,7 @@ class Pipeline:
             at_once: asked all the while; True ends the waiting.
         """
         self._draining = True
+        self._read.ahead.close()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.error is None and not at_once():
             if self.leases.wait_until_at_most(0, timeout_s=POLL_S):
@@ -109,6 +110,7 @@ class Pipeline:
     def close(self) -> None:
         """Stop the threads."""
         self._closed = True
+        self._read.ahead.close()
         for thread in self._threads:
             thread.join(5)
         self._pool.shutdown(wait=False, cancel_futures=True)

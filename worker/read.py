@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from core.errors import SampleError, SourceError
 from core.log import Events
 from core.units import Sample, key_without_chunks
-from sources.kinds import read
+from sources.ahead import ReadAhead
+from sources.kinds import fetchable, read
 from worker.embedders.base import Cutting, Embedder, Prepared
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
@@ -75,6 +77,7 @@ class ReadStage:
         pool: threads that prepare.
         roots: folders that inputs may come from; empty allows all.
         hand_on: takes each chunk in order; it blocks while the device is behind.
+        upcoming: the units that wait for this stage, the next one first.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class ReadStage:
         *,
         roots: Sequence[str],
         hand_on: Callable[[Chunk | EndOfUnit], None],
+        upcoming: Callable[[], list[UnitWork]] = list,
     ) -> None:
         self.embedder = embedder
         self.cutter = embedder if isinstance(embedder, Cutting) else None
@@ -94,6 +98,8 @@ class ReadStage:
         self.board = board
         self.roots = roots
         self.hand_on = hand_on
+        self.upcoming = upcoming
+        self.ahead = ReadAhead()
         self.log = Events("worker")
 
     def run(self, work: UnitWork) -> None:
@@ -103,13 +109,15 @@ class ReadStage:
         the decoder as well as on the device.
         """
         work.stage = "read"
+        self.ahead.let_go()
         work.lost = work.lost or bool(work.ledger.start([(work.u, work.token)]))
         if work.lost:
             self.hand_on(EndOfUnit(work, 0))
             return
         pauses = iter(PAUSES_S)
         while True:
-            count, error = self._read(work)
+            with self.ahead.in_use():
+                count, error = self._read(work)
             pause = next(pauses, None)
             if error is None or not error.transient or count or pause is None or work.lost:
                 break
@@ -126,6 +134,7 @@ class ReadStage:
             samples = iter(read(work.unit, self.roots, moved=self.board.advance))
             while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
+                self._fetch_next()
                 prepared = self.pool.submit(self._prepare, work, chunk)
                 self.hand_on(Chunk(work, chunk, prepared, 1 if self.cutter is None else CUT_TEXT_FACTOR))
                 while work.careful and work.handled < count and not work.lost:
@@ -140,6 +149,15 @@ class ReadStage:
                 f"{work.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
             )
         return count, None
+
+    def _fetch_next(self) -> None:
+        """Let files of the next units come while this one, whose own has come, is handed on.
+
+        Only bytes, and uncharged: an idle worker may still take such a unit.
+        """
+        for work in self.upcoming():
+            if fetchable(work.unit, self.roots) and not self.ahead.begin(work.unit, partial(_is_held, work)):
+                return
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -184,6 +202,10 @@ class ReadStage:
             except SampleError as problem:
                 error = problem
         return [(replace(sample, key=key_without_chunks(sample.key), text=None), error)]
+
+
+def _is_held(work: UnitWork) -> bool:
+    return not work.lost
 
 
 def _error(work: UnitWork, sample: Sample) -> SampleError | None:

@@ -232,7 +232,9 @@ class ModelService:
             prefetch=self.options.prefetch,
             batch_size=embedder.batch_size,
             pool=pool,
-            make_read=lambda put: ReadStage(embedder, pool, stats, board, roots=self.settings.roots, hand_on=put),
+            make_read=lambda put, upcoming: ReadStage(
+                embedder, pool, stats, board, roots=self.settings.roots, hand_on=put, upcoming=upcoming
+            ),
             make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
             publish=PublishStage(
                 leases,

@@ -140,6 +140,15 @@ def test_what_may_not_be_read_or_is_gone_is_named_at_once(web: HttpServer) -> No
     assert web.asked["GET 403"] == 1
 
 
+def test_a_server_that_knows_no_ranges_sends_a_shard_twice_and_not_once_for_each_range(web: HttpServer) -> None:
+    web.ranges = False
+    unit = shard(web)
+    assert unit.stop is not None
+    assert unit.stop > 10 * remote.LARGE_BYTES
+    list(read(unit, []))
+    assert web.asked["GET 200"] == 2
+
+
 def test_a_shard_that_is_replaced_while_it_is_read_is_never_mixed(
     web: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
