@@ -103,13 +103,13 @@ def run_options(function: F) -> F:
                 "--image-key",
                 default="",
                 metavar="LIST",
-                help="Extensions of images in shards, the best first: 'jpg;png'.  [all that are known]",
+                help="Extensions of images in shards and folders, the best first: 'jpg;png'.  [all that are known]",
             ),
             click.option(
                 "--caption-key",
                 default="",
                 metavar="LIST",
-                help="Extensions of captions in shards.  [txt]",
+                help="Extensions of captions in shards and folders.  [txt]",
             ),
             click.option(
                 "--chunk-tokens",

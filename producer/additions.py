@@ -10,6 +10,7 @@ from itertools import chain, groupby
 
 from core.manifest import Manifest
 from core.units import Unit
+from sources.extensions import named_in
 from sources.files import cut
 from sources.listings import listed_once
 from sources.storage import exists, join
@@ -51,7 +52,7 @@ class Additions:
             if kind == "files":
                 unit = manifest.unit(u)
                 self._firsts[unit.source] += len(unit.items)
-                self._left.update(_digest(unit.source, path, str(size)) for path, size in unit.items)
+                self._left.update(_item(unit, path, size) for path, size in unit.items)
             else:
                 self._left.add(bytes.fromhex(unit_id))
 
@@ -78,7 +79,7 @@ class Additions:
     def _new_items(self, source: str, units: Iterable[Unit]) -> Iterator[tuple[str, int]]:
         for unit in units:
             for path, size in unit.items:
-                exact = _digest(source, path, str(size))
+                exact = _item(unit, path, size)
                 if exact in self._left:
                     self._left.remove(exact)
                 else:
@@ -129,12 +130,15 @@ class Additions:
 
     def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
         for path, size in unit.items:
-            if _digest(unit.source, path, str(size)) not in self._left:
+            if _item(unit, path, size) not in self._left:
                 continue
             if _digest(unit.source, path) in self._places:
-                _note_changed(found, f"{unit.source}/{path} (planned with {size} bytes, another size now)")
+                _note_changed(found, f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
             elif named and not exists(join(unit.source, path)):
                 _note_vanished(found, f"{unit.source}/{path}")
+
+
+_NOW = "another size now, or read by other --image-key or --caption-key"
 
 
 def _note_changed(found: Differences, what: str) -> None:
@@ -147,6 +151,11 @@ def _note_vanished(found: Differences, what: str) -> None:
     found.vanished_count += 1
     if len(found.vanished) < SHOWN:
         found.vanished.append(what)
+
+
+def _item(unit: Unit, path: str, size: int) -> bytes:
+    """A file of a folder, as it is read: by its path, its size, and what the user said of extensions."""
+    return _digest(unit.source, path, str(size), *(f"{name}={value}" for name, value in named_in(unit)))
 
 
 def _digest(*parts: str) -> bytes:

@@ -17,6 +17,7 @@ from core.models import MODALITIES
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.base import ReadOptions
+from sources.columns import ALL
 from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of, modalities_of
 from sources.listings import listed_once
 from sources.rows import UNUSABLE_CODES
@@ -125,6 +126,19 @@ def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:
     yield from units
 
 
+_ROWS = ("parquet", "arrow", "csv", "jsonl")
+
+_OPTIONS = {
+    "--text-column": ("text_column", (*_ROWS, "hdf5")),
+    "--id-column": ("id_column", (*_ROWS, "hdf5")),
+    "--image-column": ("image_column", ("parquet", "arrow", "csv")),
+    "--metadata-columns": ("metadata_columns", _ROWS),
+    "--image-key": ("image_keys", ("tar", "files")),
+    "--caption-key": ("caption_keys", ("tar", "files")),
+}
+"""Option -> the field of `ReadOptions` that it fills, and the kinds of input that look at it."""
+
+
 class _Survey:
     """Looks at each path once, and keeps what to say about the odd ones until all have been seen.
 
@@ -178,21 +192,18 @@ class _Survey:
 
     def _detect(self, path: str) -> list[tuple[str, str]]:
         wanted = self._options.kind
-        return [("tar", path)] if not wanted and kind_of(path) == "tar" else detect(path, wanted)
+        return (
+            [("tar", path)] if not wanted and kind_of(path) == "tar" else detect(path, wanted, self._options.image_keys)
+        )
 
     def _inspect(self, kind: str, path: str) -> None:
         """Find out what inputs of a kind hold, from the first one that can tell; its units fail where one cannot."""
         if kind in self.kinds:
             return
-        if kind == "files" and (self._options.image_keys or self._options.caption_keys):
-            raise UsageError(
-                f"{path}: --image-key and --caption-key are for .tar shards, and this is a folder of images",
-                next_step="leave them away: captions are the .txt files beside the images",
-            )
         try:
             self.held[kind] = modalities_of(kind, path, self._options)
         except SourceError as error:
-            if error.code not in UNUSABLE_CODES:
+            if error.code not in (*UNUSABLE_CODES, "missing_member"):
                 raise
             self._unclear.setdefault(kind, error)
         else:
@@ -234,7 +245,19 @@ class _Survey:
         for kind, error in self._unclear.items():
             if kind not in self.kinds:
                 raise error
+        self._refuse_useless_options()
         return self._missing
+
+    def _refuse_useless_options(self) -> None:
+        """UsageError where the user named columns or extensions, and no input has such."""
+        there = {*self.kinds, *self._unclear}
+        for option, (field, kinds) in _OPTIONS.items():
+            named = getattr(self._options, field)
+            if there and named and named != (ALL,) and not there & set(kinds):
+                raise UsageError(
+                    f"{option} is for inputs of kind {', '.join(kinds)}; these are of kind {', '.join(sorted(there))}",
+                    next_step=f"leave {option} out",
+                )
 
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about inputs that are left out."""

@@ -18,6 +18,7 @@ from core.layout import INPUTS, Layout, RunInfo, load_run, run_id
 from core.units import Unit
 from core.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
 from producer.enqueue import record_of
+from sources.extensions import extensions_of
 
 LOOK_S = 0.05
 LISTEN_S = 2.5
@@ -56,7 +57,7 @@ class Inputs:
             name = self._names[unit.source] = f"{INPUTS}/{place}/{_plain(unit.source)}"
         if unit.kind == "files":
             for relative, _ in unit.items:
-                for path in _with_beside(unit.source, relative):
+                for path in _with_beside(unit, relative):
                     self.files[f"{name}/{os.path.relpath(path, unit.source)}"] = path
         else:
             self.files[name] = unit.source
@@ -72,10 +73,11 @@ def _plain(source: str) -> str:
     return name
 
 
-def _with_beside(folder: str, relative: str) -> Iterator[str]:
-    stem = os.path.splitext(relative)[0]
-    for name in (relative, f"{stem}.txt", f"{stem}.json"):
-        path = os.path.join(folder, name)
+def _with_beside(unit: Unit, relative: str) -> Iterator[str]:
+    wanted = extensions_of(unit.options)
+    stem = wanted.stem(relative)
+    for name in (relative, *(f"{stem}{extension}" for extension in wanted.beside)):
+        path = os.path.join(unit.source, name)
         if os.path.isfile(path):
             yield path
 

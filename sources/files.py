@@ -15,7 +15,8 @@ from core.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources import listings
 from sources.base import Moved, ReadOptions, unwatched
-from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
+from sources.extensions import ALL, Extensions, extensions_of, named
+from sources.fields import decode_metadata, decode_text
 from sources.remote import fetch_all
 from sources.storage import SAMPLE_MAX_BYTES, WatchedFile, join, read_all, source_errors
 from sources.urls import is_url
@@ -29,29 +30,45 @@ _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 class FilesSource:
     """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
 
-    The key is that path, with "/" between its parts. Linked folders are not entered; a linked file is read only
-    where it stays inside the folder.
+    The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. Linked
+    folders are not entered; a linked file is read only where it stays inside the folder.
     """
 
     kind = "files"
     modalities: tuple[str, ...] = ("image", "text")
 
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Images and captions. Where the user named the extensions of captions, there must be a file with one.
+
+        Raises SourceError `missing_member` where there is none.
+        """
+        if options.caption_keys:
+            others: Counter[str] = Counter()
+            endings = tuple(f".{key}" for key in options.caption_keys)
+            if not any(name.lower().endswith(endings) for name, _ in _counted(path, others)):
+                raise SourceError(
+                    f"{path}: no file ends in {' or '.join(endings)}; found: {_shown(others)}",
+                    code="missing_member",
+                    next_step="check --caption-key, or leave the folder out",
+                )
+        return self.modalities
+
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units that also fit into a hint, however long the names are."""
         others: Counter[str] = Counter()
-        empty = Unit(kind=self.kind, source=path)
+        wanted = extensions_of(named(options))
+        empty = Unit(kind=self.kind, source=path, options=named(options))
         files: Iterable[tuple[str, int]] = _walk(path, others)
         if is_url(path):
             files = list(files)
-            empty = replace(empty, options=_beside(files))
-        units = cut(empty, _images(files, others), options.unit_samples)
+            empty = replace(empty, options=(*_beside(files, wanted), *empty.options))
+        units = cut(empty, _images(files, others, wanted), options.unit_samples)
         first = next(units, None)
         if first is None:
-            found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
             raise InputError(
-                f"{path}: no image in this folder or below it; found: {found}",
+                f"{path}: no image in this folder or below it; found: {_shown(others)}",
                 code="empty_input",
-                next_step=f"image files end in .{', .'.join(IMAGE_EXTENSIONS)}",
+                next_step=f"image files end in .{', .'.join(wanted.images)}; others are named with --image-key",
             )
         yield first
         yield from units
@@ -64,8 +81,9 @@ class FilesSource:
         with source_errors(unit.source):
             os.stat(unit.source)
         root = os.path.realpath(unit.source)
+        wanted = extensions_of(unit.options)
         for ordinal, (relative, size) in enumerate(unit.items):
-            yield _sample(root, ordinal, relative, size, moved)
+            yield _sample(root, ordinal, relative, size, wanted, moved)
 
 
 def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
@@ -93,24 +111,40 @@ def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int 
         yield _unit(empty, gathered, first)
 
 
-def walk_images(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+def walk_images(path: str, others: Counter[str], image_keys: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
     """(relative path, bytes) of every image below a folder, sorted by relative path.
 
-    `others` counts the extensions of files that are no images.
+    `others` counts the extensions of files that are no images. `image_keys` are those of images; () takes all known.
     """
-    return _images(_walk(path, others), others)
+    return _images(_walk(path, others), others, Extensions(images=image_keys) if image_keys else ALL)
 
 
 def _walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
     return listings.walk(path) if is_url(path) else _walk_local(path, others)
 
 
-def _images(files: Iterable[tuple[str, int]], others: Counter[str]) -> Iterator[tuple[str, int]]:
+def _images(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Extensions) -> Iterator[tuple[str, int]]:
+    endings = tuple(f".{extension}" for extension in wanted.images)
     for relative, size in files:
-        if is_image(relative):
+        if relative.lower().endswith(endings):
             yield relative, size
         else:
-            others[os.path.splitext(relative)[1].lower() or "no extension"] += 1
+            others[_extension(relative)] += 1
+
+
+def _counted(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """Every file; `others` counts their extensions."""
+    for relative, size in _walk(path, others):
+        others[_extension(relative)] += 1
+        yield relative, size
+
+
+def _extension(relative: str) -> str:
+    return os.path.splitext(relative)[1].lower() or "no extension"
+
+
+def _shown(others: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
 
 
 def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
@@ -139,13 +173,14 @@ def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
 
 
 def is_image(name: str) -> bool:
-    """Whether the name ends in an image extension, in either case."""
-    return name.rpartition(".")[2].lower() in IMAGE_EXTENSIONS and "." in name
+    """Whether the name ends in a known image extension, in either case."""
+    return ALL.is_image(name)
 
 
-def _beside(files: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...]:
+def _beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> tuple[tuple[str, str], ...]:
     """Which files stand beside images in a remote folder: asking for each that may not be there would be slow."""
-    found = {os.path.splitext(relative)[1].lower() for relative, _ in files} & {".txt", ".json"}
+    names = [relative.lower() for relative, _ in files]
+    found = [extension for extension in wanted.beside if any(name.endswith(extension) for name in names)]
     return (("beside", ",".join(sorted(found))),) if found else ()
 
 
@@ -161,13 +196,15 @@ def _size(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _sample(root: str, ordinal: int, relative: str, size: int, moved: Moved) -> Sample:
+def _sample(root: str, ordinal: int, relative: str, size: int, wanted: Extensions, moved: Moved) -> Sample:
     image = text = metadata = error = None
-    stem = os.path.splitext(relative)[0]
+    stem = wanted.stem(relative)
     try:
         image = read_inside(root, relative, size, moved)
-        if (data := _read_beside(root, f"{stem}.txt", moved)) is not None:
-            text = decode_text(data)
+        for extension in wanted.texts:
+            if (data := _read_beside(root, f"{stem}.{extension}", moved)) is not None:
+                text = decode_text(data)
+                break
         if (data := _read_beside(root, f"{stem}.json", moved)) is not None:
             metadata = decode_metadata(data)
     except SampleError as problem:
@@ -178,11 +215,12 @@ def _sample(root: str, ordinal: int, relative: str, size: int, moved: Moved) -> 
 def _read_remote(unit: Unit, moved: Moved) -> Iterator[Sample]:
     """One sample per planned file, fetched several at a time. Storage that is away fails the unit."""
     beside = dict(unit.options).get("beside", "")
-    extensions = ["", *(extension for extension in (".txt", ".json") if extension in beside.split(","))]
+    wanted = extensions_of(unit.options)
+    extensions = ["", *(extension for extension in wanted.beside if extension in beside.split(","))]
     urls, sizes = [], []
     for relative, size in unit.items:
         for extension in extensions:
-            name = os.path.splitext(relative)[0] + extension if extension else relative
+            name = wanted.stem(relative) + extension if extension else relative
             urls.append(join(unit.source, name))
             sizes.append(None if extension else size)
     contents = fetch_all(urls, sizes, moved)
@@ -191,8 +229,10 @@ def _read_remote(unit: Unit, moved: Moved) -> Iterator[Sample]:
         image = text = metadata = error = None
         try:
             image = _usable(found[""], join(unit.source, relative), size)
-            if (data := _optional(found.get(".txt"))) is not None:
-                text = decode_text(data)
+            for extension in wanted.texts:
+                if (data := _optional(found.get(f".{extension}"))) is not None:
+                    text = decode_text(data)
+                    break
             if (data := _optional(found.get(".json"))) is not None:
                 metadata = decode_metadata(data)
         except SampleError as problem:

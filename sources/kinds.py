@@ -89,12 +89,13 @@ def modalities_of(kind: str, path: str, options: ReadOptions) -> tuple[str, ...]
     return source.holds(path, options) if isinstance(source, Inspected) else source.modalities
 
 
-def detect(path: str, wanted: str = "") -> list[tuple[str, str]]:
+def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """(kind, path) of each input that `path` stands for: itself, or what its folder holds.
 
     A folder stands for its .tar shards, else for the images in it and below it, else for its tables or its text files;
     as in a shell, hidden files are left out. A folder that the `datasets` library saved stands for its Arrow files.
-    `wanted` is the only kind to look for; a file is then of this kind, whatever its name.
+    `wanted` is the only kind to look for; a file is then of this kind, whatever its name. `image_keys` are the
+    extensions of images; () takes all known.
 
     Raises InputError where the folder holds shards and loose images, or tables and texts, or nothing to embed, or where
     a file's name tells no kind.
@@ -118,7 +119,7 @@ def detect(path: str, wanted: str = "") -> list[tuple[str, str]]:
         return _of_kind(path, wanted, inside)
     shards = [(kind, name) for kind, name in inside if kind == "tar"]
     others: Counter[str] = Counter()
-    image = next((relative for relative, _ in walk_images(path, others)), None)
+    image = next((relative for relative, _ in walk_images(path, others, image_keys)), None)
     if shards and image:
         raise InputError(
             f"{path}: holds {len(shards)} tar shards and loose images such as {image}",
@@ -141,7 +142,8 @@ def detect(path: str, wanted: str = "") -> list[tuple[str, str]]:
         raise InputError(
             f"{path}: nothing to embed in this folder; found: {found}",
             code="empty_input",
-            next_step=f"name {SUPPORTED}; for files in subfolders a pattern such as '{path}/**/*.tar'",
+            next_step=f"name {SUPPORTED}; --image-key names other extensions; for files in subfolders a pattern "
+            f"such as '{path}/**/*.tar'",
         )
     return others_found
 

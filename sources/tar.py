@@ -3,6 +3,9 @@ decoded or followed."""
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,14 +14,17 @@ from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Memory, Moved, ReadOptions, unwatched
 from sources.compressed import unpack
-from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
+from sources.extensions import ALL, Extensions, extensions_of, named
+from sources.fields import decode_metadata, decode_text
 from sources.storage import (
     SAMPLE_MAX_BYTES,
     forget_cached,
     load_unchanged,
+    source_errors,
     stat_file,
 )
 from sources.tar_members import DAMAGE_CODES, Member, walk
+from sources.urls import is_url
 
 log = Events("sources")
 
@@ -30,21 +36,6 @@ UNPACKED_MAX_BYTES = 8 << 30
 
 _AGAIN = DAMAGE_CODES | {"source_truncated", "source_damaged"}
 """What is read once more before it is believed."""
-
-
-class Extensions(NamedTuple):
-    """What the members of a shard are, by their lower-case extensions; the first that a key has is taken.
-
-    Attributes:
-        images: of images.
-        texts: of captions.
-    """
-
-    images: tuple[str, ...] = IMAGE_EXTENSIONS
-    texts: tuple[str, ...] = ("txt",)
-
-
-_ALL = Extensions()
 
 
 class TarSource:
@@ -61,7 +52,16 @@ class TarSource:
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """One unit, from the file's status alone."""
         status = stat_file(path)
-        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=_named(options))
+        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=named(options))
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Images and captions. Where the user named their extensions, a plain local shard must have one of each.
+
+        Raises SourceError `missing_member` where it has none; other shards are not looked into.
+        """
+        if (options.image_keys or options.caption_keys) and not is_url(path) and path.lower().endswith(SUFFIX):
+            _require(path, options)
+        return self.modalities
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """The samples in order of their first member, after the whole shard has been checked.
@@ -75,7 +75,7 @@ class TarSource:
                 raise
             log.warning("shard_read_again", source=unit.source, code=damage.code, why=damage.message)
             data, members = _load_again(unit, moved, damage)
-        wanted = _extensions(unit)
+        wanted = extensions_of(unit.options)
         entries = group(members, wanted)
         if members and not entries:
             raise SourceError(
@@ -88,15 +88,25 @@ class TarSource:
             yield _sample(ordinal, entry, data, wanted)
 
 
-def _named(options: ReadOptions) -> tuple[tuple[str, str], ...]:
-    """What the user named, as a unit carries it; () where that is nothing."""
-    named = (("caption_keys", options.caption_keys), ("image_keys", options.image_keys))
-    return tuple((name, ";".join(keys)) for name, keys in named if keys)
-
-
-def _extensions(unit: Unit) -> Extensions:
-    named = {name: tuple(value.split(";")) for name, value in unit.options}
-    return Extensions(named.get("image_keys", _ALL.images), named.get("caption_keys", _ALL.texts))
+def _require(path: str, options: ReadOptions) -> None:
+    """SourceError `missing_member` where no member of a shard ends as the user said; a damaged one is left to fail."""
+    with source_errors(path), open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                there = Counter(split_name(member.name)[1] for member in walk(data, path))
+            except SourceError:
+                return
+    there.pop("", None)
+    for option, keys in (("--image-key", options.image_keys), ("--caption-key", options.caption_keys)):
+        if keys and there and not there.keys() & set(keys):
+            found = ", ".join(f"{extension} ({count:,})" for extension, count in there.most_common(8))
+            raise SourceError(
+                f"{path}: no member ends in {' or '.join(keys)}; there are {found}",
+                code="missing_member",
+                next_step=f"check {option}, or leave the shard out",
+            )
 
 
 def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
@@ -146,7 +156,7 @@ class Entry(NamedTuple):
     again: Member | None
 
 
-def group(members: list[Member], wanted: Extensions = _ALL) -> list[Entry]:
+def group(members: list[Member], wanted: Extensions = ALL) -> list[Entry]:
     """The samples that `members` make.
 
     The first member of a key and extension wins. Every later image is an entry of its own, so that no image goes

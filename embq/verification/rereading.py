@@ -189,6 +189,9 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | No
 
 def _files(unit: Unit, images: bool) -> Iterator[Found]:
     """The planned files, each checked for its planned size."""
+    named = dict(unit.options)
+    captions = named.get("caption_keys", "txt").split(";")
+    endings = sorted(named.get("image_keys", "").split(";"), key=len, reverse=True) if "image_keys" in named else []
     for relative, size in unit.items:
         path = os.path.join(unit.source, relative)
         key = _stored(relative)
@@ -200,7 +203,9 @@ def _files(unit: Unit, images: bool) -> Iterator[Found]:
         if now != size:
             yield Found(key=key, changed=f"cannot be checked: changed: {path} had {size} bytes when planned, now {now}")
             continue
-        text = _whole(os.path.splitext(path)[0] + ".txt")
+        ending = next((f".{one}" for one in endings if path.lower().endswith(f".{one}")), os.path.splitext(path)[1])
+        beside = (f"{path.removesuffix(path[len(path) - len(ending) :])}.{caption}" for caption in captions)
+        text = next((data for name in beside if (data := _whole(name)) is not None), None)
         yield Found(key=key, image=_whole(path) if images else None, text=_decoded(text))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from e2e.check import check_complete
-from e2e.session import ended, picture, write_shards
+from e2e.session import ended, picture, succeed, write_shards
 
 DIM = 16
 
@@ -16,14 +16,17 @@ def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> No
     source = short_tmp / "input"
     if kind == "files":
         source.mkdir()
-        images = {f"{number}.jpg": picture(str(number)) for number in range(20)}
+        images = {f"{number}.scan": picture(str(number)) for number in range(20)}
         for name, data in images.items():
             (source / name).write_bytes(data)
-            (source / name).with_suffix(".txt").write_text(f"caption of {name.removesuffix('.jpg')}")
+            (source / name).with_suffix(".cap").write_text(f"caption of {name.removesuffix('.scan')}")
+            (source / name).with_suffix(".jpg").write_bytes(b"no image that was asked for")
+        keys = ["--wds_image_key", "scan;tif", "--wds_caption_key=cap"]
         named = str(source)
     else:
         images = write_shards(source, 2, 10, captions=True)
         named = f"{source}/{{00000..00001}}.tar"
+        keys = ["--wds_image_key", "png;jpg"]
     arguments = (
         f"--output_folder {short_tmp}/out --input_format {kind} --clip_model stub:{DIM} --enable_image True --quiet"
     )
@@ -32,14 +35,16 @@ def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> No
         "--input_dataset",
         named,
         *arguments.split(),
+        *keys,
         "--enable_metadata=True",
         "--num_prepro_workers=2",
     )
     assert status == 0, told
-    expected = {key: (data, f"caption of {key.removesuffix('.jpg')}".encode()) for key, data in images.items()}
+    expected = {key: (data, f"caption of {key.removesuffix('.scan')}".encode()) for key, data in images.items()}
     units = 1 if kind == "files" else 2
     columns = ("image_embedding", "text_embedding")
     check_complete(short_tmp / "out", expected, units=units, dim=DIM, columns=columns)
+    succeed("verify", short_tmp / "out")
 
 
 def test_the_shortest_command_of_their_readme_is_told_the_model_that_it_means(short_tmp: Path) -> None:

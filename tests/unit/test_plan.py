@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from e2e.session import write_tar
 
 from core.errors import InputError, UsageError
 from core.units import Unit
@@ -167,3 +168,39 @@ def test_planning_needs_no_numpy_torch_or_webdataset() -> None:
     script = "import sys, producer.plan; print(*{'numpy', 'torch', 'webdataset', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_an_option_that_no_input_looks_at_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.txt", "c/0.tar")
+    (tmp_path / "d.jsonl").write_text('{"text": "x"}\n')
+    images, lines, shard, rows = (
+        str(tmp_path),
+        str(tmp_path / "b.txt"),
+        str(tmp_path / "c"),
+        str(tmp_path / "d.jsonl"),
+    )
+    for path, options, name in (
+        (images, {"text_column": "x"}, "--text-column"),
+        (images, {"metadata_columns": ("x",)}, "--metadata-columns"),
+        (lines, {"id_column": "x"}, "--id-column"),
+        (rows, {"image_keys": ("jpg",)}, "--image-key"),
+        (rows, {"image_column": "x"}, "--image-column"),
+        (shard, {"text_column": "x"}, "--text-column"),
+    ):
+        kind = {"kind": "files"} if path == images else {}
+        with pytest.raises(UsageError, match=f"{name} is for inputs of kind"):
+            plan([path], ReadOptions(**options, **kind))  # type: ignore[arg-type]
+    plan([lines, rows], ReadOptions(text_column="text", metadata_columns=("*",)))
+    plan([lines], ReadOptions(metadata_columns=("*",)))
+
+
+def test_an_extension_that_no_shard_has_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("a.png", b"i"), ("a.txt", b"t"), ("b.png", b"i")])
+    for options, option in (
+        (ReadOptions(image_keys=("jpg", "tif")), "jpg or tif"),
+        (ReadOptions(caption_keys=("c",)), "c"),
+    ):
+        with pytest.raises(InputError, match=rf"no member ends in {option}; there are png \(2\), txt \(1\)"):
+            plan([str(tmp_path)], options)
+    write_tar(tmp_path / "1.tar", [("a.jpg", b"i")])
+    plan([str(tmp_path)], ReadOptions(image_keys=("jpg", "tif")))  # one of the shards has it

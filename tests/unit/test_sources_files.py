@@ -56,6 +56,36 @@ def test_captions_and_metadata_lie_beside_the_image(tmp_path: Path) -> None:
     assert [code(samples[key]) for key in ("b.jpg", "c.jpg")] == ["text_not_utf8", "bad_metadata"]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"a.jpg": "txt of a", "a.png": "txt of a", "b.mask.png": None, "c.JPG": None}),
+        ({"image_keys": ("jpg",)}, {"a.jpg": "txt of a", "c.JPG": None}),
+        ({"image_keys": ("png", "mask.png")}, {"a.png": "txt of a", "b.mask.png": "txt of b"}),
+        ({"image_keys": ("scan",)}, {"d.scan": "txt of d"}),
+        ({"image_keys": ("scan",), "caption_keys": ("cap", "txt")}, {"d.scan": "cap of d"}),
+        ({"image_keys": ("jpg",), "caption_keys": ("cap", "txt")}, {"a.jpg": "txt of a", "c.JPG": None}),
+    ],
+)
+def test_extensions_that_the_user_names_are_taken(
+    tmp_path: Path, options: dict[str, tuple[str, ...]], expected: dict[str, str | None]
+) -> None:
+    write(tmp_path, "a.jpg", "a.png", "b.mask.png", "c.JPG", "d.scan")
+    for name, text in (("a.txt", "txt of a"), ("b.txt", "txt of b"), ("d.cap", "cap of d"), ("d.txt", "txt of d")):
+        (tmp_path / name).write_text(text)
+    units = list(FILES.split(str(tmp_path), ReadOptions(**options)))  # type: ignore[arg-type]
+    assert {sample.key: sample.text for sample in read(tmp_path, units).values()} == expected
+
+
+def test_an_extension_that_no_file_has_is_an_error_with_those_that_are_there(tmp_path: Path) -> None:
+    write(tmp_path, "a.jpg", "a.txt", "b.png")
+    with pytest.raises(InputError, match=r"\.jpg \(1\)"):
+        list(FILES.split(str(tmp_path), ReadOptions(image_keys=("tif",))))
+    with pytest.raises(SourceError, match=r"no file ends in \.cap; found: .*\.txt \(1\)"):
+        FILES.holds(str(tmp_path), ReadOptions(caption_keys=("cap",)))
+    assert FILES.holds(str(tmp_path), ReadOptions(caption_keys=("cap", "txt"))) == ("image", "text")
+
+
 def test_units_hold_the_wanted_number_and_count_on(tmp_path: Path) -> None:
     write(tmp_path, *(f"{number:03d}.jpg" for number in range(10)))
     units = units_of(tmp_path, 4)

@@ -1,0 +1,57 @@
+"""What members of a shard, and files of a folder, are by their extensions: images and captions. `.json` is metadata."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from core.units import Unit
+from sources.base import ReadOptions
+from sources.fields import IMAGE_EXTENSIONS
+
+
+class Extensions(NamedTuple):
+    """Lower-case extensions without their first dot; the first that is there is taken.
+
+    Attributes:
+        images: of images.
+        texts: of captions.
+    """
+
+    images: tuple[str, ...] = IMAGE_EXTENSIONS
+    texts: tuple[str, ...] = ("txt",)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What may stand beside an image in a folder, with the dot: captions in their order, then metadata."""
+        return tuple(dict.fromkeys(f".{extension}" for extension in (*self.texts, "json")))
+
+    def is_image(self, name: str) -> bool:
+        """Whether the name ends in an image extension, in either case."""
+        return name.lower().endswith(tuple(f".{extension}" for extension in self.images))
+
+    def stem(self, name: str) -> str:
+        """The name of an image without its extension, of which the longest counts that fits."""
+        lower = name.lower()
+        fitting = [len(extension) + 1 for extension in self.images if lower.endswith(f".{extension}")]
+        return name[: -max(fitting)] if fitting else os.path.splitext(name)[0]
+
+
+ALL = Extensions()
+
+
+def named(options: ReadOptions) -> tuple[tuple[str, str], ...]:
+    """What the user named, as a unit carries it; () where that is nothing."""
+    pairs = (("caption_keys", options.caption_keys), ("image_keys", options.image_keys))
+    return tuple((name, ";".join(keys)) for name, keys in pairs if keys)
+
+
+def named_in(unit: Unit) -> tuple[tuple[str, str], ...]:
+    """What the user named when a unit was planned."""
+    return tuple(pair for pair in unit.options if pair[0] in ("caption_keys", "image_keys"))
+
+
+def extensions_of(options: tuple[tuple[str, str], ...]) -> Extensions:
+    """The extensions that the options of a unit say."""
+    said = {name: tuple(value.split(";")) for name, value in options}
+    return Extensions(said.get("image_keys", ALL.images), said.get("caption_keys", ALL.texts))
