@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.errors import ConfigError, InputError
+from core.errors import ConfigError, EmbqError, InputError
 from embq.options import settings_with
 
 if TYPE_CHECKING:
@@ -94,18 +94,43 @@ def ask(
     clock: Callable[[], float] = time.monotonic,
 ) -> Asked:
     """Ask something of a run, and wait until its writer has noted it in the output folder, for at most `CONFIRM_S`."""
+    from redis.exceptions import RedisError
+
     from core.hints import hint_queue, withdraw
     from core.ledger import Ledger
 
     ledger = Ledger(client, record.run)
     ledger.ask(wishes)
-    if wishes.get("state", "running") != "running":
-        withdraw(client, hint_queue(client, record.model.queue_key), record.run)
     end = clock() + CONFIRM_S
-    while not (noted := not ledger.asked()) and clock() < end:
-        time.sleep(LOOK_S)
-    meta = ledger.meta()
+    try:
+        if wishes.get("state", "running") != "running":
+            withdraw(client, hint_queue(client, record.model.queue_key), record.run)
+        while not (noted := not ledger.asked()) and clock() < end:
+            time.sleep(LOOK_S)
+        meta = ledger.meta()
+    except RedisError:
+        if (told := _as_noted(record, wishes)) is None:
+            raise
+        return told
     return Asked(record, meta.get("state", ""), noted, int(meta.get("done", 0)))
+
+
+def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
+    """The same from the output folder alone: an `embq run` that is cancelled ends, and its broker with it. None where
+    the wishes do not stand there, or the folder cannot be read here."""
+    from core.commits import CommitLog
+    from core.control import load_control
+    from core.layout import Layout, load_run
+
+    layout = Layout(Path(record.output))
+    try:
+        control = load_control(layout)
+        if control != control.with_wishes(wishes):
+            return None
+        done = CommitLog(layout).replay(load_run(layout.root).units).count
+    except EmbqError:
+        return None
+    return Asked(record, control.state, True, done)
 
 
 def warn_unless_noted(asked: Asked) -> None:

@@ -346,7 +346,8 @@ class RunWriter:
         }
 
     def drain(self) -> None:
-        """Take and commit everything that is published now."""
+        """Take and commit everything that is published now, and note what was asked for until now."""
+        self._note_wishes()
         while self.step():
             pass
         self.flush()

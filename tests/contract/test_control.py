@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-from conftest import FINGERPRINT, LEASE_S, RunCase
+from pathlib import Path
 
+import pytest
+import redis
+from conftest import FINGERPRINT, LEASE_S, RunCase, make_case
+
+from core.broker import connect
 from core.control import Control, load_control, save_control
+from core.embedded import EmbeddedServer
 from core.errors import OutputError
 from core.ledger import new_token
 from core.protocol import RUNS
 from core.registry import register
+from embq.asking import ask
 from writer.daemon import Writer
 
 
@@ -182,6 +188,39 @@ def test_the_writer_of_all_runs_lets_a_cancelled_one_go_and_takes_it_up_again(ru
     state: dict[str, int] = {}
     daemon.serve(looked)
     assert "asked" in state, "it was never let go"
+
+
+def test_a_writer_that_is_to_end_notes_what_was_asked_for_a_moment_ago(run: RunCase) -> None:
+    writer = run.writer()
+    run.ledger.ask({"state": "cancelled"})
+    writer.drain()
+    assert load_control(run.layout).state == "cancelled"
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_who_cancels_a_run_whose_broker_ends_with_it_is_told_what_stands_in_the_folder(
+    own_server: EmbeddedServer, own_client: redis.Redis, tmp_path: Path, noted: bool
+) -> None:
+    run = make_case(own_client, tmp_path / "out")
+    writer = run.writer()
+    run.work_one(0)
+    writer.drain()
+
+    def the_session_ends() -> float:
+        if run.ledger.asked() and own_server.running():
+            if noted:
+                writer.drain()
+            own_server.stop()
+        return 0.0
+
+    looks = iter([lambda: 0.0, the_session_ends])
+    with connect(own_server.url) as client:
+        if noted:
+            asked = ask(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
+            assert (asked.state, asked.noted, asked.done) == ("cancelled", True, 1)
+        else:
+            with pytest.raises(redis.exceptions.ConnectionError):
+                ask(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 2, "state": "paused", "priority": 10}'])
