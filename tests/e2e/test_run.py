@@ -28,6 +28,7 @@ from e2e.session import (
     write_tar,
     write_texts,
 )
+from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 from waiting import wait_until
 
 from core.embedded import EmbeddedServer
@@ -102,17 +103,15 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=20", "--unit-size", "10"]
     run += ["--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
 
-    with started(*run) as command:
+    gate = short_tmp / "gate"
+    with started(*run, environment=sabotaged(held_after(60, gate))) as command:
         await_in(command, lambda: len(committed(root)) >= 20 and len(ledger.workers()) == 2)
-        # However slow this machine is: the run is not over before it was looked at.
-        for worker in command.workers():
-            worker.suspend()
         during = status_of(root)
         # A second session on the same output is sent away and leaves the first one alone.
         second, _, refusal = ended(*run)
-        for worker in command.workers():
-            worker.resume()
         command.signal(signal.SIGINT)
+        await_in(command, lambda: "begun units are finished" in command.stderr)
+        let_go(gate)
         assert command.wait() == 130, command.said
         assert f"embq resume {root}" in command.stderr
         assert "Traceback" not in command.stderr + logs(root)
@@ -242,8 +241,9 @@ class Box:
         self.environment = {"EMBQ_BROKER_URL": server.url}
         self._stack = stack
 
-    def start(self, *arguments: str | Path) -> Command:
-        return self._stack.enter_context(started(*arguments, environment=self.environment))
+    def start(self, *arguments: str | Path, sabotage: Sabotage = ()) -> Command:
+        environment = {**self.environment, **(sabotaged(sabotage) if sabotage else {})}
+        return self._stack.enter_context(started(*arguments, environment=environment))
 
     def do(self, *arguments: str | Path) -> str:
         return succeed(*arguments, environment=self.environment)
@@ -315,22 +315,25 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(
 
 def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp: Path, box: Box) -> None:
     root = short_tmp / "out"
-    texts = write_texts(short_tmp / "texts.jsonl", 1500)
+    texts = write_texts(short_tmp / "texts.jsonl", 1000)
+    gate = short_tmp / "gate"
     model = f"stub:{DIM}?ms_per_sample=8"
     box.do("enqueue", short_tmp / "texts.jsonl", "-o", root, "-m", model, "--unit-size", "10")
-    services = [box.start("worker", "--devices", "cpu"), box.start("writer"), box.start("producer")]
+    services = [box.start("worker", "--devices", "cpu", sabotage=held_after(50, gate))]
+    services += [box.start("writer"), box.start("producer")]
     await_in(services[0], lambda: len(committed(root)) >= 10)
     for service in services:
         service.signal(signal.SIGTERM)
+    let_go(gate)
     for service in services:
         assert service.wait() == 0, service.said
     before = read_output(root)
-    assert len(before.tokens) < 150
+    assert len(before.tokens) < 100
     for verb in ("producer", "writer"):
         box.start(verb)
     worker = box.start("worker", "--devices", "cpu", "--workers-per-device", "4")
     await_in(worker, lambda: closed(root))
-    after = check_complete(root, texts, units=150, dim=DIM)
+    after = check_complete(root, texts, units=100, dim=DIM)
     assert after.records[: len(before.records)] == before.records
 
 
@@ -343,15 +346,16 @@ def test_units_are_added_while_a_run_works_and_after_it_was_closed(
     enqueue = ["enqueue", folder / "*.jsonl", "-o", root, "-m", f"stub:{DIM}?ms_per_sample=10"]
     enqueue += ["--unit-size", "10", "--json"]
     first = json.loads(box.do(*enqueue))
-    services = [box.start("worker", "--devices", "cpu"), box.start("writer"), box.start("producer")]
-    await_in(services[0], lambda: own_client.exists(f"embq:{{{first['run']}}}:busy"))
     # However slow this machine is: the worker has units in hand while others are added.
-    (worker,) = services[0].workers()
-    worker.suspend()
+    gate = short_tmp / "gate"
+    services = [box.start("worker", "--devices", "cpu", sabotage=held_after(30, gate))]
+    services += [box.start("writer"), box.start("producer")]
+    await_in(services[0], lambda: len(committed(root)) >= 5)
     texts |= write_texts(folder / "1.jsonl", 50, name="b")
     added = json.loads(box.do(*enqueue))
     assert not closed(root)
-    worker.resume()
+    assert own_client.exists(f"embq:{{{first['run']}}}:busy")
+    let_go(gate)
     assert (added["new"], added["added"], added["units"]) == (False, 5, 45)
     assert added["run"] == first["run"]
     await_in(services[0], lambda: closed(root) and len(committed(root)) == 45)

@@ -13,21 +13,29 @@ import redis
 from e2e.check import check_complete, read_output
 from e2e.services import DIM, MODEL, SAMPLES, Services, finished, hints_waiting
 from e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
+from faults.kit.cluster import held_after, let_go, sabotaged
 
 from core.embedded import EmbeddedServer
 from embq import cli
 
 
 @pytest.fixture
-def services(own_server: EmbeddedServer) -> Iterator[Services]:
+def gate(short_tmp: Path) -> Path:
+    """Each worker waits for `let_go` of it after 100 units, so that a run is not over before it is paused."""
+    return short_tmp / "gate"
+
+
+@pytest.fixture
+def services(own_server: EmbeddedServer, gate: Path) -> Iterator[Services]:
     with ExitStack() as stack:
-        yield Services(stack, own_server)
+        yield Services(stack, own_server, environment=sabotaged(held_after(100, gate)))
 
 
 def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
-    services: Services, own_client: redis.Redis, short_tmp: Path
+    services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:
     """Runs of 10,000 and 50 units at equal priority; the second one comes when the first has filled the queue."""
+    let_go(gate)
     large, small, texts = short_tmp / "large", short_tmp / "small", short_tmp / "small.jsonl"
     model = f"stub:{DIM}?ms_per_sample=5"
     services.enqueue(large, 10_000, model=model)
@@ -51,7 +59,7 @@ def test_a_small_run_is_done_before_a_large_one_has_begun_in_earnest(
 
 
 def test_a_paused_run_rests_through_everything_until_it_is_resumed(
-    services: Services, own_client: redis.Redis, short_tmp: Path
+    services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:
     root = short_tmp / "out"
     expected = services.enqueue(root, 300)
@@ -61,6 +69,7 @@ def test_a_paused_run_rests_through_everything_until_it_is_resumed(
     told = json.loads(services.call("pause", run, "--json"))
     assert (told["state"], told["noted"]) == ("paused", True)
     assert json.loads((root / "control.json").read_text())["state"] == "paused"
+    let_go(gate)
     own_client.flushall()
     services.until(lambda: own_client.hget(f"embq:{{{run}}}:meta", "state") == b"paused")
     for verb in ("writer", "producer"):
@@ -79,7 +88,7 @@ def test_a_paused_run_rests_through_everything_until_it_is_resumed(
 
 
 def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
-    services: Services, own_client: redis.Redis, short_tmp: Path
+    services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:
     root = short_tmp / "out"
     expected = services.enqueue(root, 300, "--priority", "30")
@@ -87,6 +96,7 @@ def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
 
     told = json.loads(services.call("cancel", root, "--json"))
     assert (told["state"], told["noted"]) == ("cancelled", True)
+    let_go(gate)
     run = run_of(root)
     services.until(lambda: not own_client.exists(f"embq:{{{run}}}:writer"))
     kept = committed(root)
