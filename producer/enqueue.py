@@ -33,6 +33,10 @@ from producer.plan import Plan, plan
 from producer.selection import SELECTED, Selection
 from sources.base import ReadOptions
 
+CUT_UNIT_BYTES = 4_000_000
+"""Of lines whose texts are cut: about a million tokens, so that a unit's chunks fit into memory however long texts
+are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -152,9 +156,10 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
     spec = ModelSpec.parse(request.model)
     layout = Layout(Path(os.path.abspath(request.output)))
+    cut_bytes = CUT_UNIT_BYTES if request.chunking is not None else 0
     planned = plan(
         request.inputs,
-        request.options,
+        replace(request.options, unit_bytes=cut_bytes),
         request.modalities,
         selection=request.selection,
         known=_known_sources(layout),

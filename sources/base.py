@@ -42,6 +42,7 @@ class ReadOptions:
 
     Attributes:
         unit_samples: most samples of one unit, where the input is not sharded by itself.
+        unit_bytes: bytes at which a unit of lines ends with the line, however few it has; 0 sets no bound.
         text_column: column or JSON field that holds the text; "" finds it.
         id_column: column or JSON field that holds the key; "" finds it or counts rows.
         image_column: column that holds the image, or its path or URL; "" finds it.
@@ -53,6 +54,7 @@ class ReadOptions:
     """
 
     unit_samples: int = 1000
+    unit_bytes: int = 0
     text_column: str = ""
     id_column: str = ""
     image_column: str = ""

@@ -71,7 +71,9 @@ class DelimitedSource:
                     if error.code not in COLUMN_CODES:
                         raise
                     log.warning("table_unusable", path=path, code=error.code, why=error.message)
-                cuts = _cuts(_rows(text, behind, delimiter, len(names)), behind, options.unit_samples)
+                cuts = _cuts(
+                    _rows(text, behind, delimiter, len(names)), behind, options.unit_samples, options.unit_bytes
+                )
                 for start, stop, rows in whole_first(unit, cuts):
                     yield replace(unit, start=start, stop=stop, first=first, samples=rows)
                     first += rows
@@ -202,12 +204,15 @@ def _rows(text: Text, offset: int, delimiter: str, columns: int) -> Iterator[tup
             yield lines.offset, [""]
 
 
-def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int) -> Iterator[Cut]:
-    """Slices of at most `most` rows; `rows` as `_rows` gives them from `start` on."""
+def _cuts(rows: Iterator[tuple[int, Row]], start: int, most: int, most_bytes: int) -> Iterator[Cut]:
+    """Slices of at most `most` rows, or that end with the row that reaches `most_bytes`, where that is not 0.
+
+    `rows` as `_rows` gives them from `start` on.
+    """
     count, stop = 0, start
     for stop, _ in rows:
         count += 1
-        if count == most:
+        if count == most or (most_bytes and stop - start >= most_bytes):
             yield start, stop, count
             start, count = stop, 0
     if count:

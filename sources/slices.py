@@ -18,8 +18,9 @@ _BLOCK = 1 << 18
 _STRIDE = 1 << 11
 
 
-def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
-    """`unit`, which names kind, source and options, cut into units of `most` lines each; the last may have fewer.
+def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
+    """`unit`, which names kind, source and options, cut into units of `most` lines each. The last may have fewer, and
+    so may one that reaches `most_bytes` before (0: none does).
 
     A compressed file that is damaged gives one unit without `samples`, which fails.
 
@@ -31,7 +32,7 @@ def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
     planned = replace(unit, stop=status.size, etag=status.version)
     try:
         with open_planned(planned) as (planned, file):
-            for start, stop, lines in whole_first(planned, _cuts(file, most)):
+            for start, stop, lines in whole_first(planned, _cuts(file, most, most_bytes)):
                 yield replace(planned, start=start, stop=stop, first=first, samples=lines)
                 first += lines
     except SourceError as error:
@@ -48,7 +49,7 @@ def split_lines(unit: Unit, most: int) -> Iterator[Unit]:
         raise InputError(f"{path}: is empty", code="empty_input", next_step="leave it out")
 
 
-def _cuts(file: Text, most: int) -> Iterator[tuple[int, int, int]]:
+def _cuts(file: Text, most: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, lines) of each cut. A last line without a line end counts; nothing behind a line end does not."""
     start = lines = offset = 0
     block = b"\n"
@@ -56,11 +57,17 @@ def _cuts(file: Text, most: int) -> Iterator[tuple[int, int, int]]:
         block = fresh
         ends = block.count(b"\n")
         at = 0
-        while lines + ends >= most:
-            at = _after_lines(block, at, most - lines)
-            ends -= most - lines
-            yield start, offset + at, most
-            start, lines = offset + at, 0
+        while True:
+            behind = _after_lines(block, at, most - lines) if lines + ends >= most else 0
+            if most_bytes:
+                full = block.find(b"\n", max(at, start + most_bytes - offset - 1)) + 1
+                behind = min(full or behind, behind or full)
+            if not behind:
+                break
+            passed = block.count(b"\n", at, behind)
+            ends -= passed
+            yield start, offset + behind, lines + passed
+            start, lines, at = offset + behind, 0, behind
         lines += ends
         offset += len(block)
     if start < offset:

@@ -27,7 +27,7 @@ class LinesSource:
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file."""
-        return split_lines(Unit(kind=self.kind, source=path), options.unit_samples)
+        return split_lines(Unit(kind=self.kind, source=path), options.unit_samples, options.unit_bytes)
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""
@@ -53,7 +53,8 @@ class JsonLinesSource:
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
-        return split_lines(Unit(kind=self.kind, source=path, options=named_columns(options)), options.unit_samples)
+        unit = Unit(kind=self.kind, source=path, options=named_columns(options))
+        return split_lines(unit, options.unit_samples, options.unit_bytes)
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per line."""

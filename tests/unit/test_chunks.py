@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from core.errors import InputError, UsageError
 from core.hints import Hint
@@ -25,6 +27,7 @@ from core.units import Failure, Passage, Sample, Unit, key_without_chunks
 from embq.request import request_from
 from embq.verification.chunks import Documents
 from producer.enqueue import Request, prepare
+from sources import slices
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
 from worker.embed import EmbedStage
@@ -303,6 +306,42 @@ def test_other_windows_of_words_than_were_asked_for_are_found(rows: pa.Table) ->
     assert found(rows, replace(CHUNKING, tokens=17)) != ""
 
 
+# --- units ---
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    end=st.booleans(),
+    most=st.integers(1, 9),
+    most_bytes=st.integers(0, 40),
+    block=st.integers(1, 25),
+    kind=st.sampled_from(["lines", "csv"]),
+)
+def test_units_of_lines_end_with_the_line_that_reaches_the_bound(
+    tmp_path: Path, lines: list[int], end: bool, most: int, most_bytes: int, block: int, kind: str
+) -> None:
+    head = "text,id\n" if kind == "csv" else ""
+    path = tmp_path / f"{kind}.{'csv' if kind == 'csv' else 'txt'}"
+    rows = ["x" * length + (f",{number}" if head else "") + "\n" for number, length in enumerate(lines)]
+    path.write_text((head + "".join(rows)).removesuffix("" if end else "\n"))
+    expected: list[int] = []
+    count = size = 0
+    for row in path.read_text().removeprefix(head).splitlines(keepends=True):
+        count, size = count + 1, size + len(row)
+        if count == most or (most_bytes and size >= most_bytes and (kind == "csv" or row.endswith("\n"))):
+            expected.append(count)
+            count = size = 0
+    expected += [count] if count else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "_BLOCK", block)
+        units = list(SOURCES[kind].split(str(path), ReadOptions(unit_samples=most, unit_bytes=most_bytes)))
+    assert [unit.samples for unit in units] == expected
+    assert [unit.first for unit in units] == [sum(expected[:n]) for n in range(len(expected))]
+    texts = [sample.text for unit in units for sample in SOURCES[kind].read(unit)]
+    assert texts == ["x" * length for length in lines]
+
+
 # --- what is asked for ---
 
 
@@ -346,6 +385,15 @@ def test_the_same_texts_without_chunks_are_another_run_on_another_queue(tmp_path
     assert cut.model.queue_key != whole.model.queue_key
     record = RunRecord(run="r", output="/o", model=cut.model, dtype="float16", units=1)
     assert RunRecord.from_json(record.to_json()) == record
+
+
+def test_long_texts_make_smaller_units_where_they_are_cut(tmp_path: Path) -> None:
+    source = tmp_path / "a.txt"
+    with source.open("w") as file:
+        for _ in range(9):
+            file.write("word " * 300_000 + "\n")
+    assert prepare(request(tmp_path, source)).info.units == 3
+    assert prepare(request(tmp_path, source, chunking=None, output=tmp_path / "whole")).info.units == 1
 
 
 def test_images_are_not_cut(tmp_path: Path) -> None:
