@@ -4,8 +4,12 @@
 
 Real services around a real server: a producer, a writer and two worker processes with `stub:16`, whose simulated device
 takes 1 ms for a sample. In the first two cases a run of 10,000 units (10 samples each) and one of 50 have equal
-priority, and the figure is how much of the large one was done when the small one was: 5 % is the bar. In the others two
-runs go on for ten seconds, and the figure is how many samples the second got done for one of the first.
+priority, and the figure is how much of the large one was done when the small one was: 5 % is the bar. In the next ones
+two runs go on for ten seconds, and the figure is how many samples the second got done for one of the first.
+
+In the last two the runs have different models, and the workers change theirs in slices of one second. Two runs at
+weights of 1 and 3 go on for forty seconds; a sample is a millisecond of a device, so the ratio of samples is that of
+device seconds, and 10 % is the bar. And a run of 50 units comes to a large one: how long it waits for its first unit.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ WORKERS = 2
 LARGE, SMALL, SAMPLES = 10_000, 50, 10
 BAR = 0.05
 SECONDS = 10.0
+OTHER_MODEL = "stub:17?ms_per_sample=1"
+SLICE_S, SLICED_SECONDS, RATIO_BAR = 1.0, 40.0, 0.1
 DEADLINE_S = 120.0
 
 
@@ -43,7 +49,7 @@ class Cluster:
     def __init__(self, folder: Path, server: EmbeddedServer) -> None:
         self.folder = folder
         self.client: redis.Redis = connect(server.url)
-        self.environment = {**os.environ, "EMBQ_BROKER_URL": server.url}
+        self.environment = {**os.environ, "EMBQ_BROKER_URL": server.url, "EMBQ_SLICE_S": str(SLICE_S)}
         self._services: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -59,13 +65,13 @@ class Cluster:
         for service in self._services:
             service.wait(60)
 
-    def enqueue(self, name: str, units: int, *, samples: int = SAMPLES, priority: int = 10) -> Run:
+    def enqueue(self, name: str, units: int, *, samples: int = SAMPLES, priority: int = 10, model: str = MODEL) -> Run:
         """Make a run; returns as soon as it is announced, before the command itself has ended."""
         source, output = self.folder / f"{name}.jsonl", self.folder / name
         with source.open("w") as file:
             for i in range(units * samples):
                 file.write(json.dumps({"id": f"{name}{i:08d}", "text": f"{name}: sample number {i}"}) + "\n")
-        command = [sys.executable, "-m", "embq", "enqueue", str(source), "-o", str(output), "-m", MODEL]
+        command = [sys.executable, "-m", "embq", "enqueue", str(source), "-o", str(output), "-m", model]
         command += ["--unit-size", str(samples), "--priority", str(priority)]
         known = self.client.hlen(RUNS)
         with open(self.folder / "enqueue.log", "ab") as log:
@@ -139,6 +145,35 @@ def side_by_side(case: str, *, priority: int, samples: int) -> dict[str, Any]:
     return {"case": case, "first_samples": done[0], "ratio": round(done[1] / done[0], 2), "wanted": priority / 10}
 
 
+def two_models(case: str, *, priority: int) -> dict[str, Any]:
+    """Samples of the second run for one of the first, whose model is another one, and what it ought to be."""
+    with cluster() as made:
+        first = made.enqueue("first", 10_000)
+        second = made.enqueue("second", 10_000, priority=priority, model=OTHER_MODEL)
+        made.start()
+        until(lambda: first.finished() and second.finished())
+        before = [run.finished() for run in (first, second)]
+        time.sleep(SLICED_SECONDS)
+        done = [(run.finished() - n) * run.samples for run, n in zip((first, second), before, strict=True)]
+    busy = sum(done) / 1000 / WORKERS / SLICED_SECONDS
+    ratio = round(done[1] / done[0], 2)
+    return {"case": case, "ratio": ratio, "wanted": priority / 10, "device_busy": round(busy, 2), "slice_s": SLICE_S}
+
+
+def small_of_another_model(case: str) -> dict[str, Any]:
+    """How long a small run waits for its first unit while a large one with another model is served."""
+    with cluster() as made:
+        large = made.enqueue("large", LARGE)
+        made.start()
+        until(lambda: large.finished() >= 500)
+        small, began = made.enqueue("small", SMALL, model=OTHER_MODEL), time.monotonic()
+        until(small.finished)
+        first_s = time.monotonic() - began
+        until(lambda: small.finished() == SMALL)
+        done_s = time.monotonic() - began
+    return {"case": case, "first_unit_s": round(first_s, 2), "done_s": round(done_s, 2), "slice_s": SLICE_S}
+
+
 def main() -> None:
     """Measure, print and write."""
     load = os.getloadavg()[0]
@@ -153,9 +188,21 @@ def main() -> None:
         side_by_side("units of 10 and 100 samples", priority=10, samples=100),
     ]
     table(list(shared[0]), [list(row.values()) for row in shared])
+    sliced = two_models("two models, priority 10 and 30", priority=30)
+    table(list(sliced), [list(sliced.values())])
+    late = small_of_another_model("50 units of another model that come later")
+    table(list(late), [list(late.values())])
     missed = [row["case"] for row in small if row["large_done"] > BAR]
     print(f"at most {BAR:.0%} of the large run first: " + (f"MISSED by {', '.join(missed)}" if missed else "held"))
-    figures = {"small_beside_large": small, "side_by_side": shared, "load_average": round(load, 2)}
+    off = abs(sliced["ratio"] / sliced["wanted"] - 1)
+    print(f"two models within {RATIO_BAR:.0%} of their weights: {'held' if off <= RATIO_BAR else 'MISSED'}")
+    figures = {
+        "small_beside_large": small,
+        "side_by_side": shared,
+        "two_models": sliced,
+        "small_of_another_model": late,
+        "load_average": round(load, 2),
+    }
     print("wrote", write("fairness", figures))
 
 
