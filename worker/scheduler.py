@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from core.registry import registered
 from worker.turns import Turns
 
 POLL_S = 0.3
+META = ("state", "priority", "cursor", "total", "bytes", "limit_bytes", "limit_entries")
+"""What is asked of each run."""
 
 
 @dataclass(slots=True)
@@ -44,7 +46,8 @@ class _Look:
         done: the runs that are over.
         unfinished: models of runs that are not over, also of those that are paused or cancelled.
         running: models of running runs -> weight of these.
-        waiting: the same, only of runs with units that no worker holds, and only of models for which hints are there.
+        waiting: the same, only of runs with units that no worker holds and with room for results, and only of models
+            for which hints are there.
     """
 
     done: set[str] = field(default_factory=set)
@@ -150,27 +153,38 @@ class Scheduler:
         keys = list({record.model.queue_key for record in records})
         with self.client.pipeline(transaction=False) as pipe:
             for record in records:
-                pipe.hmget(run_key(record.run, "meta"), ["state", "priority", "cursor", "total"])
+                pipe.hmget(run_key(record.run, "meta"), META)
                 pipe.zcard(run_key(record.run, "hinted"))
+                pipe.xlen(run_key(record.run, "res"))
             for key in keys:
                 pipe.llen(hints.hint_queue(self.client, key).key)
             said = pipe.execute()
-        hinted = dict(zip(keys, said[2 * len(records) :], strict=True))
+        count = len(records)
+        hints_of = dict(zip(keys, said[3 * count :], strict=True))
         look = _Look()
-        for record, (state, priority, cursor, total), waiting in zip(
-            records, said[0 : 2 * len(records) : 2], said[1 : 2 * len(records) : 2], strict=True
+        for record, values, hinted, results in zip(
+            records, said[: 3 * count : 3], said[1 : 3 * count : 3], said[2 : 3 * count : 3], strict=True
         ):
-            if state == b"done":
+            meta = {name: (value or b"").decode() for name, value in zip(META, values, strict=True)}
+            if meta["state"] == "done":
                 look.done.add(record.run)
-            elif state:
+            elif meta["state"]:
                 look.unfinished.add(record.model)
-            if state != b"running" or record.model in self._refused:
+            if meta["state"] != "running" or record.model in self._refused:
                 continue
-            weight = int(priority or PRIORITY)
+            weight = int(meta["priority"] or PRIORITY)
             look.running[record.model] += weight
-            if hinted[record.model.queue_key] and (waiting or int(cursor or 0) < int(total or 0)):
+            if hints_of[record.model.queue_key] and _has_work(meta, hinted, results):
                 look.waiting[record.model] += weight
         return look
+
+
+def _has_work(meta: Mapping[str, str], hinted: int, results: int) -> bool:
+    """Whether a run has units that no worker holds, and room for what becomes of them."""
+    full = results and (
+        int(meta["bytes"] or 0) >= int(meta["limit_bytes"] or 0) or results >= int(meta["limit_entries"] or 0)
+    )
+    return not full and bool(hinted or int(meta["cursor"] or 0) < int(meta["total"] or 0))
 
 
 def _settled(turns: Turns, turn: Turn, spent_s: float) -> Turns:

@@ -24,7 +24,7 @@ from worker.embedders.hardware import device_name
 from worker.fetch import Fetcher
 from worker.heartbeat import Heartbeat
 from worker.pipeline import Pipeline
-from worker.progress import ProgressBoard
+from worker.progress import PULSE, ProgressBoard
 from worker.publish import PublishStage
 from worker.read import ReadStage
 from worker.rq_worker import HintWorker
@@ -175,9 +175,18 @@ class ModelService:
     def _drain(self) -> None:
         if self._next is None:
             self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
-        else:
-            # A unit may take longer than a slice and `drain_s` together: cut off each time, it would never be done.
-            self.pipeline.drain(float("inf"), at_once=lambda: self.stopped.longer_than(self.options.drain_s))
+            return
+        moved = time.monotonic()
+
+        def gave_up() -> bool:
+            # Results for which there is no room, say, because the writer of a run is gone: the others need not wait.
+            nonlocal moved
+            if any(step.stage != PULSE for step in self.board.in_hand()):
+                moved = time.monotonic()
+            return self.stopped.longer_than(self.options.drain_s) or time.monotonic() - moved > self.options.drain_s
+
+        # A unit may take longer than a slice and `drain_s` together: cut off each time, it would never be done.
+        self.pipeline.drain(float("inf"), at_once=gave_up)
 
     def _over(self) -> bool:
         if self.stopped() or self._no_work_left or self._next or self.pipeline.error or self.heartbeat.failed:

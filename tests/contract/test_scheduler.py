@@ -208,38 +208,81 @@ def test_the_virtual_times_may_be_lost(own_client: redis.Redis, make: Make) -> N
 # --- the process that changes its model ---
 
 
+class Device:
+    """Counts the models on it, and asks the process to stop when the second one is loaded."""
+
+    def __init__(self) -> None:
+        self.stopped = StopFlag()
+        self.loaded: list[weakref.ref[StubEmbedder]] = []
+        self.models: list[ModelConfig] = []
+        self.alive: list[bool] = []
+
+    def load(self, model: ModelConfig, device: str) -> StubEmbedder:
+        if self.loaded:
+            self.alive.append(self.loaded[0]() is not None)
+            self.stopped.count = 1
+        embedder = StubEmbedder(model, dim=DIM, batch_size=1, s_per_sample=0.0, s_per_batch=0.0)
+        self.loaded.append(weakref.ref(embedder))
+        self.models.append(model)
+        return embedder
+
+    def serve(self, url: str, *, slice_s: float = SLICE_S) -> None:
+        """A worker process, in this thread."""
+        options = Options(
+            name="w",
+            device="cpu",
+            run="",
+            prefetch=1,
+            threads=1,
+            batch_size=0,
+            transport="payload",
+            drain_s=0.5,
+            report_fd=-1,
+            progress_fd=-1,
+            version="test",
+        )
+        process.run(options, Settings(broker_url=url, slice_s=slice_s), self.stopped)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    monkeypatch.setattr(process, "load", device.load)
+    monkeypatch.setattr(reading, "read", lambda unit, roots, moved: (sample(0, ordinal) for ordinal in range(3)))
+    return device
+
+
 def test_the_old_model_is_freed_before_the_next_is_loaded(
-    own_server: EmbeddedServer, make: Make, monkeypatch: pytest.MonkeyPatch
+    own_server: EmbeddedServer, make: Make, device: Device
 ) -> None:
     """A device may hold only one. The process works off the hints of one model, and changes to the other."""
     runs = [make("a"), make("b")]
-    stopped = StopFlag()
-    loaded: list[weakref.ref[StubEmbedder]] = []
-    alive: list[bool] = []
-
-    def load(model: ModelConfig, device: str) -> StubEmbedder:
-        if loaded:
-            alive.append(loaded[0]() is not None)
-            stopped.count = 1
-        embedder = StubEmbedder(model, dim=DIM, batch_size=1, s_per_sample=0.0, s_per_batch=0.0)
-        loaded.append(weakref.ref(embedder))
-        return embedder
-
-    monkeypatch.setattr(process, "load", load)
-    monkeypatch.setattr(reading, "read", lambda unit, roots, moved: (sample(0, ordinal) for ordinal in range(3)))
-    options = Options(
-        name="w",
-        device="cpu",
-        run="",
-        prefetch=1,
-        threads=1,
-        batch_size=0,
-        transport="payload",
-        drain_s=5.0,
-        report_fd=-1,
-        progress_fd=-1,
-        version="test",
-    )
-    process.run(options, Settings(broker_url=own_server.url), stopped)
-    assert alive == [False]
+    device.serve(own_server.url)
+    assert device.alive == [False]
     assert sorted(run.client.hlen(run.key("pub")) for run in runs) == [0, 8]
+
+
+def test_results_without_room_are_given_back_when_it_is_the_turn_of_another_model(
+    own_server: EmbeddedServer, make: Make, device: Device
+) -> None:
+    """Nobody writes the one run; the other need not wait for that."""
+    full, other = make("a"), make("b")
+    full.client.hset(full.key("meta"), "limit_entries", 0)
+    # Hardly behind the other, so its turn comes first.
+    full.client.set(TURNS, Turns(times={other.record.model.queue_key: 1e-6}).to_json(""))
+    device.serve(own_server.url, slice_s=0.5)
+    assert device.models == [full.record.model, other.record.model]
+    assert full.client.hlen(full.key("owner")) == 0
+    assert {int(attempts) for attempts in full.client.hvals(full.key("att"))} <= {0}
+
+
+def test_a_run_without_room_for_results_gives_its_model_no_claim(own_client: redis.Redis, make: Make) -> None:
+    chooser = scheduler(own_client)
+    make("a")
+    turn = first(chooser)
+    assert turn is not None
+    full = make("b")
+    full.work_one(0)
+    assert at_the_end(chooser, turn) == full.record.model
+    full.client.hset(full.key("meta"), "limit_entries", 1)
+    assert at_the_end(chooser, turn, spent_s=2 * SLICE_S) is None
