@@ -12,7 +12,8 @@ from e2e.session import closed
 
 from core.embedded import EmbeddedServer
 
-FIRST, SECOND = f"stub:{DIM}?ms_per_sample=8", f"stub:{DIM}?ms_per_sample=4"
+FIRST, SECOND = (f"stub:{DIM}?batch_size={SAMPLES}&ms_per_sample={ms}" for ms in (8, 4))
+"""One unit is one batch, so that little is begun when a slice ends."""
 
 
 def loads(services: Services) -> int:
@@ -42,7 +43,7 @@ def test_a_worker_that_changes_its_model_again_and_again_loses_and_doubles_nothi
     own_server: EmbeddedServer, own_client: redis.Redis, short_tmp: Path
 ) -> None:
     """Each slice is as long as a unit, so every change finds units in hand: begun, claimed ahead, and hinted."""
-    models = {short_tmp / "one": f"{FIRST}&batch_size={SAMPLES}", short_tmp / "two": f"{SECOND}&batch_size={SAMPLES}"}
+    models = {short_tmp / "one": FIRST, short_tmp / "two": SECOND}
     with ExitStack() as stack:
         environment = {"EMBQ_SLICE_S": "0.04"}
         services = Services(stack, own_server, start=("writer", "producer"), workers=1, environment=environment)
