@@ -150,7 +150,9 @@ def _text(there: Mapping[str, Column], wanted: Mapping[str, str], path: str, ima
         return by_name.name
     if image:
         return ""  # which of the other strings is a caption, only the user can say
-    others = [column for column in texts if column.name.lower() not in ID_COLUMNS] or texts
+    others = [column for column in texts if column.name.lower() not in ID_COLUMNS]
+    if len(there) == 1:
+        others = texts  # a list of texts, whatever it is called; beside other columns, ids are no texts
     if len(others) > 1:
         raise _ambiguous(path, "texts", others, "--text-column")
     if not others:

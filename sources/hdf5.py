@@ -248,7 +248,9 @@ def _wanted(found: Sequence[_Found], families: dict[str, list[_Found]], wanted: 
 
 
 def _only(found: Sequence[_Found], families: dict[str, list[_Found]], ids: str, unit: Unit) -> list[_Found]:
-    free = [name for name in families if _last(name) not in (*ID_COLUMNS, ids)] or list(families)
+    free = [name for name in families if _last(name) not in (*ID_COLUMNS, ids)]
+    if len({one.family for one in found}) == 1:
+        free = list(families)  # as of a table with one column
     if not free:
         raise SourceError(
             f"{unit.source}: no dataset of strings with one dimension; it has {_shown(found)}",

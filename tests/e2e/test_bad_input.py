@@ -71,6 +71,8 @@ def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedS
         ("a-folder.tar", "not_a_file"),
         ("pipe:cat shard.tar", "shard_scheme_denied"),
         ("memory://example/shard.tar", "shard_scheme_denied"),
+        ("images-and-shards", "bad_input"),
+        ("dataset-that-names-others", "bad_input"),
     ],
 )
 def test_an_input_that_cannot_be_used_is_refused_at_once(short_tmp: Path, given: str, code: str) -> None:
@@ -78,10 +80,28 @@ def test_an_input_that_cannot_be_used_is_refused_at_once(short_tmp: Path, given:
         (short_tmp / folder).mkdir()
     for file in ("nothing.jsonl", "table.csv", "table.xlsx"):
         (short_tmp / file).touch()
+    write_shards(short_tmp / "images-and-shards", 1, 1)
+    (short_tmp / "images-and-shards" / "photo.jpg").touch()
+    (short_tmp / "dataset-that-names-others").mkdir()
+    (short_tmp / "dataset-that-names-others" / "dataset_info.json").write_text("{}")
+    listing = {"_data_files": [{"filename": "../table.arrow"}]}
+    (short_tmp / "dataset-that-names-others" / "state.json").write_text(json.dumps(listing))
     root = short_tmp / "out"
     said = ended("run", given, "-o", root, "-m", MODEL, cwd=short_tmp)
     assert_refused(*said, exits=65, code=code)
     assert not root.exists()
+    if given.startswith("pipe:"):
+        assert "s3://BUCKET/KEY" in said[2]
+
+
+def test_images_and_texts_in_one_run_need_a_choice(short_tmp: Path, broker: EmbeddedServer) -> None:
+    write_shards(short_tmp / "shards", 1, 2)
+    write_texts(short_tmp / "texts.jsonl", 2)
+    given = (short_tmp / "shards", short_tmp / "texts.jsonl")
+    said = ended("enqueue", *given, "-o", short_tmp / "out", "-m", MODEL, environment={"EMBQ_BROKER_URL": broker.url})
+    assert_refused(*said, exits=65, code="bad_input", says="holds images and")
+    assert "--modality text" in said[2]
+    assert not (short_tmp / "out").exists()
 
 
 @pytest.mark.parametrize("verb", ["run", "enqueue"])
@@ -405,15 +425,17 @@ def test_a_shard_that_is_cut_fails_whole_and_the_others_complete(short_tmp: Path
 
 def test_an_input_that_changes_after_planning_fails_whole(short_tmp: Path, broker: EmbeddedServer) -> None:
     shards, root = short_tmp / "shards", short_tmp / "out"
-    expected = write_shards(shards, 3, 5)
+    expected = write_shards(shards, 4, 5)
     succeed("enqueue", shards, "-o", root, "-m", MODEL, environment={"EMBQ_BROKER_URL": broker.url})
     write_tar(shards / "00001.tar", [("x.jpg", b"another picture")])
     (shards / "00002.tar").unlink()
+    with open(shards / "00003.tar", "ab") as growing:
+        growing.write(bytes(512))
 
     status, stdout, stderr = ended("resume", root, "--quiet")
 
     assert status == 3, stdout + stderr
     output = read_output(root)
-    assert sorted(code for _, _, _, code in output.failures) == ["shard_changed", "source_missing"]
+    assert sorted(code for _, _, _, code in output.failures) == ["shard_changed", "shard_changed", "source_missing"]
     assert set(output.keys) == {key for key in expected if key.startswith("000-")}
     assert "Traceback" not in stderr + logs(root)

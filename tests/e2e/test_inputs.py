@@ -21,6 +21,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from e2e.check import check_complete
+from e2e.odd_inputs import ODD, Odd
 from e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
 
 from core.embedded import EmbeddedServer
@@ -193,3 +194,26 @@ def test_an_input_ends_as_exactly_its_rows(case: str, short_tmp: Path, services:
     assert units >= (1 if case.endswith(("bz2", "xz")) else 3)
     check_complete(root, expected, units=units, dim=DIM)
     assert json.loads(said("verify", root, "--json"))["ok"]
+
+
+# --- with something wrong in them ---
+
+
+@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
+def test_an_input_with_something_wrong_in_it_ends_as_rows_and_one_failure_each(
+    make: Callable[[Path], Odd],
+    short_tmp: Path,
+    services: Command,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    odd = make(short_tmp)
+    root = short_tmp / "out"
+    said("enqueue", odd.source, "-o", root, "-m", f"stub:{DIM}")
+    told = capfd.readouterr().err + caplog.text
+    assert odd.warns in told
+    assert "Traceback" not in told
+    await_in(services, lambda: closed(root))
+    check_complete(root, odd.rows, units=odd.units, dim=DIM, failures=odd.failures)
+    assert json.loads(said("verify", root, "--json"))["ok"]
+    assert "Traceback" not in services.stderr

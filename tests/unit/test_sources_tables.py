@@ -157,6 +157,11 @@ def test_one_file_of_many_that_lacks_the_column_fails_and_the_others_do_not(
     assert "title (string)" in error.message
 
 
+def test_ids_beside_other_columns_are_never_taken_for_the_texts(tmp_path: Path) -> None:
+    assert failure(write(tmp_path / "a.parquet", id=["x"], n=[1])).code == "missing_column"
+    assert [s.text for s in samples_of(write(tmp_path / "b.parquet", id=["x"]))] == ["x"]
+
+
 def test_files_may_differ_in_what_is_not_taken(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", text=["x"], n=[1])
     write(tmp_path / "b.parquet", n=["other type"], text=pa.array(["y"], pa.large_string()))
