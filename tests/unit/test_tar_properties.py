@@ -1,0 +1,90 @@
+"""Properties of the strict tar reader, for archives of all shapes: all that was written, or what is wrong."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.errors import SourceError
+from sources.tar_members import BLOCK, DAMAGE_CODES, Member, walk
+
+EXACT = settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],  # which a busy machine would fail
+)
+
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
+    lambda name: not name.endswith("/") and name.strip("/")
+)
+MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1500)), max_size=8)
+FORMATS = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+
+
+def archive(members: list[tuple[str, bytes]], form: int) -> bytes:
+    """An archive that ends in two zero blocks."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=form, encoding="utf-8") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        end = tar.offset
+    return sink.getvalue()[: end + 2 * BLOCK]
+
+
+def outcome(data: bytes) -> list[Member] | str:
+    """The members, or the code of the only error that there may be."""
+    try:
+        return walk(data, "s.tar")
+    except SourceError as error:
+        return error.code
+
+
+@EXACT
+@given(MEMBERS, FORMATS)
+def test_it_gives_the_names_and_contents_that_were_written(members: list[tuple[str, bytes]], form: int) -> None:
+    data = archive(members, form)
+    assert [(found.name, data[found.start : found.stop]) for found in walk(data, "s.tar")] == members
+
+
+@EXACT
+@given(MEMBERS, FORMATS, st.data())
+def test_cut_anywhere_it_gives_all_members_or_an_error(
+    members: list[tuple[str, bytes]], form: int, draw: st.DataObject
+) -> None:
+    data = archive(members, form)
+    length = draw.draw(st.integers(0, len(data) - 1))
+    found = outcome(data[:length])
+    assert found in DAMAGE_CODES or found == walk(data, "s.tar")
+
+
+@EXACT
+@given(MEMBERS, FORMATS, st.data())
+def test_whatever_stands_in_it_members_lie_inside_and_errors_have_a_code(
+    members: list[tuple[str, bytes]], form: int, draw: st.DataObject
+) -> None:
+    data = bytearray(archive(members, form))
+    for _ in range(draw.draw(st.integers(1, 4))):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    found = outcome(bytes(data))
+    if isinstance(found, str):
+        assert found in DAMAGE_CODES
+        return
+    assert len(found) == len(members), "a member more or less, and nothing said"
+    end = 0
+    for member in found:
+        assert end <= member.at < member.start <= member.stop <= len(data)
+        end = member.stop
+
+
+@EXACT
+@given(st.binary(max_size=4 * BLOCK))
+def test_noise_is_an_error_with_a_code(data: bytes) -> None:
+    found = outcome(data)
+    assert found in DAMAGE_CODES or (found == [] and not any(data))
