@@ -128,7 +128,10 @@ def http_server(folder: Path) -> Iterator[HttpServer]:
         def answer(self, *, body: bool) -> None:
             fault = state.take() if body else ""
             time.sleep(state.latency_s)
-            path = state.folder / unquote(self.path.partition("?")[0]).lstrip("/")
+            name = unquote(self.path.partition("?")[0]).lstrip("/")
+            path = state.folder / name
+            if name in state.denied:
+                fault = "denied"
             if fault == "reset":
                 self.close_connection = True
                 self.connection.close()

@@ -23,6 +23,7 @@ import pytest
 from e2e.check import check_complete
 from e2e.odd_inputs import ODD, Odd
 from e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
+from servers import http_server
 
 from core.embedded import EmbeddedServer
 from embq import cli
@@ -217,3 +218,22 @@ def test_an_input_with_something_wrong_in_it_ends_as_rows_and_one_failure_each(
     check_complete(root, odd.rows, units=odd.units, dim=DIM, failures=odd.failures)
     assert json.loads(said("verify", root, "--json"))["ok"]
     assert "Traceback" not in services.stderr
+
+
+def test_urls_that_cannot_be_had_are_one_failure_each(short_tmp: Path, services: Command) -> None:
+    web, root = short_tmp / "web", short_tmp / "out"
+    web.mkdir()
+    for name in ("good", "denied", "busy"):
+        (web / f"{name}.jpg").write_bytes(picture(name))
+    with http_server(web) as server:
+        server.denied = {"denied.jpg"}
+        server.suffer("cut", 1)  # once is no reason to give up
+        names = ["good", "denied", "gone", "busy"]
+        urls = [f"{server.url}/{name}.jpg" for name in names]
+        pq.write_table(pa.table({"id": names, "url": urls}), short_tmp / "t.parquet")
+        said("enqueue", short_tmp / "t.parquet", "-o", root, "-m", f"stub:{DIM}", "--image-column", "url")
+        await_in(services, lambda: closed(root))
+    rows = {name: picture(name) for name in ("good", "busy")}
+    failures = {"denied": "source_denied", "gone": "source_missing"}
+    check_complete(root, rows, units=1, dim=DIM, failures=failures)
+    assert server.left == 0
