@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 from e2e.check import check_complete
 from e2e.session import Command, Ledger, await_in, committed, ended, started, succeed
+from faults.kit.cluster import alive, held_after, let_go, sabotaged
 
 DIM = 8
 TOKENS, OVERLAP = 20, 5
@@ -46,16 +47,16 @@ def write_documents(path: Path, count: int, *, name: str) -> tuple[dict[str, byt
 
 
 def kill_a_worker(command: Command, ledger: Ledger) -> None:
-    alive: list[psutil.Process] = []
+    found: list[psutil.Process] = []
 
     def someone_works() -> bool:
         known = ledger.workers()
-        alive[:] = [process for process in command.workers() if process.pid in known]
-        return bool(alive)
+        found[:] = [process for process in command.workers() if process.pid in known and alive(process)]
+        return bool(found)
 
     await_in(command, someone_works)
-    alive[0].kill()
-    await_in(command, lambda: not alive[0].is_running() or alive[0].status() == psutil.STATUS_ZOMBIE)
+    found[0].kill()
+    await_in(command, lambda: not alive(found[0]))
 
 
 def test_every_chunk_is_there_once_although_workers_are_killed(short_tmp: Path) -> None:
@@ -64,11 +65,15 @@ def test_every_chunk_is_there_once_although_workers_are_killed(short_tmp: Path) 
     options = ["-m", f"stub:{DIM}?ms_per_sample=4", "--chunk-tokens", str(TOKENS), "--chunk-overlap", str(OVERLAP)]
     ledger = Ledger(root)
     try:
-        with started("run", first, "-o", root, *options, "--unit-size", str(UNIT), "--quiet") as command:
+        # Two workers, one after the other, do not end the run before both were killed.
+        gate = short_tmp / "gate"
+        run = ["run", first, "-o", root, *options, "--unit-size", str(UNIT), "--quiet", "--devices", "cpu"]
+        with started(*run, environment=sabotaged(held_after(18, gate))) as command:
             for units in (3, 15):
                 await_in(command, lambda units=units: ledger.finished() >= units)
                 kill_a_worker(command, ledger)
-            assert command.wait(100) == 3, command.said
+            let_go(gate)
+            assert command.wait() == 3, command.said
     finally:
         ledger.close()
     output = check_complete(root, chunks, units=TEXTS // UNIT, dim=DIM, failures=failures)
