@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -85,8 +82,9 @@ def test_a_process_that_somebody_ends_is_replaced(tmp_path: Path, process: inspe
     for _ in range(2):
         (unit,) = SOURCES["parquet"].split(path, ReadOptions())
         assert unit.samples == 2
-        (child,) = [one for one in psutil.Process().children() if CHILD in one.cmdline()]
-        os.kill(child.pid, signal.SIGKILL)
+        child = process._child
+        assert child is not None
+        child.kill()
 
 
 def test_what_the_other_process_raises_is_raised_here(tmp_path: Path) -> None:
