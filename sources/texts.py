@@ -6,17 +6,19 @@ needs no more than its slice. The line end behind the last line makes no further
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from core.errors import SampleError
+from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import ALL, ID_COLUMNS, TEXT_COLUMNS, named_columns
-from sources.compressed import open_text
+from sources.compressed import DAMAGE_CODES, open_planned, open_text
 from sources.fields import compact_json, decode_text, is_unicode, parse_object
 from sources.slices import read_lines, split_lines
-from sources.storage import SAMPLE_MAX_BYTES, base_name
+from sources.storage import SAMPLE_MAX_BYTES, base_name, stat_file
 
 
 class LinesSource:
@@ -51,6 +53,21 @@ class JsonLinesSource:
     kind = "jsonl"
     modalities: tuple[str, ...] = ("text",)
 
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Texts. What the user named must be a field of one of the first lines.
+
+        Raises SourceError `missing_column` where it is in none of them. A file that is damaged is left to fail.
+        """
+        for option, name in (("--text-column", options.text_column), ("--id-column", options.id_column)):
+            if name and (there := _first_fields(path)) and name not in there:
+                found = ", ".join(f"{field} ({count:,})" for field, count in there.most_common(20))
+                raise SourceError(
+                    f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {found}",
+                    code="missing_column",
+                    next_step=f"check {option}, or leave the file out",
+                )
+        return self.modalities
+
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
         unit = Unit(kind=self.kind, source=path, options=named_columns(options))
@@ -67,6 +84,30 @@ class JsonLinesSource:
                 sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
             seen.add(sample.key)
             yield sample
+
+
+_LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
+"""So much of a file is looked at for its fields, whichever comes first."""
+
+
+def _first_fields(path: str) -> Counter[str]:
+    """The fields of the first lines, with the number of lines that have each; lines that are no objects have none."""
+    there: Counter[str] = Counter()
+    status = stat_file(path)
+    try:
+        with open_planned(Unit(kind="jsonl", source=path, stop=status.size, etag=status.version)) as (_, file):
+            left = _LOOK_BYTES
+            for _ in range(_LOOK_LINES):
+                line = file.readline(left)
+                left -= len(line)
+                if not line or left <= 0:
+                    break
+                with suppress(SampleError):
+                    there.update(parse_object(decode_text(line), "bad_json").keys())
+    except SourceError as error:
+        if error.code not in DAMAGE_CODES:
+            raise
+    return there
 
 
 def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | None]]:

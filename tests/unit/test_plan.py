@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,16 @@ def test_an_extension_that_no_shard_has_is_named_with_those_that_are_there(tmp_p
             plan([str(tmp_path)], options)
     write_tar(tmp_path / "1.tar", [("a.jpg", b"i")])
     plan([str(tmp_path)], ReadOptions(image_keys=("jpg", "tif")))  # one of the shards has it
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_field_that_no_line_has_is_named_with_those_that_are_there(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(pack(b'{"body": "x", "n": 1}\nno object\n{"body": "y"}\n'))
+    for options in (ReadOptions(text_column="txt"), ReadOptions(id_column="txt")):
+        with pytest.raises(InputError, match=r"no.* field 'txt'; they have body \(2\), n \(1\)") as refused:
+            plan([str(tmp_path / "a.jsonl")], options)
+        assert refused.value.code == "missing_column"
+    (tmp_path / "b.jsonl").write_bytes(pack(b'{"txt": "x"}\n'))
+    assert len(list(plan([str(tmp_path)], ReadOptions(text_column="txt")).units)) == 2  # one of the files has it
