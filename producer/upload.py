@@ -213,12 +213,13 @@ def _forgotten(client: redis.Redis, upload: Upload) -> bool:
 
 def _on_disk(client: redis.Redis, name: str) -> bool | None:
     """Whether the broker's append-only file holds all that was written so far; None where the server cannot say."""
-    with redis.Redis(
-        connection_pool=client.connection_pool, single_connection_client=True
-    ) as one:  # the server speaks for the writes of this connection, and of all before them
+    # The server speaks for the writes of this connection, and of all before them. Where an answer is lost, both are
+    # sent again: on a new connection without a write of its own it would vouch for nothing.
+    with client.pipeline(transaction=False) as one:
         try:
             uploads.say_sent(one, name)
-            local, _ = one.execute_command("WAITAOF", 1, 0, FSYNC_MS)
+            one.execute_command("WAITAOF", 1, 0, FSYNC_MS)  # type: ignore[no-untyped-call]
+            _, (local, _) = one.execute()
         except redis.ResponseError:
             return None
         except redis.RedisError as error:

@@ -33,6 +33,7 @@ from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.layout import Layout
 from core.manifest import Manifest
+from producer.upload import _on_disk
 
 DIM = 16
 PIECE = 620_000
@@ -338,6 +339,15 @@ def test_adding_is_exact_whoever_is_killed_and_whenever(setting: Setting, short_
     check_complete(setting.root, expected, units=14, dim=DIM)
     named = {unit.source for unit in Manifest(Layout(setting.root))}
     assert named == {str(path) for path in (setting.root / "_inputs").rglob("*.jsonl")}
+
+
+def test_where_the_answer_is_lost_the_broker_is_asked_for_a_write_of_the_new_connection(setting: Setting) -> None:
+    with connect(setting.proxy.url, patient=True) as client:
+        client.ping()
+        setting.proxy.drop_reply(2)
+        assert _on_disk(client, "x") is True
+    assert setting.proxy.lost == 1
+    assert setting.client.info("commandstats")["cmdstat_hset"]["calls"] == 2, "the write and the question, twice"
 
 
 def test_what_an_upload_may_not_write_is_refused(setting: Setting, short_tmp: Path) -> None:
