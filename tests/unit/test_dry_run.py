@@ -6,6 +6,8 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import redis
 from click.testing import CliRunner, Result
@@ -60,6 +62,21 @@ def test_rows_of_shards_are_estimated_from_a_few_that_are_read(tmp_path: Path) -
     answer = said(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8")
     assert (answer["units"], answer["rows"], answer["vector_bytes"]) == (6, None, {})
     assert "only reading tells" in ask(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8").stdout
+
+
+def test_chunks_of_texts_are_estimated_from_the_lengths_of_some(tmp_path: Path) -> None:
+    texts, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    rows = [{"id": f"d{n}", "text": "word " * (10 if n % 2 else 2000)} for n in range(20)]
+    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    for source in (texts, table):
+        cut = [source, "-o", tmp_path / "out", "-m", "stub:8", "--unit-size", "5", "--chunk-tokens", "100"]
+        answer = said(*cut)
+        assert (answer["documents"], answer["rows_exact"], answer["rows_from_units"]) == (20, False, 3)
+        # Ten of one chunk, and ten of 10,000 characters at 330 a chunk; a unit has two or three of each.
+        assert 10 * (1 + 31) * 0.75 <= answer["rows"] <= 10 * (1 + 31) * 1.25
+        assert f"{answer['rows']:,} chunks" in ask(*cut).stdout
+        assert said(*cut[:-2])["documents"] is None
 
 
 def test_a_selection_is_shown_before_it_is_sent(tmp_path: Path) -> None:

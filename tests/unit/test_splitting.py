@@ -163,6 +163,35 @@ def test_a_text_of_too_many_chunks_is_refused_before_they_fill_the_memory(tokeni
     assert caught.value.code == "too_many_chunks"
 
 
+# --- texts that are not cut into chunks ---
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("text", "is_cut"),
+    [
+        ("word " * (LIMIT - 2), False),
+        ("word " * (LIMIT - 1), True),
+        ("word " * 20_000, True),
+        (("x" * 150 + " ") * (LIMIT - 2), False),
+        (("x" * 150 + " ") * (LIMIT - 1), True),
+        ("x" * 100_000, False),
+        (" " * 100_000 + "word " * (LIMIT - 2), False),
+        ("short", False),
+    ],
+)
+def test_a_text_counts_as_truncated_where_the_model_does_not_read_all_of_it(text: str, is_cut: bool, side: str) -> None:
+    from transformers import AutoTokenizer
+
+    from worker.embedders.base import Truncated
+    from worker.embedders.tokens import Tokens
+
+    tokens = Tokens(AutoTokenizer.from_pretrained(MODEL_DIR, truncation_side=side), LIMIT)
+    short, row = tokens.rows(["short", text])
+    assert (isinstance(short, Truncated), isinstance(row, Truncated)) == (False, is_cut)
+    assert len(row["input_ids"]) <= LIMIT
+
+
 # --- the stub's words ---
 
 

@@ -16,6 +16,10 @@ TokenRow = Mapping[str, np.ndarray]
 """One text: `input_ids` and, where the model takes them, `token_type_ids`; int32 of shape (tokens,)."""
 
 
+OVERFLOW_CHARS_PER_TOKEN = 100
+"""Of texts with more characters for each token that is read, the offsets tell what was cut off."""
+
+
 class ThreadCopies:
     """One copy of an object per thread, for objects that may not be shared.
 
@@ -76,8 +80,10 @@ class Tokens:
             {name: np.asarray(encoded[name][row], dtype=np.int32) for name in names} for row in range(len(texts))
         ]
         # What was cut off; only a tokeniser of the tokenizers library tells.
-        cut = [bool(one.overflowing) for one in encoded.encodings or ()]
-        return [Truncated(row) if is_cut else row for row, is_cut in zip(rows, cut, strict=True)] if any(cut) else rows
+        for number, encoding in enumerate(encoded.encodings or ()):
+            if len(encoding) == self.longest and _is_cut(encoding, texts[number]):
+                rows[number] = Truncated(rows[number])
+        return rows
 
     def padded(self, batch: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
         """The batch as int64 tensors of shape (len(batch), longest row), with its `attention_mask`."""
@@ -92,6 +98,16 @@ class Tokens:
                 arrays[name][number, span] = ids
             arrays["attention_mask"][number, span] = 1
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def _is_cut(encoding: Any, text: str) -> bool:
+    """Whether a row of the greatest length lacks some of its text."""
+    if len(text) <= OVERFLOW_CHARS_PER_TOKEN * len(encoding):
+        return bool(encoding.overflowing)
+    # Of a long text the list of what was cut off would be copied, some 100 bytes for each token.
+    covered = [span for span in encoding.offsets if span != (0, 0)]
+    first, last = min(start for start, _ in covered), max(end for _, end in covered)
+    return bool(text[:first].strip() or text[last:].strip())
 
 
 def tokenizer_content(tokenizer: Any) -> dict[str, Any]:
