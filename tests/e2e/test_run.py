@@ -87,13 +87,15 @@ def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_
 
         def ended_by_impatience() -> bool:
             nonlocal impatient
-            if time.monotonic() - impatient > 1.2:
+            if time.monotonic() - impatient > 1.2 and command.service("worker") is not None:
                 impatient = time.monotonic()
                 command.signal(signal.SIGINT)
             return command.process.poll() is not None
 
         wait_until(ended_by_impatience, 50)
-        assert command.wait() == 130, command.said
+        # A signal that comes when all is done and only the interpreter is left ends that; to a shell it is the same.
+        assert command.wait() in (130, -signal.SIGINT), command.said
+        assert f"embq resume {root}" in command.stderr
     assert committed(root) == []
 
 
