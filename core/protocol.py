@@ -457,7 +457,8 @@ for i = 2, #ARGV, 2 do
   if durable and open == wish then
     redis.call('HDEL', asked, name)
     open = false
-  elseif not durable and get('state') ~= 'done' then
+  elseif not durable and (name == 'priority' or get('state') ~= 'done') then
+    -- A run that is done has no state to change, but its weight counts when units are added to it.
     redis.call('HSET', asked, name, wish)
     open = false
   end

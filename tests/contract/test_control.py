@@ -155,6 +155,14 @@ def test_a_run_that_is_done_stays_done(run: RunCase) -> None:
     assert run.ledger.asked() == {}
 
 
+def test_the_priority_of_a_run_that_is_done_counts_when_units_are_added(run: RunCase) -> None:
+    run.build(done=b"\xff")
+    run.ledger.ask({"state": "paused", "priority": "40"})
+    assert run.ledger.asked() == {"priority": "40"}
+    run.writer()
+    assert load_control(run.layout) == Control(priority=40)
+
+
 def test_a_run_whose_last_units_end_while_it_is_paused_is_done(run: RunCase) -> None:
     writer = run.writer()
     tokens = [run.claim(u) for u in range(8)]
