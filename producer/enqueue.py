@@ -220,6 +220,9 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         created=_now(),
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
+    # Until run.json stands there is no writer: what is unfinished here was left by a plan that was killed.
+    for leftover in layout.temporary.glob("control.*"):
+        drop(leftover)
     save_control(layout, Control(priority=request.priority))
     info.publish(layout)
     return info
