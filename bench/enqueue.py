@@ -3,8 +3,9 @@
     python -m bench.enqueue [SHARDS [TEXTS [UNITS]]]
 
 Real commands against a private server: `embq enqueue` of a brace expression of SHARDS small files (231,350) and of a
-file of TEXTS lines by reference (20,648,877 in units of 1,000), each while `embq producer` and `embq writer` are at
-work and no worker is; and what it takes those two to have a run of UNITS units (1,000,000) queued again after FLUSHALL.
+file of TEXTS lines by reference (20,648,877 in units of 1,000), each first with `--dry-run`, and then while
+`embq producer` and `embq writer` are at work and no worker is; and what it takes those two to have a run of UNITS units
+(1,000,000) queued again after FLUSHALL.
 """
 
 from __future__ import annotations
@@ -88,14 +89,9 @@ def enqueue(
     with services(server):
         time.sleep(QUIET_S)
         empty = used_bytes(client)
-        began = time.monotonic()
-        command = (sys.executable, "-m", "embq", "enqueue", inputs, "-o", str(output), "-m", MODEL, *options)
-        process = subprocess.Popen(command, env=environment(server), stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.monotonic() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"embq enqueue ended with {process.returncode}")
+        command = ("enqueue", inputs, "-o", str(output), "-m", MODEL, *options)
+        dry_seconds, dry_mb = call(server, *command, "--dry-run")
+        seconds, peak_mb = call(server, *command)
         info = load_run(output)
         ledger = Ledger(client, info.run)
         until(lambda: int(ledger.meta().get("cursor", 0)) > 0)
@@ -111,14 +107,29 @@ def enqueue(
     return {
         "run": what,
         "units": info.units,
-        "seconds": round(seconds, 1),
-        "peak_rss_mb": usage.ru_maxrss // 1024,
+        "dry_run_s": dry_seconds,
+        "dry_run_peak_rss_mb": dry_mb,
+        "seconds": seconds,
+        "peak_rss_mb": peak_mb,
         "manifest_bytes_per_unit": round(size / info.units, 1),
         "broker_bytes_per_unit": round(queued / info.units, 2),
         "broker_bytes": queued,
         "hints": window,
         "rebuild_s": round(rebuilt, 1),
     }
+
+
+def call(server: EmbeddedServer, *arguments: str) -> tuple[float, int]:
+    """Run an embq command; gives its seconds and its peak memory in MB."""
+    began = time.monotonic()
+    command = (sys.executable, "-m", "embq", *arguments)
+    process = subprocess.Popen(command, env=environment(server), stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"embq {' '.join(arguments)} ended with {process.returncode}")
+    return round(seconds, 1), usage.ru_maxrss // 1024
 
 
 def environment(server: EmbeddedServer) -> dict[str, str]:
