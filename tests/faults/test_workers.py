@@ -353,7 +353,7 @@ def test_a_device_fault(cluster: Cluster, recovery: Recovery, tmp_path: Path) ->
 
 @pytest.mark.fault("W4", "a device fails with every unit: it is given up, the others go on")
 def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> None:
-    cluster.begin(100, "stub:16?ms_per_sample=20&batch_size=10")
+    cluster.begin(200, "stub:16?ms_per_sample=20&batch_size=10")
     fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True, "device": "cuda:0"}
     machine = cluster.workers("--devices", "cuda:0,cuda:1", sabotage=fault)
     seconds = cluster.until(lambda: machine.said_times("device_given_up"))
@@ -372,7 +372,10 @@ def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> No
 def test_the_last_device_is_given_up(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(100, "stub:16?ms_per_sample=20&batch_size=10")
     fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True}
-    machine, other = cluster.workers("--devices", "cuda:0", sabotage=fault), cluster.workers()
+    machine = cluster.workers("--devices", "cuda:0", sabotage=fault)
+    # However slow this machine is: the run is not over before the device has failed for the last time.
+    cluster.until(lambda: machine.said_times("worker_died") >= 2)
+    other = cluster.workers()
     assert machine.wait() == 69, machine.said
     recovery.injected(3)
     cluster.until_closed()
