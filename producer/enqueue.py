@@ -198,8 +198,10 @@ def _alone(layout: Layout) -> Iterator[None]:
         raise output_error(error, path) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Until run.json stands there is no writer, and control.json is written by plans alone.
+        planned = PLANNED if layout.run_json.exists() else (*PLANNED, "control.")
         for leftover in layout.temporary.glob("*"):
-            if leftover.name.startswith(PLANNED):
+            if leftover.name.startswith(planned):
                 drop(leftover)
         yield
 
@@ -220,9 +222,6 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         created=_now(),
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
-    # Until run.json stands there is no writer: what is unfinished here was left by a plan that was killed.
-    for leftover in layout.temporary.glob("control.*"):
-        drop(leftover)
     save_control(layout, Control(priority=request.priority))
     info.publish(layout)
     return info
