@@ -42,7 +42,10 @@ class ReadAhead:
     def held_bytes(self) -> int:
         """Bytes of the files that were begun and not taken."""
         with self._lock:
-            return sum(fetch.size for fetch in self._begun.values())
+            return self._held()
+
+    def _held(self) -> int:
+        return sum(fetch.size for fetch in self._begun.values())
 
     def begin(self, unit: Unit, wanted: Callable[[], bool]) -> bool:
         """Fetch the file of a unit that is its whole file, if there is room; False where there is none.
@@ -55,7 +58,7 @@ class ReadAhead:
         with self._lock:
             if key in self._begun:
                 return True
-            if self._closed or size + sum(fetch.size for fetch in self._begun.values()) > self._most_bytes:
+            if self._closed or size + self._held() > self._most_bytes:
                 return False
             fetch = self._begun[key] = _Fetch(unit, size, wanted)
             fetch.future = self._thread.submit(fetch.run)
