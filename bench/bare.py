@@ -174,7 +174,6 @@ def plan(source: Path, root: Path, model: str, unit_size: int) -> RunInfo:
         model=model,
         modalities=(),
         precision="fp32",
-        dtype="float16",
         part_rows=1_000_000,
         options=options,
         version="bench",

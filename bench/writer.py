@@ -32,6 +32,7 @@ from core.protocol import VERSION
 from core.reader import row_tables
 from core.registry import RunRecord
 from core.results import encode_result, row_schema
+from core.rows import RowSpec
 from core.units import Sample, Unit
 from writer.service import RunWriter
 from writer.stores.parquet import encoding
@@ -91,7 +92,6 @@ def write_with_embq(root: Path, vectors: np.ndarray, transport: str, seed: int) 
         inputs=(),
         options=(),
         model=model,
-        dtype="float16",
         part_rows=1_000_000,
         units=summary.units,
         samples=summary.samples,
@@ -100,7 +100,7 @@ def write_with_embq(root: Path, vectors: np.ndarray, transport: str, seed: int) 
         created="",
     )
     info.publish(layout)
-    record = RunRecord(run=info.run, output=str(root), model=model, dtype="float16", units=UNITS)
+    record = RunRecord(run=info.run, output=str(root), model=model, units=UNITS)
     with EmbeddedServer(root / "_broker") as server:
         client = connect(server.url, patient=True)
         writer = RunWriter(client, record, version="bench")
@@ -118,7 +118,7 @@ def publish(ledger: Ledger, layout: Layout, u: int, unit_id: str, vectors: np.nd
     import hashlib
 
     samples = [Sample(ordinal=i, key=f"{u:03d}-{i:06d}", text=f"caption {i} of unit {u}") for i in range(UNIT_ROWS)]
-    data = encode_result(samples, {"embedding": vectors}, [], row_schema(("text",), {"text": DIM}, "float16"))
+    data = encode_result(samples, {"embedding": vectors}, [], row_schema(("text",), {"text": DIM}, RowSpec()))
     token = f"{ledger.gen()}:bench:{u}"
     assert ledger.claim(u, token, lease_s=600, fingerprint=FINGERPRINT).granted
     fields: dict[str, str | bytes | int] = {

@@ -12,6 +12,7 @@ from core.durable import output_error, write_new
 from core.errors import InputError, OutputError
 from core.generations import Generation, read_generations
 from core.models import Chunking, ModelConfig
+from core.rows import RowSpec
 from core.units import content_hash
 
 SCHEMA = 1
@@ -110,7 +111,8 @@ class RunInfo:
         inputs: as the user gave them first.
         options: reader options and selection that shaped the first units.
         model: what computes the vectors.
-        dtype: what is stored.
+        rows: what its rows hold.
+        format: format of its parts, one of `core.rows.FORMATS`.
         part_rows: most rows of one part.
         units: number of units in the manifest, with all that was added.
         samples: number of samples, with all that was added, or None where only reading tells.
@@ -124,13 +126,14 @@ class RunInfo:
     inputs: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
     model: ModelConfig
-    dtype: str
     part_rows: int
     units: int
     samples: int | None
     manifest_digest: str
     version: str
     created: str
+    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
+    format: str = "parquet"
     added: tuple[Generation, ...] = ()
 
     @property
@@ -151,7 +154,8 @@ class RunInfo:
             "model": self.model.spec,
             "modality": ",".join(self.model.modalities),
             "precision": self.model.precision,
-            "dtype": self.dtype,
+            **self.rows.identity(),
+            "output format": self.format,
             **cut,
         }
 
@@ -169,7 +173,8 @@ class RunInfo:
                     "precision": self.model.precision,
                     **({} if self.model.chunking is None else {"chunking": self.model.chunking.describe()}),
                 },
-                "dtype": self.dtype,
+                "rows": self.rows.describe(),
+                "format": self.format,
                 "part_rows": self.part_rows,
                 "units": self.units,
                 "samples": self.samples,
@@ -230,7 +235,8 @@ def load_run(root: Path) -> RunInfo:
             precision=model["precision"],
             chunking=Chunking.from_description(model.get("chunking")),
         ),
-        dtype=data["dtype"],
+        rows=RowSpec.from_description(data["rows"]),
+        format=data["format"],
         part_rows=data["part_rows"],
         units=data["units"] + sum(generation.units for generation in added),
         samples=None if None in counts else sum(counts),

@@ -22,9 +22,6 @@ FAMILIES = {
 PRECISIONS = ("fp32", "bf16", "fp16")
 """What is computed in."""
 
-DTYPES = ("float16", "float32")
-"""What is stored."""
-
 MODALITIES = ("image", "text")
 
 

@@ -12,6 +12,7 @@ import redis
 from core import protocol
 from core.models import Chunking, ModelConfig
 from core.protocol import RATES, RUNS, WORKERS, worker_key
+from core.rows import RowSpec
 from core.scripts import Script
 
 
@@ -23,15 +24,15 @@ class RunRecord:
         run: run id.
         output: absolute path of the output folder.
         model: what the workers load.
-        dtype: what is stored, "float16" or "float32".
         units: number of units.
+        rows: what the run's rows hold.
     """
 
     run: str
     output: str
     model: ModelConfig
-    dtype: str
     units: int
+    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -44,7 +45,7 @@ class RunRecord:
                 "modalities": list(self.model.modalities),
                 "precision": self.model.precision,
                 "chunking": None if self.model.chunking is None else self.model.chunking.describe(),
-                "dtype": self.dtype,
+                "rows": self.rows.describe(),
                 "units": self.units,
             }
         )
@@ -64,7 +65,7 @@ class RunRecord:
                 precision=data["precision"],
                 chunking=Chunking.from_description(data.get("chunking")),
             ),
-            dtype=data["dtype"],
+            rows=RowSpec.from_description(data["rows"]),
             units=data["units"],
         )
 

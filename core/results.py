@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from core.errors import OutputError
+from core.rows import RowSpec
 from core.units import Failure, Sample
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ PASSAGE_FIELDS = (
 """What a row says of the chunk that it stands for, in a run that cuts its texts; see `core.units.Passage`."""
 
 
-def row_schema(modalities: Sequence[str], dims: Mapping[str, int], dtype: str, *, chunked: bool = False) -> pa.Schema:
+def row_schema(
+    modalities: Sequence[str], dims: Mapping[str, int], rows: RowSpec, *, chunked: bool = False
+) -> pa.Schema:
     """Schema of a result's rows.
 
     Args:
@@ -60,7 +63,7 @@ def row_schema(modalities: Sequence[str], dims: Mapping[str, int], dtype: str, *
         [
             pa.field("ordinal", pa.int32(), nullable=False),
             pa.field("key", pa.string(), nullable=False),
-            *(pa.field(name, pa.list_(ARROW_DTYPES[dtype], dims[modality])) for name, modality in columns),
+            *(pa.field(name, pa.list_(ARROW_DTYPES[rows.dtype], dims[modality])) for name, modality in columns),
             pa.field("caption", pa.string()),
             pa.field("metadata", pa.string()),
             *(PASSAGE_FIELDS if chunked else ()),

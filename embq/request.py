@@ -9,6 +9,7 @@ import embq
 from core.control import PRIORITY
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking
+from core.rows import RowSpec
 from embq.options import INPUT_FORMATS
 from producer.enqueue import Request
 from producer.selection import Selection
@@ -27,7 +28,8 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         model=options["model"],
         modalities=tuple(m for m in MODALITIES if m in modalities),
         precision=options["precision"],
-        dtype=options["dtype"],
+        rows=RowSpec(dtype=options["dtype"]),
+        format=options["output_format"],
         part_rows=options["write_batch_size"],
         options=ReadOptions(
             unit_samples=options["unit_size"],

@@ -26,6 +26,7 @@ from core.ledger import Ledger
 from core.manifest import Manifest, SegmentWriter, write_manifest
 from core.models import Chunking, ModelConfig, ModelSpec
 from core.registry import RunRecord, register
+from core.rows import RowSpec
 from core.units import Unit
 from core.uploads import Grown
 from producer.additions import Additions, Differences
@@ -47,10 +48,11 @@ class Request:
     model: str
     modalities: tuple[str, ...]
     precision: str
-    dtype: str
     part_rows: int
     options: ReadOptions
     version: str
+    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
+    format: str = "parquet"
     selection: Selection = field(default_factory=Selection)
     priority: int = PRIORITY
     chunking: Chunking | None = None
@@ -137,7 +139,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
     Raises InputError where the two are of another model, or inputs have changed. Then nothing is changed.
     """
     there, other = load_run(root), load_run(arrived)
-    if differences := _differences_of(there, other.model, other.dtype):
+    if differences := _differences_of(there, other.model, other.rows, other.format):
         raise _other_run(root, there, differences)
     asked = Asked(inputs=other.inputs, options=other.options, version=other.version)
 
@@ -213,7 +215,8 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         inputs=request.inputs,
         options=_options(request),
         model=config,
-        dtype=request.dtype,
+        rows=request.rows,
+        format=request.format,
         part_rows=request.part_rows,
         units=summary.units,
         samples=summary.samples,
@@ -352,7 +355,7 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Path, wishes: Mapping[
 
 def record_of(info: RunInfo, output: Path) -> RunRecord:
     """The run as the services know it."""
-    return RunRecord(run=info.run, output=os.path.abspath(output), model=info.model, dtype=info.dtype, units=info.units)
+    return RunRecord(run=info.run, output=os.path.abspath(output), model=info.model, rows=info.rows, units=info.units)
 
 
 def _options(request: Request) -> tuple[tuple[str, str], ...]:
@@ -374,12 +377,13 @@ def _options(request: Request) -> tuple[tuple[str, str], ...]:
 
 
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
-    if differences := _differences_of(there, config if config.modalities else there.model, request.dtype):
+    model = config if config.modalities else there.model
+    if differences := _differences_of(there, model, request.rows, request.format):
         raise _other_run(request.output, there, differences)
 
 
-def _differences_of(there: RunInfo, model: ModelConfig, dtype: str) -> list[str]:
-    old, new = there.identity(), replace(there, model=model, dtype=dtype).identity()
+def _differences_of(there: RunInfo, model: ModelConfig, rows: RowSpec, format_: str) -> list[str]:
+    old, new = there.identity(), replace(there, model=model, rows=rows, format=format_).identity()
     return [
         f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
         for name in {**old, **new}

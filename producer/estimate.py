@@ -15,7 +15,8 @@ from pathlib import Path
 
 from core.errors import EmbqError
 from core.layout import load_run
-from core.models import DTYPES, Chunking, ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
+from core.rows import DTYPES
 from core.units import Sample, Unit
 from producer.enqueue import Request, additions_to, plan_of
 from sources.kinds import read

@@ -19,6 +19,7 @@ from core.errors import SampleError, SourceError
 from core.layout import Layout, RunInfo
 from core.manifest import Manifest
 from core.results import decode_result, embedding_columns, encode_result, row_schema
+from core.rows import RowSpec
 from core.units import Failure, Sample, Unit
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
@@ -64,7 +65,8 @@ def build(
     *,
     model: str = "stub:8",
     modalities: tuple[str, ...] = (),
-    dtype: str = "float16",
+    rows: RowSpec = RowSpec(),  # noqa: B008 - it is frozen
+    format: str = "parquet",
     unit_samples: int = 3,
     units_per_commit: int = 2,
     only: int | None = None,
@@ -78,7 +80,8 @@ def build(
         model=model,
         modalities=modalities,
         precision="fp32",
-        dtype=dtype,
+        rows=rows,
+        format=format,
         part_rows=1000,
         options=options,
         version="0",
@@ -117,8 +120,8 @@ def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
         failures = [Failure(ordinal=None, key="", code=error.code, message=error.message)]
     made = embedder.embed(prepared) if prepared else {m: np.empty((0, d)) for m, d in embedder.dims.items()}
     columns = zip(embedding_columns(info.model.modalities), info.model.modalities, strict=True)
-    vectors = {name: made[modality].astype(info.dtype) for name, modality in columns}
-    schema = row_schema(info.model.modalities, embedder.dims, info.dtype)
+    vectors = {name: made[modality].astype(info.rows.dtype) for name, modality in columns}
+    schema = row_schema(info.model.modalities, embedder.dims, info.rows)
     data = encode_result(samples, vectors, failures, schema)
     result = decode_result(data)
     whole = bool(failures) and failures[0].ordinal is None

@@ -34,6 +34,7 @@ from core.models import ModelConfig
 from core.protocol import RUNS, VERSION, run_key
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
+from core.rows import RowSpec
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder
 from writer.service import RunWriter
@@ -218,9 +219,9 @@ class RunCase:
         count = self.units[u].samples if samples is None else samples
         assert count is not None
         good = [sample(u, i) for i in range(count) if i not in failed]
-        vectors = np.array([vector(u, s.ordinal) for s in good], dtype=self.record.dtype).reshape(len(good), DIM)
+        vectors = np.array([vector(u, s.ordinal) for s in good], dtype=self.record.rows.dtype).reshape(len(good), DIM)
         failures = [Failure(ordinal=i, key=f"{u}:{i}", code="decode", message="no image") for i in failed]
-        schema = row_schema(("text",), {"text": DIM}, self.record.dtype)
+        schema = row_schema(("text",), {"text": DIM}, self.record.rows)
         return encode_result(good, {"embedding": vectors}, failures, schema)
 
     def fields(self, u: int, failed: Sequence[int] = (), **changes: str | bytes | int) -> dict[str, str | bytes | int]:
@@ -335,10 +336,17 @@ class RunCase:
 
 
 MakeRun = Callable[..., RunCase]
-"""Makes a run: number of units, then `samples`, `dtype`, `part_rows`."""
+"""Makes a run: number of units, then `samples`, `rows`, `format`, `part_rows`."""
 
 
-def write_run(root: Path, units: Sequence[Unit], *, dtype: str = "float16", part_rows: int = 10_000) -> RunInfo:
+def write_run(
+    root: Path,
+    units: Sequence[Unit],
+    *,
+    rows: RowSpec = RowSpec(),  # noqa: B008 - it is frozen
+    format: str = "parquet",
+    part_rows: int = 10_000,
+) -> RunInfo:
     """Write a run without planning it."""
     layout = Layout(root)
     layout.make()
@@ -348,7 +356,8 @@ def write_run(root: Path, units: Sequence[Unit], *, dtype: str = "float16", part
         inputs=("nowhere",),
         options=(),
         model=ModelConfig(spec=f"stub:{DIM}?seed={secrets.token_hex(4)}", modalities=("text",), precision="fp32"),
-        dtype=dtype,
+        rows=rows,
+        format=format,
         part_rows=part_rows,
         units=summary.units,
         samples=summary.samples,
@@ -365,7 +374,7 @@ def make_case(client: redis.Redis, root: Path, units: int = 8, *, samples: int =
     """A run of a number of equal units with a model, and so a queue, of its own."""
     listed = [unit_of(number, samples) for number in range(units)]
     info = write_run(root, listed, **options)  # type: ignore[arg-type]
-    record = RunRecord(run=info.run, output=str(root), model=info.model, dtype=info.dtype, units=units)
+    record = RunRecord(run=info.run, output=str(root), model=info.model, rows=info.rows, units=units)
     ledger = Ledger(client, info.run, scripts=load_scripts(client))
     return RunCase(client=client, info=info, layout=Layout(root), record=record, units=listed, ledger=ledger)
 

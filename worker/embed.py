@@ -114,7 +114,7 @@ class EmbedStage:
                 start = stop
 
     def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
-        dtype = NUMPY_DTYPES[work.record.dtype]
+        dtype = NUMPY_DTYPES[work.record.rows.dtype]
         with np.errstate(over="ignore"):  # what does not fit float16 becomes infinite, and a failure below
             stored = {modality: block.astype(dtype) for modality, block in vectors.items()}
         good = np.ones(len(samples), dtype=bool)

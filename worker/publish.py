@@ -104,14 +104,16 @@ class PublishStage:
     def _encode(self, work: UnitWork) -> bytes:
         modalities = work.record.model.modalities
         model = work.record.model
-        schema = row_schema(modalities, self.dims, work.record.dtype, chunked=model.chunking is not None)
+        schema = row_schema(modalities, self.dims, work.record.rows, chunked=model.chunking is not None)
         order = sorted(range(len(work.samples)), key=lambda i: _place(work.samples[i]))
         in_order = order == list(range(len(order)))
         samples = work.samples if in_order else [work.samples[i] for i in order]
         vectors = {}
         for column, modality in zip(embedding_columns(modalities), modalities, strict=True):
             blocks = work.vectors.get(modality)
-            joined = np.concatenate(blocks) if blocks else np.empty((0, self.dims[modality]), dtype=work.record.dtype)
+            joined = (
+                np.concatenate(blocks) if blocks else np.empty((0, self.dims[modality]), dtype=work.record.rows.dtype)
+            )
             vectors[column] = joined if in_order else joined[order]
         return encode_result(samples, vectors, work.failures, schema)
 

@@ -121,7 +121,7 @@ class Receiver:
             if there.run == arrival.upload.run:
                 return self._accept(name, arrival, Grown(units=there.units, samples=0, added=0))
             record = arrival.record
-            if (record.model, record.dtype) != (there.model, there.dtype):
+            if (record.model, record.rows.identity()) != (there.model, there.rows.identity()):
                 raise InputError(f"{layout.root} holds another run, {there.run}, of another model", code="other_run")
         said = uploads.state(self.client, name)["taken"]
         if arrival.taken != said or not uploads.is_attended(self.client, name):

@@ -148,7 +148,7 @@ class Files:
                 self._findings.add("schema", file.path, "its columns differ from those of the first rows")
         wrong = [name for name, type_ in wanted.items() if name not in schema.names or schema.field(name).type != type_]
         if file.kind == "rows":
-            dtype = ARROW_DTYPES[self._info.dtype]
+            dtype = ARROW_DTYPES[self._info.rows.dtype]
             wrong += [
                 name
                 for name in embedding_columns(self._info.model.modalities)

@@ -41,7 +41,7 @@ class Units:
         self._columns = embedding_columns(self._modalities)
         spec = ModelSpec.parse(info.model.spec)
         self._dim = int(spec.name) if spec.family == "stub" else 0
-        self._dtype = NUMPY_DTYPES[info.dtype]
+        self._dtype = NUMPY_DTYPES[info.rows.dtype]
         self._chunking = info.model.chunking
 
     def check(self, where: str, said: CommittedUnit, unit: Unit | None, rows: pa.Table, failures: pa.Table) -> None:

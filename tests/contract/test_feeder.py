@@ -42,7 +42,7 @@ def same_queue(make_run: MakeRun, *units: int) -> list[RunCase]:
             run=record.run,
             output=record.output,
             model=runs[0].record.model,
-            dtype=record.dtype,
+            rows=record.rows,
             units=record.units,
         )
         run.build()

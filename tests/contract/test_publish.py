@@ -34,7 +34,7 @@ def embedded_unit(run: RunCase, leases: Leases, u: int) -> UnitWork:
     hint = Hint(run=run.info.run, gen=run.gen, u=u, unit=run.units[u])
     work = UnitWork(hint, run.record, run.ledger, run.claim(u), attempts=0, poison=frozenset())
     samples = [sample(u, ordinal) for ordinal in range(3)]
-    work.add_rows(samples, {"text": np.array([vector(u, s.ordinal) for s in samples], run.record.dtype)})
+    work.add_rows(samples, {"text": np.array([vector(u, s.ordinal) for s in samples], run.record.rows.dtype)})
     work.end_of_read(3)
     leases.add(work)
     return work

@@ -136,7 +136,7 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
 
 
 def work_of(unit: Unit, u: int, ledger: Any) -> UnitWork:
-    record = RunRecord(run="r", output="/nowhere", model=MODEL, dtype="float16", units=9)
+    record = RunRecord(run="r", output="/nowhere", model=MODEL, units=9)
     return UnitWork(Hint(run="r", gen="1-0", u=u, unit=unit), record, ledger, f"t{u}", attempts=0, poison=frozenset())
 
 

@@ -75,7 +75,6 @@ def request_of(inputs: tuple[str, ...], output: Path) -> Request:
         model="stub:4",
         modalities=(),
         precision="fp32",
-        dtype="float16",
         part_rows=1000,
         options=OPTIONS,
         version="test",

@@ -139,9 +139,7 @@ def test_a_model_weighs_what_its_runs_weigh_together(own_client: redis.Redis, ma
     chooser = scheduler(own_client)
     run = make("a", priority=30)
     again = make_case(own_client, tmp_path / "again")
-    again.record = type(again.record)(
-        run=again.record.run, output=again.record.output, model=run.record.model, dtype="float16", units=8
-    )
+    again.record = type(again.record)(run=again.record.run, output=again.record.output, model=run.record.model, units=8)
     again.build()
     again.ledger.ask({"priority": "15"})
     turn = first(chooser)

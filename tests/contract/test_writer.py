@@ -23,6 +23,7 @@ from core.errors import InputError, OutputError, TryLaterError
 from core.protocol import MAX_ATTEMPTS, VERSION
 from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
+from core.rows import RowSpec
 from core.units import Failure
 from embq.progress import BrokerWatch, Watch
 from writer.daemon import Writer
@@ -70,7 +71,7 @@ def all_work(run: RunCase) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_results_become_rows_with_dense_ids_and_a_closed_log(make_run: MakeRun, dtype: str) -> None:
-    run = make_run(4, dtype=dtype)
+    run = make_run(4, rows=RowSpec(dtype=dtype))
     writer = run.writer()
     all_work(run)
     writer.step()
@@ -138,7 +139,7 @@ def test_a_run_of_failures_only_has_no_part(make_run: MakeRun) -> None:
 def test_a_unit_that_failed_whole_is_one_failure(make_run: MakeRun) -> None:
     run = make_run(1)
     writer = run.writer()
-    schema = row_schema(("text",), {"text": DIM}, "float16")
+    schema = row_schema(("text",), {"text": DIM}, RowSpec())
     whole = Failure(ordinal=None, key="", code="tar_damaged", message="cut")
     data = encode_result([], {"embedding": np.empty((0, DIM), "float16")}, [whole], schema)
     run.work_one(0, rows=0, failures=1, data=data)
@@ -295,7 +296,7 @@ def test_a_result_with_other_columns_is_rejected(make_run: MakeRun) -> None:
     writer = run.writer()
     run.work_one(0)
     run.record = type(run.record)(
-        run=run.record.run, output=run.record.output, model=run.record.model, dtype="float32", units=2
+        run=run.record.run, output=run.record.output, model=run.record.model, rows=RowSpec(dtype="float32"), units=2
     )
     data = run.data(1)
     run.record = writer.record
@@ -308,7 +309,7 @@ def test_a_result_with_other_columns_is_rejected(make_run: MakeRun) -> None:
 
 def test_a_sample_that_is_a_row_and_a_failure_is_rejected(run: RunCase) -> None:
     writer = run.writer()
-    schema = row_schema(("text",), {"text": DIM}, "float16")
+    schema = row_schema(("text",), {"text": DIM}, RowSpec())
     vectors = {"embedding": np.zeros((1, DIM), "float16")}
     twice = encode_result([sample(0, 0)], vectors, [Failure(ordinal=0, key="0:0", code="x", message="")], schema)
     run.work_one(0, rows=1, failures=1, data=twice)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from core.models import ModelConfig
+from core.rows import RowSpec
 from core.units import Sample, Unit
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
@@ -47,7 +48,7 @@ def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) 
 
 def _unit(name: str) -> UnitWork:
     hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source=name))
-    record = SimpleNamespace(dtype="float16")
+    record = SimpleNamespace(rows=RowSpec())
     ledger = SimpleNamespace(start=lambda held: set())
     return UnitWork(
         cast("Any", hint), cast("Any", record), cast("Any", ledger), f"1-0:{name}:0", attempts=0, poison=frozenset()

@@ -22,6 +22,7 @@ from core.errors import InputError, OutputError
 from core.generations import read_generations
 from core.layout import Layout, load_run
 from core.manifest import Manifest
+from core.rows import RowSpec
 from core.units import Unit
 from embq.gc import find
 from embq.verify import verify
@@ -54,7 +55,6 @@ def request_(tmp_path: Path) -> Request:
         model="stub:4",
         modalities=(),
         precision="fp32",
-        dtype="float16",
         part_rows=1000,
         options=ReadOptions(unit_samples=10),
         version="test",
@@ -183,7 +183,7 @@ def test_an_input_that_was_never_there_is_still_an_error(request_: Request, tmp_
         prepare(replace(request_, inputs=(*request_.inputs, str(tmp_path / "never.txt"))))
 
 
-@pytest.mark.parametrize("change", [{"model": "stub:5"}, {"dtype": "float32"}, {"precision": "bf16"}])
+@pytest.mark.parametrize("change", [{"model": "stub:5"}, {"rows": RowSpec(dtype="float32")}, {"precision": "bf16"}])
 def test_another_model_or_dtype_is_refused_before_anything_is_added(
     request_: Request, tmp_path: Path, change: dict[str, str]
 ) -> None:
@@ -324,7 +324,7 @@ CHILD = (
     "from producer.enqueue import Request, prepare\nfrom sources.base import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
     "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), model='stub:4', modalities=(),"
-    " precision='fp32', dtype='float16', part_rows=1000, options=ReadOptions(unit_samples=2), version='test'))\n"
+    " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=2), version='test'))\n"
 )
 
 

@@ -23,6 +23,7 @@ from core.models import Chunking, ModelConfig
 from core.protocol import VERSION
 from core.registry import RunRecord
 from core.results import decode_result, encode_result, row_schema
+from core.rows import RowSpec
 from core.units import Failure, Passage, Sample, Unit, key_without_chunks
 from embq.request import request_from
 from embq.verification.chunks import Documents
@@ -72,7 +73,7 @@ class Harness:
     def __init__(self, folder: Path, pool: ThreadPoolExecutor, model: ModelConfig = MODEL) -> None:
         self.folder = folder
         self.embedder = load(model, "cpu")
-        self.record = RunRecord(run="r", output="/nowhere", model=model, dtype="float16", units=9)
+        self.record = RunRecord(run="r", output="/nowhere", model=model, units=9)
         self.leases, stats, board = Leases(), Stats(), ProgressBoard()
         self.finished: list[UnitWork] = []
         self.handed: list[Chunk | EndOfUnit] = []
@@ -197,7 +198,7 @@ FAILED = [a_failure(1, "d1#"), a_failure(3, "d3#0")]
 
 def accept(folder: Path, samples: list[Sample], failures: list[Failure], **changes: str) -> Accepted:
     vectors = np.zeros((len(samples), DIM), dtype=np.float16)
-    schema = row_schema(("text",), {"text": DIM}, "float16", chunked=True)
+    schema = row_schema(("text",), {"text": DIM}, RowSpec(), chunked=True)
     data = encode_result(samples, {"embedding": vectors}, failures, schema)
     fields: dict[str, Any] = {"v": VERSION, "u": 0, "token": "1", "unit_id": "id", "fingerprint": FINGERPRINT}
     fields |= {"rows": len(samples), "failures": len(failures), "bytes": len(data), **changes}
@@ -352,7 +353,6 @@ def request(folder: Path, source: Path, **changes: Any) -> Request:
         model="stub:4",
         modalities=(),
         precision="fp32",
-        dtype="float16",
         part_rows=100,
         options=ReadOptions(),
         version="test",
@@ -383,7 +383,7 @@ def test_the_same_texts_without_chunks_are_another_run_on_another_queue(tmp_path
         prepare(request(tmp_path, source, chunking=None, output=tmp_path / "whole")).info,
     )
     assert cut.model.queue_key != whole.model.queue_key
-    record = RunRecord(run="r", output="/o", model=cut.model, dtype="float16", units=1)
+    record = RunRecord(run="r", output="/o", model=cut.model, units=1)
     assert RunRecord.from_json(record.to_json()) == record
 
 

@@ -18,12 +18,13 @@ from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogSta
 from core.errors import OutputError, TryLaterError
 from core.layout import Layout, RunInfo
 from core.results import FAILURE_SCHEMA, row_schema
+from core.rows import RowSpec
 from core.units import canonical_json
 from writer.accept import Accepted
 from writer.commit import Committer
 
 UNITS = 8
-SCHEMA = row_schema(("text",), {"text": 2}, "float32")
+SCHEMA = row_schema(("text",), {"text": 2}, RowSpec(dtype="float32"))
 
 
 def record(log: CommitLog, state: LogState, *units: int, epoch: int = 1, rows: int = 1, writer: str = "w") -> Commit:

@@ -17,6 +17,7 @@ from core.layout import Layout, load_run
 from core.manifest import Manifest
 from core.protocol import RUNS
 from core.registry import registered
+from core.rows import RowSpec
 from producer import enqueue
 from producer.enqueue import Planned, Request, announce, prepare, record_of
 from sources.base import ReadOptions
@@ -33,7 +34,6 @@ def request_(tmp_path: Path) -> Request:
         model="stub:4",
         modalities=(),
         precision="fp32",
-        dtype="float16",
         part_rows=1000,
         options=ReadOptions(unit_samples=10),
         version="test",
@@ -76,7 +76,7 @@ def test_what_does_not_decide_the_vectors_may_differ(request_: Request) -> None:
     ("changes", "named"),
     [
         ({"model": "stub:5"}, "model: stub:4 there, stub:5 asked for"),
-        ({"dtype": "float32"}, "dtype: float16 there, float32 asked for"),
+        ({"rows": RowSpec(dtype="float32")}, "dtype: float16 there, float32 asked for"),
         ({"precision": "bf16"}, "precision: fp32 there, bf16 asked for"),
     ],
     ids=lambda value: str(value)[:20],
@@ -95,7 +95,7 @@ def test_another_run_is_refused_with_the_difference(request_: Request, changes: 
 def test_every_difference_is_named_at_once(request_: Request) -> None:
     prepare(request_)
     with pytest.raises(InputError) as caught:
-        prepare(replace(other_units(request_), model="stub:5", dtype="float32"))
+        prepare(replace(other_units(request_), model="stub:5", rows=RowSpec(dtype="float32")))
     assert caught.value.message.count(" asked for") == 2
 
 
@@ -176,7 +176,7 @@ def test_many_processes_make_one_run(request_: Request) -> None:
         "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
         "from sources.base import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
         "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), model='stub:4', modalities=(),"
-        " precision='fp32', dtype='float16', part_rows=1000, options=ReadOptions(unit_samples=10),"
+        " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=10),"
         " version='test')).new)\n"
     )
     command = [sys.executable, "-c", code, request_.inputs[0], str(request_.output)]

@@ -11,13 +11,13 @@ import pytest
 from core.errors import InputError, OutputError
 from core.layout import Layout, RunInfo, load_run, record_number, run_id
 from core.models import ModelConfig
+from core.rows import RowSpec
 
 INFO = RunInfo(
     run="0123456789abcdef",
     inputs=("/data/{0..9}.tar",),
     options=(("id_column", ""), ("unit_samples", "1000")),
     model=ModelConfig(spec="stub:4", modalities=("image", "text"), precision="fp32"),
-    dtype="float16",
     part_rows=1000,
     units=10,
     samples=None,
@@ -50,7 +50,7 @@ def test_making_the_folders_again_changes_nothing(layout: Layout) -> None:
 def test_a_run_is_written_once(layout: Layout) -> None:
     INFO.publish(layout)
     with pytest.raises(OutputError, match="at the same time"):
-        replace(INFO, dtype="float32").publish(layout)
+        replace(INFO, rows=RowSpec(dtype="float32")).publish(layout)
     assert load_run(layout.root) == INFO
 
 
@@ -95,7 +95,7 @@ def test_the_same_run_in_the_same_place_has_the_same_id() -> None:
     assert len(first) == 16
     others = {
         run_id(INFO.identity(), Path("/b")),
-        run_id(replace(INFO, dtype="float32").identity(), Path("/a")),
+        run_id(replace(INFO, rows=RowSpec(dtype="float32")).identity(), Path("/a")),
         run_id(replace(INFO, manifest_digest="e" * 32).identity(), Path("/a")),
         run_id(replace(INFO, model=replace(INFO.model, precision="bf16")).identity(), Path("/a")),
     }

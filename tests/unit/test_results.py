@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from core.errors import OutputError
 from core.results import clean_text, decode_result, embedding_columns, encode_result, failure_batch, row_schema
+from core.rows import RowSpec
 from core.units import Failure, Sample
 
 SAMPLES = [
@@ -25,13 +26,13 @@ def encode(dtype: str = "float16", modalities: tuple[str, ...] = ("text",)) -> b
         column: np.arange(2 * dims[modality], dtype=dtype).reshape(2, dims[modality])
         for column, modality in zip(embedding_columns(modalities), modalities, strict=True)
     }
-    return encode_result(SAMPLES, vectors, FAILURES, row_schema(modalities, dims, dtype))
+    return encode_result(SAMPLES, vectors, FAILURES, row_schema(modalities, dims, RowSpec(dtype=dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_result_survives_its_bytes(dtype: str) -> None:
     result = decode_result(encode(dtype))
-    assert result.rows.schema.equals(row_schema(("text",), {"text": 3}, dtype))
+    assert result.rows.schema.equals(row_schema(("text",), {"text": 3}, RowSpec(dtype=dtype)))
     assert result.rows.to_pylist() == [
         {"ordinal": 0, "key": "a", "embedding": [0, 1, 2], "caption": "ä\\udcff", "metadata": '{"n":1}'},
         {"ordinal": 2, "key": "b\\udc80", "embedding": [3, 4, 5], "caption": None, "metadata": None},
@@ -46,7 +47,7 @@ def test_a_result_of_two_modalities_has_a_column_for_each() -> None:
 
 
 def test_a_result_without_rows_keeps_its_schema() -> None:
-    schema = row_schema(("text",), {"text": 3}, "float16")
+    schema = row_schema(("text",), {"text": 3}, RowSpec())
     whole = Failure(ordinal=None, key="", code="tar", message="x")
     data = encode_result([], {"embedding": np.empty((0, 3), "float16")}, [whole], schema)
     result = decode_result(data)

@@ -73,7 +73,7 @@ def stages(tmp_path: Path) -> Iterator[SimpleNamespace]:
 def make_work(
     stages: SimpleNamespace, unit: Unit, token: str, *, attempts: int = 0, poison: frozenset[int] = frozenset()
 ) -> UnitWork:
-    record = RunRecord(run="r", output="/nowhere", model=MODEL, dtype="float16", units=9)
+    record = RunRecord(run="r", output="/nowhere", model=MODEL, units=9)
     hint = Hint(run="r", gen="1-0", u=0, unit=unit)
     work = UnitWork(hint, record, stages.ledger, token, attempts=attempts, poison=poison)
     stages.leases.add(work)

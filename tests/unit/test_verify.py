@@ -32,6 +32,7 @@ from core.errors import Exit, InputError, OutputError
 from core.layout import Layout
 from core.manifest import Manifest, write_manifest
 from core.reader import committed, failure_tables, row_tables, vectors
+from core.rows import RowSpec
 from core.units import Unit
 from embq.cli import run
 from embq.verification.findings import KEPT, Findings, printable
@@ -109,7 +110,7 @@ def change_record(n: int, **changes: object) -> Callable[[Commit], Commit]:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_finished_run_over_jsonl_is_ok_and_every_vector_is_recomputed(tmp_path: Path, dtype: str) -> None:
-    report = verify(build(tmp_path / "out", [texts(tmp_path)], dtype=dtype))
+    report = verify(build(tmp_path / "out", [texts(tmp_path)], rows=RowSpec(dtype=dtype)))
 
     assert report.violations == ()
     assert report.ok
