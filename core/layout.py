@@ -11,7 +11,7 @@ from typing import Any
 from core.durable import output_error, write_new
 from core.errors import InputError, OutputError
 from core.generations import Generation, read_generations
-from core.models import Chunking, ModelConfig
+from core.models import ModelConfig
 from core.rows import RowSpec
 from core.units import content_hash
 
@@ -167,12 +167,7 @@ class RunInfo:
                 "run": self.run,
                 "inputs": list(self.inputs),
                 "options": dict(self.options),
-                "model": {
-                    "spec": self.model.spec,
-                    "modalities": list(self.model.modalities),
-                    "precision": self.model.precision,
-                    **({} if self.model.chunking is None else {"chunking": self.model.chunking.describe()}),
-                },
+                "model": self.model.describe(),
                 "rows": self.rows.describe(),
                 "format": self.format,
                 "part_rows": self.part_rows,
@@ -216,7 +211,6 @@ def load_run(root: Path) -> RunInfo:
             f"{layout.run_json} has schema {data.get('schema')}, this embq reads {SCHEMA}",
             next_step="use the embq version that made the run",
         )
-    model = data["model"]
     added = tuple(read_generations(layout.manifest))
     if added and (added[0].first != data["units"] or any(generation.run != data["run"] for generation in added)):
         raise OutputError(
@@ -229,12 +223,7 @@ def load_run(root: Path) -> RunInfo:
         run=data["run"],
         inputs=tuple(data["inputs"]),
         options=tuple(sorted(data["options"].items())),
-        model=ModelConfig(
-            spec=model["spec"],
-            modalities=tuple(model["modalities"]),
-            precision=model["precision"],
-            chunking=Chunking.from_description(model.get("chunking")),
-        ),
+        model=ModelConfig.from_description(data["model"]),
         rows=RowSpec.from_description(data["rows"]),
         format=data["format"],
         part_rows=data["part_rows"],

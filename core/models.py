@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -18,6 +18,15 @@ FAMILIES = {
     "stub": "stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
 }
 """Model families: the part of a spec before the first colon, with one line of help each."""
+
+EMBEDS = {
+    "minilm": ("text",),
+    "st": ("text",),
+    "hf": ("text",),
+    "open_clip": ("image", "text"),
+    "stub": ("image", "text"),
+}
+"""Model family -> the modalities that its models can embed."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 """What is computed in."""
@@ -109,23 +118,112 @@ class Chunking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One of the vectors that each row gets.
+
+    Attributes:
+        name: what it is called: its modality, or with several models the model's name, and the modality after it
+            where that model embeds two.
+        spec: canonical text of the spec of the model that makes it.
+        modality: what it is made from, one of `MODALITIES`.
+    """
+
+    name: str
+    spec: str
+    modality: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """One of several models that embed the same samples.
+
+    Attributes:
+        name: short name, with which its columns begin.
+        spec: canonical text of its spec.
+        modalities: those of the run that it embeds, at least one.
+    """
+
+    name: str
+    spec: str
+    modalities: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.spec}"
+
+    @property
+    def outputs(self) -> dict[str, Output]:
+        """Modality -> what the model gives for it."""
+        alone = len(self.modalities) == 1
+        return {
+            modality: Output(name=self.name if alone else f"{self.name}_{modality}", spec=self.spec, modality=modality)
+            for modality in self.modalities
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """All that decides the numbers a worker computes; one RQ queue and one loaded model per config.
 
     Attributes:
-        spec: canonical text of the model spec.
-        modalities: which embeddings a row gets: ("text",), ("image",) or ("image", "text").
+        spec: canonical text of the model spec; with several models all of them, as people see them.
+        modalities: what is embedded of a sample: ("text",), ("image",) or ("image", "text").
         precision: one of `PRECISIONS`.
         chunking: how texts are cut; None embeds each text as one, cut off at what the model reads.
+        members: the models, in the order in which they were named, where there are several; else ().
     """
 
     spec: str
     modalities: tuple[str, ...]
     precision: str
     chunking: Chunking | None = None
+    members: tuple[NamedModel, ...] = ()
+
+    @classmethod
+    def several(cls, members: Sequence[NamedModel], *, modalities: tuple[str, ...], precision: str) -> ModelConfig:
+        """The config of models that embed each sample together."""
+        spec = " + ".join(str(member) for member in members)
+        return cls(spec=spec, modalities=modalities, precision=precision, members=tuple(members))
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The vectors of a row, in the order of its columns."""
+        if not self.members:
+            return tuple(Output(name=modality, spec=self.spec, modality=modality) for modality in self.modalities)
+        return tuple(output for member in self.members for output in member.outputs.values())
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of `outputs`: what an embedder's vectors are called."""
+        return tuple(output.name for output in self.outputs)
 
     @property
     def queue_key(self) -> str:
         """Name of the config's queue: the same for every run that can share a loaded model."""
         cut = [] if self.chunking is None else [self.chunking.describe()]
-        return content_hash([self.spec, list(self.modalities), self.precision, *cut])[:12]
+        members = [[member.name, member.spec, list(member.modalities)] for member in self.members]
+        return content_hash([self.spec, list(self.modalities), self.precision, *cut, *members])[:12]
+
+    def describe(self) -> dict[str, Any]:
+        """The config as JSON-ready values; `from_description` is its inverse."""
+        members = [{"name": m.name, "spec": m.spec, "modalities": list(m.modalities)} for m in self.members]
+        return {
+            "spec": self.spec,
+            "modalities": list(self.modalities),
+            "precision": self.precision,
+            **({} if self.chunking is None else {"chunking": self.chunking.describe()}),
+            **({"members": members} if members else {}),
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> ModelConfig:
+        """The config that `describe` gave; other fields are not looked at."""
+        return cls(
+            spec=described["spec"],
+            modalities=tuple(described["modalities"]),
+            precision=described["precision"],
+            chunking=Chunking.from_description(described.get("chunking")),
+            members=tuple(
+                NamedModel(name=m["name"], spec=m["spec"], modalities=tuple(m["modalities"]))
+                for m in described.get("members", ())
+            ),
+        )

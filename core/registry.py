@@ -10,7 +10,7 @@ from typing import Any, cast
 import redis
 
 from core import protocol
-from core.models import Chunking, ModelConfig
+from core.models import ModelConfig
 from core.protocol import RATES, RUNS, WORKERS, worker_key
 from core.rows import RowSpec
 from core.scripts import Script
@@ -41,10 +41,7 @@ class RunRecord:
                 "v": protocol.VERSION,
                 "run": self.run,
                 "output": self.output,
-                "spec": self.model.spec,
-                "modalities": list(self.model.modalities),
-                "precision": self.model.precision,
-                "chunking": None if self.model.chunking is None else self.model.chunking.describe(),
+                **self.model.describe(),
                 "rows": self.rows.describe(),
                 "units": self.units,
             }
@@ -59,12 +56,7 @@ class RunRecord:
         return cls(
             run=data["run"],
             output=data["output"],
-            model=ModelConfig(
-                spec=data["spec"],
-                modalities=tuple(data["modalities"]),
-                precision=data["precision"],
-                chunking=Chunking.from_description(data.get("chunking")),
-            ),
+            model=ModelConfig.from_description(data),
             rows=RowSpec.from_description(data["rows"]),
             units=data["units"],
         )

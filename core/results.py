@@ -32,11 +32,11 @@ FAILURE_SCHEMA = pa.schema(
 ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32()}
 
 
-def embedding_columns(modalities: Sequence[str]) -> tuple[str, ...]:
-    """Column names in row order: "embedding", or one per modality where a row has several."""
-    if len(modalities) == 1:
+def embedding_columns(outputs: Sequence[str]) -> tuple[str, ...]:
+    """Columns of `core.models.ModelConfig.output_names`, in their order: "embedding" where a row has one vector."""
+    if len(outputs) == 1:
         return ("embedding",)
-    return tuple(f"{modality}_embedding" for modality in modalities)
+    return tuple(f"{output}_embedding" for output in outputs)
 
 
 PASSAGE_FIELDS = (
@@ -49,21 +49,20 @@ PASSAGE_FIELDS = (
 """What a row says of the chunk that it stands for, in a run that cuts its texts; see `core.units.Passage`."""
 
 
-def row_schema(
-    modalities: Sequence[str], dims: Mapping[str, int], rows: RowSpec, *, chunked: bool = False
-) -> pa.Schema:
+def row_schema(outputs: Sequence[str], dims: Mapping[str, int], rows: RowSpec, *, chunked: bool = False) -> pa.Schema:
     """Schema of a result's rows.
 
     Args:
-        dims: modality -> length of its vectors.
+        outputs: names of a row's vectors, `core.models.ModelConfig.output_names`.
+        dims: output -> length of its vectors.
         chunked: whether the rows are chunks of texts.
     """
-    columns = zip(embedding_columns(modalities), modalities, strict=True)
+    columns = zip(embedding_columns(outputs), outputs, strict=True)
     return pa.schema(
         [
             pa.field("ordinal", pa.int32(), nullable=False),
             pa.field("key", pa.string(), nullable=False),
-            *(pa.field(name, pa.list_(ARROW_DTYPES[rows.dtype], dims[modality])) for name, modality in columns),
+            *(pa.field(name, pa.list_(ARROW_DTYPES[rows.dtype], dims[output])) for name, output in columns),
             pa.field("caption", pa.string()),
             pa.field("metadata", pa.string()),
             *(PASSAGE_FIELDS if chunked else ()),

@@ -119,9 +119,10 @@ def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
         samples, prepared = [], []
         failures = [Failure(ordinal=None, key="", code=error.code, message=error.message)]
     made = embedder.embed(prepared) if prepared else {m: np.empty((0, d)) for m, d in embedder.dims.items()}
-    columns = zip(embedding_columns(info.model.modalities), info.model.modalities, strict=True)
-    vectors = {name: made[modality].astype(info.rows.dtype) for name, modality in columns}
-    schema = row_schema(info.model.modalities, embedder.dims, info.rows)
+    outputs = info.model.output_names
+    columns = zip(embedding_columns(outputs), outputs, strict=True)
+    vectors = {name: made[output].astype(info.rows.dtype) for name, output in columns}
+    schema = row_schema(outputs, embedder.dims, info.rows)
     data = encode_result(samples, vectors, failures, schema)
     result = decode_result(data)
     whole = bool(failures) and failures[0].ordinal is None

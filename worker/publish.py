@@ -37,7 +37,7 @@ class PublishStage:
         board: where the stage says what it has in hand.
         transport: "payload" (through the broker), "staging" (a file in the output folder) or "auto": a file where the
             result is large and this machine sees the writer's folder.
-        dims: modality -> vector length of the model.
+        dims: output of the model -> vector length.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class PublishStage:
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
 
     def _encode(self, work: UnitWork) -> bytes:
-        modalities = work.record.model.modalities
         model = work.record.model
-        schema = row_schema(modalities, self.dims, work.record.rows, chunked=model.chunking is not None)
+        outputs = model.output_names
+        schema = row_schema(outputs, self.dims, work.record.rows, chunked=model.chunking is not None)
         order = sorted(range(len(work.samples)), key=lambda i: _place(work.samples[i]))
         in_order = order == list(range(len(order)))
         samples = work.samples if in_order else [work.samples[i] for i in order]
         vectors = {}
-        for column, modality in zip(embedding_columns(modalities), modalities, strict=True):
-            blocks = work.vectors.get(modality)
+        for column, output in zip(embedding_columns(outputs), outputs, strict=True):
+            blocks = work.vectors.get(output)
             joined = (
-                np.concatenate(blocks) if blocks else np.empty((0, self.dims[modality]), dtype=work.record.rows.dtype)
+                np.concatenate(blocks) if blocks else np.empty((0, self.dims[output]), dtype=work.record.rows.dtype)
             )
             vectors[column] = joined if in_order else joined[order]
         return encode_result(samples, vectors, work.failures, schema)

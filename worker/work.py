@@ -58,10 +58,10 @@ class UnitWork:
         self._chunks_left: dict[int, int] = {}
 
     def add_rows(self, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
-        """Keep the vectors of some samples: modality -> array of shape (len(samples), dim), as stored."""
+        """Keep the vectors of some samples: output -> array of shape (len(samples), dim), as stored."""
         self.samples.extend(s if s.image is None else replace(s, image=None) for s in samples)
-        for modality, block in vectors.items():
-            self.vectors.setdefault(modality, []).append(block)
+        for output, block in vectors.items():
+            self.vectors.setdefault(output, []).append(block)
         self._count(samples)
 
     def add_failure(self, sample: Sample, code: str, message: str) -> None:

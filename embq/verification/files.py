@@ -151,7 +151,7 @@ class Files:
             dtype = ARROW_DTYPES[self._info.rows.dtype]
             wrong += [
                 name
-                for name in embedding_columns(self._info.model.modalities)
+                for name in embedding_columns(self._info.model.output_names)
                 if name not in schema.names
                 or not pa.types.is_fixed_size_list(schema.field(name).type)
                 or schema.field(name).type.value_type != dtype
