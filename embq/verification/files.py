@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,15 @@ from embq.verification.findings import Findings
 
 SHARED_NONCE = ".shared"
 """By this file in the staging folder workers know that they share storage with the writer; it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself: rows, columns, and of each of its groups the rows, lowest and highest id."""
+
+    rows: int
+    schema: pa.Schema
+    ids: list[tuple[int, tuple[int, int]]]
 
 
 class Cursor:
@@ -73,13 +83,28 @@ class Files:
     def open(self, commit: Commit, kind: str) -> Cursor | None:
         """The record's files of one kind, to be read in order; None where one of them cannot be relied on."""
         files = [file for file in commit.files if file.kind == kind]
-        sound = [self._check(commit, file) for file in files]
+        sound = [self._is_whole(commit, file) for file in files]
         if kind == "rows":
             for file in files:
                 self._check_first_id(file)
         if not all(sound):
             return None
         return Cursor(self._read(files))
+
+    def look_at(self, commit: Commit) -> None:
+        """Check the record's files by their sizes and by what they say of themselves; their rows are not read."""
+        for file in commit.files:
+            footer = self._footer(file) if self._check_size(commit, file) else None
+            if footer is not None:
+                self._check_footer(commit, file, footer)
+            if file.kind == "rows":
+                self._check_ids_said(file, footer)
+                self._check_first_id(file)
+        units = {"rows": sum(unit.rows for unit in commit.units), "failures": sum(u.failures for u in commit.units)}
+        for kind, said in units.items():
+            if (there := sum(file.rows for file in commit.files if file.kind == kind)) != said:
+                name = f"{commit.n:08d}.json"
+                self._findings.add("counts", name, f"its files have {there} {kind}, its units {said}")
 
     def unnamed(self) -> list[str]:
         """Files that no record names: among parts and failures, unfinished ones, and results that nobody took."""
@@ -101,37 +126,55 @@ class Files:
                 position += table.num_rows
                 yield table
 
-    def _check(self, commit: Commit, file: CommittedFile) -> bool:
-        add, path = self._findings.add, self._layout.root / file.path
+    def _check_size(self, commit: Commit, file: CommittedFile) -> bool:
+        """Whether the file is there, named once, with as many bytes as its record says."""
+        add = self._findings.add
         if file.path in self._named:
             add("file_once", file.path, f"record {commit.n} names it, and an earlier record does too")
         self._named.add(file.path)
         try:
-            size = path.stat().st_size
-            if size != file.bytes:
-                add("file_bytes", file.path, f"it has {size} bytes, its record says {file.bytes}")
-                return False
-            digest = file_sha256(path)
+            size = (self._layout.root / file.path).stat().st_size
         except FileNotFoundError:
             add("file_there", file.path, f"record {commit.n} names it and it is not there")
             return False
         except OSError as error:
             add("file_readable", file.path, f"it cannot be read: {error.strerror}")
             return False
-        if digest != file.sha256:
-            add("file_hash", file.path, f"its sha256 is {digest}, its record says {file.sha256}")
-            return False
+        if size != file.bytes:
+            add("file_bytes", file.path, f"it has {size} bytes, its record says {file.bytes}")
+        return size == file.bytes
+
+    def _check_hash(self, file: CommittedFile) -> bool:
         try:
-            with pq.ParquetFile(path) as parquet:
-                rows, schema = parquet.metadata.num_rows, parquet.schema_arrow
-        except (OSError, pa.ArrowException) as error:
-            add("file_readable", file.path, f"it is not a parquet file: {error}")
+            digest = file_sha256(self._layout.root / file.path)
+        except OSError as error:
+            self._findings.add("file_readable", file.path, f"it cannot be read: {error.strerror}")
             return False
-        if rows != file.rows:
-            add("file_rows", file.path, f"it has {rows} rows, its record says {file.rows}")
+        if digest != file.sha256:
+            self._findings.add("file_hash", file.path, f"its sha256 is {digest}, its record says {file.sha256}")
+        return digest == file.sha256
+
+    def _footer(self, file: CommittedFile) -> Footer | None:
+        try:
+            with pq.ParquetFile(self._layout.root / file.path) as parquet:
+                return Footer(parquet.metadata.num_rows, parquet.schema_arrow, _ids_of_groups(parquet.metadata))
+        except (OSError, pa.ArrowException) as error:
+            self._findings.add("file_readable", file.path, f"it is not a parquet file: {error}")
+            return None
+
+    def _is_whole(self, commit: Commit, file: CommittedFile) -> bool:
+        if not self._check_size(commit, file) or not self._check_hash(file):
+            return False
+        footer = self._footer(file)
+        return footer is not None and self._check_footer(commit, file, footer)
+
+    def _check_footer(self, commit: Commit, file: CommittedFile, footer: Footer) -> bool:
+        """Whether what the file says of itself is what its record and its run say: rows, columns, model."""
+        if footer.rows != file.rows:
+            self._findings.add("file_rows", file.path, f"it has {footer.rows} rows, its record says {file.rows}")
         self.count += 1
-        self.bytes += size
-        return self._check_schema(commit, file, schema)
+        self.bytes += file.bytes
+        return self._check_schema(commit, file, footer.schema)
 
     def _check_schema(self, commit: Commit, file: CommittedFile, schema: pa.Schema) -> bool:
         """Whether the columns are there with their types; also that rows have one schema and one fingerprint."""
@@ -163,6 +206,15 @@ class Files:
             self._findings.add("schema", file.path, f"columns missing or of another type: {', '.join(wrong)}")
         return not wrong
 
+    def _check_ids_said(self, file: CommittedFile, footer: Footer | None) -> None:
+        """Whether the lowest and highest ids that a footer names are those of rows that count up."""
+        first = file.first_id
+        for rows, ids in footer.ids if footer is not None else ():
+            if ids != (first, first + rows - 1):
+                self._findings.add("ids", file.path, f"its ids do not count up from {file.first_id}")
+                return
+            first += rows
+
     def _check_first_id(self, file: CommittedFile) -> None:
         if self._next_id is not None and file.first_id != self._next_id:
             self._findings.add("ids", file.path, f"its first id is {file.first_id}, the next one is {self._next_id}")
@@ -173,6 +225,19 @@ class Files:
         first = file.first_id + position
         if not np.array_equal(ids, np.arange(first, first + len(ids))):
             self._findings.add("ids", file.path, f"its ids do not count up from {file.first_id}")
+
+
+def _ids_of_groups(footer: pq.FileMetaData) -> list[tuple[int, tuple[int, int]]]:
+    """Rows, lowest and highest id of each row group; empty where one does not say so."""
+    found = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        columns = (group.column(i) for i in range(group.num_columns))
+        ids = next((column.statistics for column in columns if column.path_in_schema == "id"), None)
+        if ids is None or not ids.has_min_max:
+            return []
+        found.append((group.num_rows, (ids.min, ids.max)))
+    return found
 
 
 def read_failed(findings: Findings, commit: Commit, error: OutputError) -> None:
