@@ -1,6 +1,7 @@
 """A unit's result as bytes: Arrow IPC for the rows, then Arrow IPC for the failures. Worker and writer share it.
 
-Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, metadata string,
+Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, the columns of
+metadata that the run has, metadata string (JSON text of what is in none of them),
 and, where texts are cut into chunks, the document and where in it the chunk stands.
 Failures: ordinal int32 (null for the whole unit), key, code, message.
 """
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.rows import RowSpec
+from core.metadata import fill
+from core.rows import Column, RowSpec
 from core.units import Failure, Sample
 
 if TYPE_CHECKING:
@@ -30,6 +32,15 @@ FAILURE_SCHEMA = pa.schema(
 )
 
 ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32()}
+
+COLUMN_ARROW = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "json": pa.string(),
+}
+"""Type of a column of metadata, see `core.rows.COLUMN_TYPES` -> what holds it."""
 
 
 def embedding_columns(outputs: Sequence[str]) -> tuple[str, ...]:
@@ -64,10 +75,16 @@ def row_schema(outputs: Sequence[str], dims: Mapping[str, int], rows: RowSpec, *
             pa.field("key", pa.string(), nullable=False),
             *(pa.field(name, pa.list_(ARROW_DTYPES[rows.dtype], dims[output])) for name, output in columns),
             pa.field("caption", pa.string()),
-            pa.field("metadata", pa.string()),
+            *metadata_fields(rows),
             *(PASSAGE_FIELDS if chunked else ()),
         ]
     )
+
+
+def metadata_fields(rows: RowSpec) -> tuple[pa.Field, ...]:
+    """The run's columns of metadata, and behind them the JSON text of what is in none of them."""
+    columns = (pa.field(column.name, COLUMN_ARROW[column.type]) for column in rows.columns)
+    return (*columns, pa.field("metadata", pa.string()))
 
 
 def clean_text(text: str) -> str:
@@ -80,6 +97,7 @@ def encode_result(
     vectors: Mapping[str, np.ndarray],
     failures: Sequence[Failure],
     schema: pa.Schema,
+    columns: tuple[Column, ...] = (),
 ) -> bytes:
     """The bytes of one unit's result.
 
@@ -88,27 +106,43 @@ def encode_result(
         vectors: column name -> array of shape (len(samples), dim), already in the stored dtype.
         failures: the samples (or the unit) without a row.
         schema: what `row_schema` gave.
+        columns: the run's columns of metadata.
     """
-    columns: list[pa.Array] = []
+    metadata = metadata_arrays(samples, columns)
+    arrays: list[pa.Array] = []
     for field in schema:
         if field.name in vectors:
             flat = pa.array(vectors[field.name].reshape(-1), type=field.type.value_type)
-            columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
+        elif field.name in metadata:
+            arrays.append(metadata[field.name])
         elif field.name == "caption":
-            columns.append(pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string()))
+            arrays.append(pa.array([None if s.text is None else clean_text(s.text) for s in samples], pa.string()))
         elif field.name == "key":
-            columns.append(pa.array([clean_text(s.key) for s in samples], pa.string()))
+            arrays.append(pa.array([clean_text(s.key) for s in samples], pa.string()))
         elif field in PASSAGE_FIELDS:
-            columns.append(pa.array([_of_passage(s, field.name) for s in samples], field.type))
+            arrays.append(pa.array([_of_passage(s, field.name) for s in samples], field.type))
         else:
-            columns.append(pa.array([getattr(s, field.name) for s in samples], field.type))
-    rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+            arrays.append(pa.array([getattr(s, field.name) for s in samples], field.type))
+    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(rows)
     with pa.ipc.new_stream(sink, FAILURE_SCHEMA) as writer:
         writer.write_batch(failure_batch(failures))
     return bytes(sink.getvalue())
+
+
+def metadata_arrays(samples: Sequence[Sample], columns: tuple[Column, ...]) -> dict[str, pa.Array]:
+    """The columns of `metadata_fields`, by name."""
+    texts = [sample.metadata for sample in samples]
+    if not columns:
+        return {"metadata": pa.array(texts, pa.string())}
+    cells, rest = fill(texts, columns)
+    filled = {
+        column.name: pa.array(values, COLUMN_ARROW[column.type]) for column, values in zip(columns, cells, strict=True)
+    }
+    return {**filled, "metadata": pa.array(rest, pa.string())}
 
 
 def _of_passage(sample: Sample, column: str) -> str | int:

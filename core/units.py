@@ -19,6 +19,25 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def json_text(value: Any) -> str:
+    """`value` as compact JSON that UTF-8 can hold; ValueError for NaN and infinity, which JSON has not."""
+    text = _ENCODER.encode(value)
+    return text if is_unicode(text) else _ASCII_ENCODER.encode(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold `text`: a JSON escape can smuggle in half a surrogate pair, which no encoder takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def content_hash(value: Any) -> str:
     """First 32 hex digits of the SHA-256 of `canonical_json(value)`; surrogate escapes are hashed as bytes."""
     return id_of(canonical_json(value).encode("utf-8", "surrogateescape"))

@@ -6,14 +6,13 @@ import json
 from typing import Any
 
 from core.errors import SampleError
+from core.units import json_text
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
 
 # JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def decode_text(data: bytes) -> str:
@@ -40,12 +39,9 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
 def compact_json(fields: dict[str, Any], code: str) -> str:
     """`fields` as compact JSON that UTF-8 can hold; SampleError with `code` for numbers beyond float64."""
     try:
-        text = _ENCODER.encode(fields)
-        if not is_unicode(text):
-            text = _ASCII_ENCODER.encode(fields)
+        return json_text(fields)
     except (ValueError, RecursionError) as error:
         raise SampleError(code, f"cannot be written as JSON: {error}") from error
-    return text
 
 
 def decode_metadata(data: bytes) -> str:
@@ -55,12 +51,3 @@ def decode_metadata(data: bytes) -> str:
     except SampleError as error:
         raise SampleError("bad_metadata", error.message) from error
     return compact_json(parse_object(text, "bad_metadata"), "bad_metadata")
-
-
-def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold `text`: a JSON escape can smuggle in half a surrogate pair, which no encoder takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

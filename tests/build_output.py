@@ -123,7 +123,7 @@ def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
     columns = zip(embedding_columns(outputs), outputs, strict=True)
     vectors = {name: made[output].astype(info.rows.dtype) for name, output in columns}
     schema = row_schema(outputs, embedder.dims, info.rows)
-    data = encode_result(samples, vectors, failures, schema)
+    data = encode_result(samples, vectors, failures, schema, info.rows.columns)
     result = decode_result(data)
     whole = bool(failures) and failures[0].ordinal is None
     return Accepted(

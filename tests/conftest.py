@@ -222,7 +222,7 @@ class RunCase:
         vectors = np.array([vector(u, s.ordinal) for s in good], dtype=self.record.rows.dtype).reshape(len(good), DIM)
         failures = [Failure(ordinal=i, key=f"{u}:{i}", code="decode", message="no image") for i in failed]
         schema = row_schema(("text",), {"text": DIM}, self.record.rows)
-        return encode_result(good, {"embedding": vectors}, failures, schema)
+        return encode_result(good, {"embedding": vectors}, failures, schema, self.record.rows.columns)
 
     def fields(self, u: int, failed: Sequence[int] = (), **changes: str | bytes | int) -> dict[str, str | bytes | int]:
         """What a worker publishes for a unit."""

@@ -115,7 +115,7 @@ class PublishStage:
                 np.concatenate(blocks) if blocks else np.empty((0, self.dims[output]), dtype=work.record.rows.dtype)
             )
             vectors[column] = joined if in_order else joined[order]
-        return encode_result(samples, vectors, work.failures, schema)
+        return encode_result(samples, vectors, work.failures, schema, work.record.rows.columns)
 
     def _use_file(self, work: UnitWork, size: int) -> bool:
         if self.transport == "payload":
