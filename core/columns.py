@@ -1,7 +1,7 @@
 """The columns of a run's metadata: found from the first samples of its first units, and held from then on.
 
-A field is a value of a sample's metadata that is no object; of nested objects, each value inside is one, under the names
-that lead to it. A field that is null is like one that is not there.
+A field is a value of a sample's metadata that is no object. Of nested objects, each value inside is one, under the
+names that lead to it. A field that is null is like one that is not there.
 """
 
 from __future__ import annotations

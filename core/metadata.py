@@ -95,7 +95,7 @@ def _tree(columns: tuple[Column, ...]) -> _Node:
     return root
 
 
-def _nothing(value: Any) -> Any:
+def _nothing(_value: Any) -> Any:
     return None
 
 

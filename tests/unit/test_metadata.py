@@ -65,8 +65,8 @@ def test_nulls_and_empty_objects_make_no_column() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["id", "ID", "ordinal", "key", "embedding", "image_embedding", "x_Embedding", "caption", "Metadata", "unit_id"]
-    + ["document", "chunk", "chunks", "char_start", "char_end", "image_path", "image_text_similarity", "similarity"],
+    "id ID ordinal key embedding image_embedding x_Embedding caption Metadata unit_id document chunk chunks char_start "
+    "char_end image_path image_text_similarity similarity".split(),
 )
 def test_a_reserved_name_is_kept_apart(name: str) -> None:
     (column,) = find_columns([json_text({name: 1})])
