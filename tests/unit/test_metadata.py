@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.columns import MOST_COLUMNS, find_columns
+from core.columns import MOST_COLUMNS, RESERVED, find_columns
 from core.metadata import fill
 from core.results import decode_result, encode_result, row_schema
 from core.rows import Column, RowSpec
@@ -63,11 +63,7 @@ def test_nulls_and_empty_objects_make_no_column() -> None:
     assert find_columns([]) == ()
 
 
-@pytest.mark.parametrize(
-    "name",
-    "id ID ordinal key embedding image_embedding x_Embedding caption Metadata unit_id document chunk chunks char_start "
-    "char_end image_path image_text_similarity similarity".split(),
-)
+@pytest.mark.parametrize("name", [*sorted(RESERVED), "ID", "Metadata", "image_embedding", "x_Embedding"])
 def test_a_reserved_name_is_kept_apart(name: str) -> None:
     (column,) = find_columns([json_text({name: 1})])
     assert column == Column(name=f"json_{name}", type="int64", path=(name,))
