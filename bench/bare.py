@@ -132,7 +132,7 @@ def write(root: Path, results: Connection) -> tuple[int, float]:
     manifest, log = Manifest(layout), CommitLog(layout)
     committer = Committer(layout, info, log, log.replay(info.units), writer="bare", version="bench")
     committer.take_epoch()
-    acceptor = Acceptor(layout, manifest, fingerprint="", schema=None)
+    acceptor = Acceptor(layout, manifest, info, fingerprint="", widths={})
     buffer = Buffer(part_rows=info.part_rows)
     last_commit = 0.0
 

@@ -33,6 +33,7 @@ def save(layout: Layout, state: LogState) -> None:
         "ended": state.ended,
         "prev": state.prev,
         "fingerprint": state.fingerprint,
+        "widths": state.widths,
         "done": base64.b64encode(zlib.compress(bytes(state.done))).decode(),
     }
     text = canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body).encode()).hexdigest()})
@@ -59,6 +60,7 @@ def load(layout: Layout, units: int) -> LogState:
             prev=body["prev"],
             fingerprint=body["fingerprint"],
             ended=body["ended"],
+            widths=body["widths"],
             done=bytearray(zlib.decompress(base64.b64decode(body["done"]))),
             **{name: body[name] for name in _COUNTS},
         )

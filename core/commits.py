@@ -71,6 +71,7 @@ class Commit:
     """One record. `kind` is "data", "fence" (a new writer shuts out its predecessors) or "close" (nothing is left
     of what was planned until then).
 
+    `widths` are the lengths of the vectors of its rows, by column; all records with rows have the same.
     `totals` are cumulative: units, rows, failures, quarantined, truncated. `created_at` and `timing` are
     information only.
     """
@@ -86,6 +87,7 @@ class Commit:
     fingerprint: str = ""
     files: tuple[CommittedFile, ...] = ()
     units: tuple[CommittedUnit, ...] = ()
+    widths: dict[str, int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
     created_at: str = ""
@@ -132,6 +134,7 @@ class LogState:
     Attributes:
         units: number of units of the run.
         ended: whether the last record closes the log; units that were added since open it again.
+        widths: of the vectors, by column; empty before the first rows.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
     """
 
@@ -147,6 +150,7 @@ class LogState:
     count: int = 0
     fingerprint: str = ""
     ended: bool = False
+    widths: dict[str, int] = field(default_factory=dict)
     done: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -187,6 +191,7 @@ class LogState:
         self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
         self.fingerprint = commit.fingerprint or self.fingerprint
+        self.widths = dict(commit.widths) or self.widths
         self.ended = commit.kind == "close"
 
     def totals(self) -> dict[str, int]:

@@ -87,6 +87,26 @@ def metadata_fields(rows: RowSpec) -> tuple[pa.Field, ...]:
     return (*columns, pa.field("metadata", pa.string()))
 
 
+def vector_widths(schema: pa.Schema) -> dict[str, int]:
+    """Length of the lists in each column of vectors."""
+    return {field.name: field.type.list_size for field in schema if pa.types.is_fixed_size_list(field.type)}
+
+
+def unlike(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
+    """The columns in which a schema is not the wanted one; how long vectors are is not compared."""
+    there, expected = [_without_width(field) for field in schema], [_without_width(field) for field in wanted]
+    if there == expected:
+        return []
+    differing = {field.name for field in there if field not in expected} | {
+        field.name for field in expected if field not in there
+    }
+    return sorted(differing or {field.name for field in there})
+
+
+def _without_width(field: pa.Field) -> pa.Field:
+    return field.with_type(pa.list_(field.type.value_field)) if pa.types.is_fixed_size_list(field.type) else field
+
+
 def clean_text(text: str) -> str:
     """`text` with lone surrogates, which neither UTF-8 nor Arrow can hold, written as backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

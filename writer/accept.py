@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.layout import Layout
+from core.layout import Layout, RunInfo
 from core.ledger import Entry
 from core.manifest import Manifest
 from core.protocol import VERSION
-from core.results import Result, decode_result, failure_batch
+from core.results import Result, decode_result, failure_batch, row_schema, unlike, vector_widths
 from core.units import Failure
 
 _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
@@ -70,14 +70,22 @@ class Acceptor:
 
     Attributes:
         fingerprint: the run's; fixed by its first result.
-        schema: of the rows; fixed by the first result that has any.
+        widths: lengths of its vectors by column; fixed by the first result that has rows.
+
+    Args:
+        info: the run. It says which columns a result has, and of which types.
     """
 
-    def __init__(self, layout: Layout, manifest: Manifest, *, fingerprint: str, schema: pa.Schema | None) -> None:
+    def __init__(
+        self, layout: Layout, manifest: Manifest, info: RunInfo, *, fingerprint: str, widths: Mapping[str, int]
+    ) -> None:
         self.layout = layout
         self.manifest = manifest
         self.fingerprint = fingerprint
-        self.schema = schema
+        self.widths = widths
+        outputs = info.model.output_names
+        lengths = dict.fromkeys(outputs, 8)  # which only a loaded model tells
+        self._schema = row_schema(outputs, lengths, info.rows, chunked=info.model.chunking is not None)
 
     def accept(self, entry: Entry) -> Accepted:
         """The result in a stream entry; Rejected where it cannot be trusted."""
@@ -113,12 +121,8 @@ class Acceptor:
             raise Rejected("wrong_model", f"model fingerprint {text['fingerprint']}, the run has {self.fingerprint}")
         result = self._decode(entry.fields, text)
         self._check_counts(result, u, text)
-        if result.rows.num_rows:
-            if self.schema is None:
-                self.schema = result.rows.schema
-            elif not result.rows.schema.equals(self.schema):
-                raise Rejected("wrong_schema", "its columns differ from those of the run's first rows")
-        self.fingerprint = text["fingerprint"]
+        widths = self._check_schema(result)
+        self.fingerprint, self.widths = text["fingerprint"], widths
         whole_unit = result.failures["ordinal"].null_count
         return Accepted(
             entry=entry.id,
@@ -152,6 +156,17 @@ class Acceptor:
         except OutputError as error:
             raise Rejected(error.code, error.message) from error
 
+    def _check_schema(self, result: Result) -> Mapping[str, int]:
+        """The columns are those of the run; the lengths of the run's vectors, which these rows may be first to tell."""
+        if not result.rows.num_rows:
+            return self.widths
+        if differing := unlike(result.rows.schema, self._schema):
+            raise Rejected("wrong_schema", f"its columns are not those of the run: {', '.join(differing)}")
+        widths = vector_widths(result.rows.schema)
+        if self.widths and widths != self.widths:
+            raise Rejected("wrong_schema", f"its vectors have {_said(widths)} numbers, the run's {_said(self.widths)}")
+        return widths
+
     def _check_counts(self, result: Result, u: int, text: Mapping[str, str]) -> None:
         """Each ordinal exactly once, as a row or as a failure, and as many as were announced."""
         rows, failures = result.rows.num_rows, result.failures.num_rows
@@ -167,6 +182,10 @@ class Acceptor:
         seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
         if not np.array_equal(np.sort(seen), np.arange(rows + failures)):
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
+
+
+def _said(widths: Mapping[str, int]) -> str:
+    return ", ".join(str(width) for width in widths.values())
 
 
 def _check_chunks(result: Result, u: int) -> None:

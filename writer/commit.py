@@ -20,7 +20,7 @@ from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogSta
 from core.durable import drop, output_error
 from core.errors import OutputError, TryLaterError
 from core.layout import PLANNED, Layout, RunInfo
-from core.results import FAILURE_SCHEMA
+from core.results import FAILURE_SCHEMA, vector_widths
 from writer.accept import Accepted
 from writer.stores.base import Store
 from writer.stores.parquet import ParquetStore
@@ -138,7 +138,8 @@ class Committer:
                 files.append(self._write_rows(n, results, rows))
             if any(result.failures.num_rows for result in results):
                 files.append(self._write_failures(n, results))
-            return self._append("data", files=tuple(files), units=tuple(units))
+            widths = vector_widths(rows[0].schema) if rows else {}
+            return self._append("data", files=tuple(files), units=tuple(units), widths=widths)
 
     def close(self, timing: dict[str, float]) -> None:
         """Write the final record: every unit is done. `timing` is kept for information."""
@@ -175,6 +176,7 @@ class Committer:
         *,
         files: tuple[CommittedFile, ...] = (),
         units: tuple[CommittedUnit, ...] = (),
+        widths: dict[str, int] | None = None,
         timing: dict[str, float] | None = None,
     ) -> Commit:
         after = LogState(
@@ -199,6 +201,7 @@ class Committer:
                 fingerprint=self.fingerprint,
                 files=files,
                 units=units,
+                widths=widths or {},
                 totals=after.totals(),
                 timing=timing or {},
                 created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -89,7 +89,9 @@ class RunWriter:
             self.committer.sweep()
         else:
             self.committer.take_epoch()
-        self.acceptor = Acceptor(self.layout, self.manifest, fingerprint=state.fingerprint, schema=None)
+        self.acceptor = Acceptor(
+            self.layout, self.manifest, self.info, fingerprint=state.fingerprint, widths=state.widths
+        )
         self.buffer = Buffer(part_rows=self.info.part_rows, clock=self._clock)
         self._rebuilds = 0
         self._renewed = self._reconciled = self._asked = self._clock()
@@ -177,7 +179,7 @@ class RunWriter:
         gen = f"{self.committer.epoch or state.epoch}-{self._rebuilds}"
         self._rebuilds += 1
         self.buffer.take()
-        self.acceptor.fingerprint = state.fingerprint
+        self.acceptor.fingerprint, self.acceptor.widths = state.fingerprint, state.widths
         register(self.ledger.client, self.record)
         self.ledger.rebuild(
             gen=gen,

@@ -14,7 +14,7 @@ from core.durable import file_sha256
 from core.errors import OutputError
 from core.layout import Layout, RunInfo
 from core.reader import file_tables
-from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns
+from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
 from embq.verification.findings import Findings
 
 SHARED_NONCE = ".shared"
@@ -199,6 +199,8 @@ class Files:
                 or not pa.types.is_fixed_size_list(schema.field(name).type)
                 or schema.field(name).type.value_type != dtype
             ]
+            if any(commit.widths.get(name) != width for name, width in vector_widths(schema).items()):
+                self._findings.add("schema", file.path, f"its record says that vectors have {commit.widths} numbers")
             inside = (schema.metadata or {}).get(b"embq.fingerprint", b"").decode("utf-8", "replace")
             if inside != commit.fingerprint:
                 self._findings.add("fingerprint", file.path, f"model {inside}, its record says {commit.fingerprint}")

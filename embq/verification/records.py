@@ -45,6 +45,7 @@ class Records:
         self._baseline: dict[str, int] | None = dict(self.totals)
         self._writers: dict[int, str] = {}
         self._epoch = 0
+        self._widths: dict[str, int] = {}
 
     def read(self) -> Iterator[Commit]:
         """Every record, checked against those before it; OutputError where one is damaged in itself."""
@@ -99,6 +100,7 @@ class Records:
         if commit.kind == "close":
             self.closed_by, self.grew = name, self.done in self._ends[:-1]
         self._check_fingerprint(commit, name)
+        self._check_widths(commit, name)
         self._check_units(commit, name)
         self._check_totals(commit, name)
         self._previous = commit
@@ -113,6 +115,14 @@ class Records:
             self._findings.add(
                 "fingerprint", name, f"model {commit.fingerprint}, rows before it have {self.fingerprint}"
             )
+
+    def _check_widths(self, commit: Commit, name: str) -> None:
+        if any(file.kind == "rows" for file in commit.files):
+            self._widths = self._widths or commit.widths
+            if not commit.widths or commit.widths != self._widths:
+                self._findings.add(
+                    "schema", name, f"vectors of {commit.widths} numbers, rows before it have {self._widths}"
+                )
 
     def _check_units(self, commit: Commit, name: str) -> None:
         for unit in commit.units:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from core.errors import InputError, OutputError, TryLaterError
 from core.protocol import MAX_ATTEMPTS, VERSION
 from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
-from core.rows import RowSpec
+from core.rows import Column, RowSpec
 from core.units import Failure
 from embq.progress import BrokerWatch, Watch
 from writer.daemon import Writer
@@ -291,19 +292,52 @@ def test_a_result_without_one_of_its_fields_is_rejected(run: RunCase, missing: s
     run.assert_exact()
 
 
-def test_a_result_with_other_columns_is_rejected(make_run: MakeRun) -> None:
-    run = make_run(2)
+COLUMNS = (Column(name="n", type="int64", path=("n",)),)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RowSpec(),
+        RowSpec(columns=(Column(name="n", type="string", path=("n",)),)),
+        RowSpec(dtype="float32", columns=COLUMNS),
+    ],
+)
+def test_the_very_first_result_must_have_the_columns_of_the_run(
+    make_run: MakeRun, caplog: pytest.LogCaptureFixture, other: RowSpec
+) -> None:
+    run = make_run(2, rows=RowSpec(columns=COLUMNS))
+    writer = run.writer()
+    of_another = replace(run, record=replace(run.record, rows=other))
+    run.work_one(0, data=of_another.data(0))
+    with caplog.at_level("WARNING"):
+        writer.step()
+    assert "code=wrong_schema" in caplog.text
+    assert writer.acceptor.fingerprint == "", "it says nothing of the run"
+    run.finish(writer)
+    run.assert_exact()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_vectors_of_the_first_part_fix_how_long_all_are(
+    run: RunCase, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
+) -> None:
+    if checkpoint:
+        monkeypatch.setattr("core.checkpoint.EVERY", 1)
     writer = run.writer()
     run.work_one(0)
-    run.record = type(run.record)(
-        run=run.record.run, output=run.record.output, model=run.record.model, rows=RowSpec(dtype="float32"), units=2
-    )
-    data = run.data(1)
-    run.record = writer.record
-    run.work_one(1, data=data)
-    writer.step()
-    assert not writer.finished
-    run.finish(writer)
+    writer.drain()
+    second = run.writer()
+    assert second.committer.state.widths == {"embedding": DIM}
+    samples = [sample(1, ordinal) for ordinal in range(3)]
+    schema = row_schema(("text",), {"text": DIM + 1}, RowSpec())
+    longer = encode_result(samples, {"embedding": np.zeros((3, DIM + 1), "float16")}, [], schema)
+    run.work_one(1, data=longer)
+    with caplog.at_level("WARNING"):
+        second.step()
+    assert "code=wrong_schema" in caplog.text
+    assert f"{DIM + 1} numbers" in caplog.text
+    run.finish(second)
     run.assert_exact()
 
 

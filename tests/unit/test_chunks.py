@@ -203,7 +203,9 @@ def accept(folder: Path, samples: list[Sample], failures: list[Failure], **chang
     fields: dict[str, Any] = {"v": VERSION, "u": 0, "token": "1", "unit_id": "id", "fingerprint": FINGERPRINT}
     fields |= {"rows": len(samples), "failures": len(failures), "bytes": len(data), **changes}
     manifest: Any = SimpleNamespace(unit_id=lambda u: "id")
-    acceptor = Acceptor(Layout(folder), manifest, fingerprint="", schema=None)
+    model = SimpleNamespace(output_names=("text",), chunking=Chunking(tokens=16, overlap=0))
+    info: Any = SimpleNamespace(model=model, rows=RowSpec())
+    acceptor = Acceptor(Layout(folder), manifest, info, fingerprint="", widths={})
     entry = Entry(id="0-1", fields={name: str(value).encode() for name, value in fields.items()} | {"data": data})
     return acceptor.accept(entry)
 
