@@ -392,6 +392,13 @@ def test_a_part_of_another_model_is_named(out: Path) -> None:
     assert broken(verify(out)) == {"fingerprint"}
 
 
+@pytest.mark.parametrize("widths", [{}, {"embedding": 9}])
+def test_vectors_of_another_length_than_records_say_are_named(out: Path, widths: dict[str, int]) -> None:
+    reseal(out, change_record(records(out)[-2].n, widths=widths))
+
+    assert broken(verify(out)) == {"schema"}
+
+
 def test_rows_without_a_fingerprint_are_named(out: Path) -> None:
     rewrite(out, lambda table: table.replace_schema_metadata({}))
     n = data_record(out).n
