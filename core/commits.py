@@ -26,11 +26,12 @@ class CommittedFile:
 
     Attributes:
         path: relative to the output folder.
-        kind: "rows" or "failures".
+        kind: "rows", "vectors" (a column of the record's rows, in the same order) or "failures".
         rows: number of rows in it.
         bytes: its size.
         sha256: hash of its bytes.
-        first_id: id of its first row; -1 for failures.
+        first_id: id of its first row; -1 for files that are not of kind "rows".
+        column: the column that a file of kind "vectors" holds, else "".
     """
 
     path: str
@@ -39,6 +40,12 @@ class CommittedFile:
     bytes: int
     sha256: str
     first_id: int = -1
+    column: str = ""
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the file is one of those that hold the record's rows."""
+        return self.kind in ("rows", "vectors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class Layout:
 
     @property
     def parts(self) -> Path:
-        """Folder of the committed rows."""
+        """Folder of the committed rows, where `core.formats` knows no other for the run's format."""
         return self.root / "parts"
 
     @property
@@ -85,9 +86,9 @@ class Layout:
         """Logs of the processes that `embq run` started."""
         return self.root / "_logs"
 
-    def make(self) -> None:
-        """Create the folders; OutputError where that is not possible."""
-        folders = (self.manifest, self.commits, self.parts, self.failures)
+    def make(self, *rows: Path) -> None:
+        """Create the folders that every run has, and those for its `rows`; OutputError where that is not possible."""
+        folders = (self.manifest, self.commits, self.failures, *rows)
         for folder in (self.root, *folders, self.staging, self.temporary, self.writer):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -95,11 +96,13 @@ class Layout:
                 raise output_error(error, folder) from error
 
 
+_NUMBERED = re.compile(r"(?:(?:part|failures|commit|checkpoint)-|(?:metadata|.*_emb)_)(\d+)(?:\.|$)")
+
+
 def record_number(name: str) -> int:
     """The number of the commit record that a file was written for, by its name; 0 for files of no record."""
-    kind, _, rest = name.partition("-")
-    digits = rest.partition(".")[0]
-    return int(digits) if kind in ("part", "failures", "commit", "checkpoint") and digits.isdigit() else 0
+    match = _NUMBERED.match(name)
+    return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

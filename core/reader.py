@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from core.commits import CommitLog, CommittedFile, LogState
 from core.errors import OutputError
 from core.layout import Layout, RunInfo, load_run
+from core.parts.joined import opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,16 +28,22 @@ def committed(root: Path) -> tuple[RunInfo, LogState]:
     return info, state
 
 
-def committed_files(root: Path, kind: str) -> Iterator[CommittedFile]:
-    """The files of `kind` ("rows" or "failures") in the order of their records; raises as `committed` does."""
+def committed_parts(root: Path) -> Iterator[tuple[CommittedFile, ...]]:
+    """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
+    for files in _of_records(root):
+        if part := tuple(file for file in files if file.of_rows):
+            yield part
+
+
+def _of_records(root: Path) -> Iterator[tuple[CommittedFile, ...]]:
     log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
     for commit in log.read():
         log.advance(state, commit)
-        yield from (file for file in commit.files if file.kind == kind)
+        yield commit.files
 
 
 def row_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """All committed rows in the order of their ids, one row group at a time.
+    """All committed rows in the order of their ids, a bounded number at a time; the same whatever the format.
 
     Args:
         columns: the columns to read; None for all: id, ordinal, key, the embeddings, caption, metadata, unit_id.
@@ -45,33 +51,29 @@ def row_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.
     Raises as `committed` does, and OutputError where a file is missing or cannot be read. Hashes are not checked;
     `embq verify` does that.
     """
-    for file in committed_files(root, "rows"):
-        yield from file_tables(root, file, columns)
+    for files in committed_parts(root):
+        yield from part_tables(root, files, columns)
 
 
 def failure_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """All committed failures in commit order: ordinal (null for a whole unit), key, code, message, unit_id, u."""
-    for file in committed_files(root, "failures"):
-        yield from file_tables(root, file, columns)
+    for files in _of_records(root):
+        for file in files:
+            if file.kind == "failures":
+                yield from part_tables(root, [file], columns)
 
 
-def file_tables(root: Path, file: CommittedFile, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """One committed file, one row group at a time; OutputError where it is missing or cannot be read."""
-    path = root / file.path
-    try:
-        with pq.ParquetFile(path) as parquet:
-            for group in range(parquet.num_row_groups):
-                yield parquet.read_row_group(group, columns=None if columns is None else list(columns))
-    except FileNotFoundError as error:
-        raise OutputError(
-            f"{path} is named by a commit record and is not there",
-            next_step="restore it from a backup; `embq verify` lists everything that is missing",
-            code="part_missing",
-        ) from error
-    except (OSError, pa.ArrowException) as error:
-        raise OutputError(
-            f"{path} cannot be read: {error}", next_step="restore it from a backup", code="part_damaged"
-        ) from error
+def part_tables(root: Path, files: Sequence[CommittedFile], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of one part, or one file of failures, a bounded number at a time.
+
+    Args:
+        files: of one record, which are aligned with each other.
+        columns: the columns to read; None for all.
+
+    Raises OutputError where a file is missing or cannot be read.
+    """
+    with opened(root, files) as part:
+        yield from part.tables(columns)
 
 
 def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:

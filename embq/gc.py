@@ -17,6 +17,7 @@ from core.commits import CommitLog, LogState
 from core.durable import output_error
 from core.embedded import EmbeddedServer, kept_off
 from core.errors import BrokerError
+from core.formats import row_folders
 from core.generations import leftovers
 from core.hints import HintJob, hint_queue
 from core.layout import PLANNED, Layout, RunInfo, load_run, record_number
@@ -64,7 +65,7 @@ def collect(root: Path, settings: Settings, *, asked: bool, older_than_s: float,
             # The leases of `embq run` end with its server; of others nothing is known.
             return set() if alone and layout.broker.exists() else None
 
-        found = find(layout, state, live=live, older_than_s=older_than_s)
+        found = find(layout, info, state, live=live, older_than_s=older_than_s)
         if not dry_run:
             remove(layout, found.litter)
         if found.in_use and live() is None:
@@ -136,7 +137,9 @@ class Found:
         return sum(item.bytes for item in self.litter)
 
 
-def find(layout: Layout, state: LogState, *, live: Callable[[], set[str] | None], older_than_s: float) -> Found:
+def find(
+    layout: Layout, info: RunInfo, state: LogState, *, live: Callable[[], set[str] | None], older_than_s: float
+) -> Found:
     """The litter of an output folder.
 
     Args:
@@ -145,7 +148,8 @@ def find(layout: Layout, state: LogState, *, live: Callable[[], set[str] | None]
             listed, so that what gets its lease or its record meanwhile is seen to have it.
         older_than_s: files younger than this stay.
     """
-    folders = (layout.parts, layout.failures, layout.temporary, layout.staging, layout.manifest)
+    rows = row_folders(layout, info)
+    folders = (*rows, layout.failures, layout.temporary, layout.staging, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
     unnamed = set(leftovers(layout.manifest))
     planning = _is_planned(layout)

@@ -26,6 +26,7 @@ import core.embedded
 from core.broker import connect
 from core.commits import CommitLog
 from core.embedded import EmbeddedServer
+from core.formats import row_folders
 from core.hints import Hint, HintJob, drop, hint_queue
 from core.layout import Layout, RunInfo, run_id
 from core.ledger import Ledger, load_scripts, new_token
@@ -330,7 +331,8 @@ class RunCase:
         assert [id_ for id_, _, _ in rows] == list(range(len(rows)))
         assert sorted(self.committed_units()) == sorted(numbers)
         named = {file.path for commit in CommitLog(self.layout).read() for file in commit.files}
-        there = {f"{f.name}/{p.name}" for f in (self.layout.parts, self.layout.failures) for p in f.iterdir()}
+        folders = (*row_folders(self.layout, self.info), self.layout.failures)
+        there = {f"{folder.name}/{path.name}" for folder in folders for path in folder.iterdir()}
         assert there == named
         assert list(self.layout.temporary.iterdir()) == []
 
@@ -349,7 +351,7 @@ def write_run(
 ) -> RunInfo:
     """Write a run without planning it."""
     layout = Layout(root)
-    layout.make()
+    layout.make(layout.parts)
     summary = write_manifest(layout, units)
     info = RunInfo(
         run="",

@@ -17,13 +17,15 @@ import pyarrow as pa
 
 from core import checkpoint
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
-from core.durable import drop, output_error
+from core.durable import drop, fsync_folder, output_error, publish
 from core.errors import OutputError, TryLaterError
-from core.layout import PLANNED, Layout, RunInfo
+from core.formats import row_folders
+from core.layout import PLANNED, Layout, RunInfo, record_number
 from core.results import FAILURE_SCHEMA, vector_widths
 from writer.accept import Accepted
-from writer.stores.base import Store
-from writer.stores.parquet import ParquetStore
+from writer.stores import for_format
+from writer.stores.base import Draft, PartName
+from writer.stores.parquet import FailureStore
 
 
 class Committer:
@@ -56,8 +58,8 @@ class Committer:
         self.epoch = 0
         self.generation = ""
         self.fingerprint = state.fingerprint
-        self.store: Store = ParquetStore()
-        self._failure_store: Store = ParquetStore()
+        self._store = for_format(info)
+        self._failure_store = FailureStore()
 
     def take_epoch(self) -> None:
         """Shut out every earlier writer of this folder: take the next epoch and commit a fence record.
@@ -65,6 +67,7 @@ class Committer:
         A predecessor that is only paused fails at its next record, because its number is taken. Only after the fence
         may files without a record be removed; before it, the predecessor could still commit one of them.
         """
+        self._make_folders()
         self.epoch = max([self.state.epoch, *self._epochs()]) + 1
         while True:
             try:
@@ -88,6 +91,13 @@ class Committer:
                     self.log.advance(self.state, commit)
         self.sweep()
 
+    def _make_folders(self) -> None:
+        self.layout.make(*row_folders(self.layout, self.info))
+        try:
+            fsync_folder(self.layout.root)
+        except OSError as error:
+            raise output_error(error, self.layout.root) from error
+
     def _epochs(self) -> list[int]:
         names = (path.name.removeprefix("epoch-") for path in self.layout.writer.glob("epoch-*"))
         return [int(name) for name in names if name.isdigit()]
@@ -101,20 +111,19 @@ class Committer:
         """
         fence = self.state.n
         named = {file.path for commit in self.log.read(after=self._swept) if commit.n <= fence for file in commit.files}
-        for folder in (self.layout.temporary, self.layout.parts, self.layout.failures):
+        for folder in (self.layout.temporary, *row_folders(self.layout, self.info), self.layout.failures):
             for path in folder.iterdir():
                 if folder == self.layout.temporary and path.name.startswith(PLANNED):
                     continue  # of who adds units to the run now
-                number = path.name.split(".")[0].rsplit("-", 1)[-1]
+                number = record_number(path.name)
                 first = 0 if folder == self.layout.temporary else self._swept
-                if number.isdigit() and not first < int(number) <= fence:
+                if number and not first < number <= fence:
                     continue
                 if str(path.relative_to(self.layout.root)) not in named:
                     drop(path)
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
         """Write the results as one part and one record; TryLaterError where a later writer has taken over."""
-        n = self.state.n + 1
         units: list[CommittedUnit] = []
         first = 0
         for result in results:
@@ -134,10 +143,13 @@ class Committer:
         files: list[CommittedFile] = []
         with self._unless_taken_over(files):
             rows = [result.rows for result in results if result.rows.num_rows]
-            if rows:
-                files.append(self._write_rows(n, results, rows))
-            if any(result.failures.num_rows for result in results):
-                files.append(self._write_failures(n, results))
+            drafts = self._drafts_of_rows(results, rows) if rows else []
+            with self._dropped_on_error(drafts):
+                if any(result.failures.num_rows for result in results):
+                    drafts += self._drafts_of_failures(results)
+                for draft in drafts:
+                    self._publish(draft)
+                    files.append(draft.file)
             widths = vector_widths(rows[0].schema) if rows else {}
             return self._append("data", files=tuple(files), units=tuple(units), widths=widths)
 
@@ -212,7 +224,7 @@ class Committer:
             checkpoint.save(self.layout, self.state)
         return commit
 
-    def _metadata(self) -> dict[str, str]:
+    def _notes(self) -> dict[str, str]:
         return {
             "embq.run": self.info.run,
             "embq.model": self.info.model.spec,
@@ -220,36 +232,41 @@ class Committer:
             "embq.version": self.version,
         }
 
-    def _write_rows(self, n: int, results: Sequence[Accepted], rows: list[pa.Table]) -> CommittedFile:
+    def _name(self, first_id: int) -> PartName:
+        return PartName(number=self.state.n + 1, first_id=first_id, epoch=self.epoch, layout=self.layout)
+
+    def _drafts_of_rows(self, results: Sequence[Accepted], rows: list[pa.Table]) -> list[Draft]:
         table = pa.concat_tables(rows)
         first_id = self.state.next_id
         ids = pa.array(np.arange(first_id, first_id + table.num_rows, dtype=np.int64))
         table = table.add_column(0, "id", ids).append_column("unit_id", _repeat_ids(results, "rows"))
-        # The number is that of the record, so two writers never share a name and no clock or host is in it.
-        path = self.layout.parts / f"part-{n:08d}{self.store.suffix}"
-        temporary = self.layout.temporary / f"part-{n:08d}.{self.epoch}{self.store.suffix}"
-        stored = self.store.write(table, path, temporary=temporary, metadata=self._metadata())
-        return CommittedFile(
-            path=f"parts/{path.name}",
-            kind="rows",
-            rows=stored.rows,
-            bytes=stored.bytes,
-            sha256=stored.sha256,
-            first_id=first_id,
-        )
+        return self._store.write(table, self._name(first_id), self._notes())
 
-    def _write_failures(self, n: int, results: Sequence[Accepted]) -> CommittedFile:
+    def _drafts_of_failures(self, results: Sequence[Accepted]) -> list[Draft]:
         table = pa.concat_tables([r.failures for r in results if r.failures.num_rows])
         table = table.append_column("unit_id", _repeat_ids(results, "failures"))
         numbers = np.repeat([r.u for r in results], [r.failures.num_rows for r in results])
         table = table.append_column("u", pa.array(numbers, pa.int64()))
         assert table.schema.field(0).equals(FAILURE_SCHEMA.field(0))
-        path = self.layout.failures / f"failures-{n:08d}.parquet"
-        temporary = self.layout.temporary / f"failures-{n:08d}.{self.epoch}.parquet"
-        stored = self._failure_store.write(table, path, temporary=temporary, metadata=self._metadata())
-        return CommittedFile(
-            path=f"failures/{path.name}", kind="failures", rows=stored.rows, bytes=stored.bytes, sha256=stored.sha256
-        )
+        return self._failure_store.write(table, self._name(-1), self._notes())
+
+    @contextmanager
+    def _dropped_on_error(self, drafts: list[Draft]) -> Iterator[None]:
+        """Remove files that were to be published where one of them could not be; no record names them."""
+        try:
+            yield
+        except BaseException:
+            for draft in drafts:
+                drop(draft.temporary)
+            raise
+
+    def _publish(self, draft: Draft) -> None:
+        """Give a finished file its final name, durably; an orphan of that name from a dead writer is replaced."""
+        path = self.layout.root / draft.file.path
+        try:
+            publish(draft.temporary, path)
+        except OSError as error:
+            raise output_error(error, path) from error
 
 
 def _repeat_ids(results: Sequence[Accepted], what: str) -> pa.Array:

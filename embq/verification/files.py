@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from core.commits import Commit, CommittedFile
 from core.durable import file_sha256
 from core.errors import OutputError
+from core.formats import row_folders
 from core.layout import Layout, RunInfo
-from core.reader import file_tables
+from core.parts.joined import Cursor, Part, opened
+from core.reader import part_tables
 from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
 from embq.verification.findings import Findings
 
 SHARED_NONCE = ".shared"
 """By this file in the staging folder workers know that they share storage with the writer; it stays."""
 
-
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """What a file says of itself: rows, columns, and of each of its groups the rows, lowest and highest id."""
-
-    rows: int
-    schema: pa.Schema
-    ids: list[tuple[int, tuple[int, int]]]
-
-
-class Cursor:
-    """The rows of some tables, in order, holding one table at a time. OutputError where the file ends in damage."""
-
-    def __init__(self, tables: Iterator[pa.Table]) -> None:
-        self._tables = tables
-        self._table: pa.Table | None = None
-
-    def take(self, count: int) -> pa.Table:
-        """The next `count` rows, or what is left of them."""
-        pieces: list[pa.Table] = []
-        while count > 0:
-            if self._table is None or self._table.num_rows == 0:
-                self._table = next(self._tables, None)
-                if self._table is None:
-                    break
-            piece = self._table.slice(0, count)
-            self._table = self._table.slice(piece.num_rows)
-            pieces.append(piece)
-            count -= piece.num_rows
-        return pa.concat_tables(pieces) if pieces else pa.table({})
-
-    def rest(self) -> int:
-        """How many rows are left; they are gone afterwards."""
-        left: int = 0 if self._table is None else self._table.num_rows
-        for table in self._tables:
-            left += table.num_rows
-        return left
 
 
 class Files:
@@ -80,26 +43,29 @@ class Files:
         """A record is missing: the next part may begin with any id."""
         self._next_id = None
 
-    def open(self, commit: Commit, kind: str) -> Cursor | None:
-        """The record's files of one kind, to be read in order; None where one of them cannot be relied on."""
-        files = [file for file in commit.files if file.kind == kind]
-        sound = [self._is_whole(commit, file) for file in files]
-        if kind == "rows":
-            for file in files:
-                self._check_first_id(file)
-        if not all(sound):
-            return None
-        return Cursor(self._read(files))
+    def rows(self, commit: Commit) -> Cursor | None:
+        """The record's rows, to be read in order; None where a file of them cannot be relied on."""
+        parts = _parts(commit)[0]
+        sound = [self._is_whole(commit, files) for files in parts]
+        for files in parts:
+            self._check_first_id(files[0])
+        return Cursor(table for files in parts for table in self._read(files)) if all(sound) else None
+
+    def failures(self, commit: Commit) -> Cursor | None:
+        """The record's failures, likewise."""
+        parts = _parts(commit)[1]
+        sound = [self._is_whole(commit, files) for files in parts]
+        tables = (table for files in parts for table in part_tables(self._layout.root, files))
+        return Cursor(tables) if all(sound) else None
 
     def look_at(self, commit: Commit) -> None:
         """Check the record's files by their sizes and by what they say of themselves; their rows are not read."""
-        for file in commit.files:
-            footer = self._footer(file) if self._check_size(commit, file) else None
-            if footer is not None:
-                self._check_footer(commit, file, footer)
-            if file.kind == "rows":
-                self._check_ids_said(file, footer)
-                self._check_first_id(file)
+        rows, failures = _parts(commit)
+        for files in (*rows, *failures):
+            if all([self._check_size(commit, file) for file in files]):
+                self._look_into(commit, files)
+        for files in rows:
+            self._check_first_id(files[0])
         units = {"rows": sum(unit.rows for unit in commit.units), "failures": sum(u.failures for u in commit.units)}
         for kind, said in units.items():
             if (there := sum(file.rows for file in commit.files if file.kind == kind)) != said:
@@ -111,20 +77,18 @@ class Files:
         layout = self._layout
         there = (
             f"{folder.name}/{path.name}"
-            for folder in (layout.parts, layout.failures, layout.temporary, layout.staging)
+            for folder in (*row_folders(layout, self._info), layout.failures, layout.temporary, layout.staging)
             if folder.is_dir()
             for path in folder.iterdir()
         )
         return sorted(set(there) - self._named - {f"{layout.staging.name}/{SHARED_NONCE}"})
 
     def _read(self, files: list[CommittedFile]) -> Iterator[pa.Table]:
-        for file in files:
-            position = 0
-            for table in file_tables(self._layout.root, file):
-                if file.kind == "rows":
-                    self._check_ids(file, table, position)
-                position += table.num_rows
-                yield table
+        position = 0
+        for table in part_tables(self._layout.root, files):
+            self._check_ids(files[0], table, position)
+            position += table.num_rows
+            yield table
 
     def _check_size(self, commit: Commit, file: CommittedFile) -> bool:
         """Whether the file is there, named once, with as many bytes as its record says."""
@@ -154,27 +118,31 @@ class Files:
             self._findings.add("file_hash", file.path, f"its sha256 is {digest}, its record says {file.sha256}")
         return digest == file.sha256
 
-    def _footer(self, file: CommittedFile) -> Footer | None:
+    def _is_whole(self, commit: Commit, files: list[CommittedFile]) -> bool:
+        whole = [self._check_size(commit, file) and self._check_hash(file) for file in files]
+        return all(whole) and self._look_into(commit, files)
+
+    def _look_into(self, commit: Commit, files: list[CommittedFile]) -> bool:
+        """Whether what aligned files say of themselves is what their record and run say: rows, columns, ids, model."""
         try:
-            with pq.ParquetFile(self._layout.root / file.path) as parquet:
-                return Footer(parquet.metadata.num_rows, parquet.schema_arrow, _ids_of_groups(parquet.metadata))
-        except (OSError, pa.ArrowException) as error:
-            self._findings.add("file_readable", file.path, f"it is not a parquet file: {error}")
-            return None
-
-    def _is_whole(self, commit: Commit, file: CommittedFile) -> bool:
-        if not self._check_size(commit, file) or not self._check_hash(file):
+            with opened(self._layout.root, files) as part:
+                return self._check_part(commit, files, part)
+        except OutputError as error:
+            self._findings.add("file_readable", files[0].path, error.message)
             return False
-        footer = self._footer(file)
-        return footer is not None and self._check_footer(commit, file, footer)
 
-    def _check_footer(self, commit: Commit, file: CommittedFile, footer: Footer) -> bool:
-        """Whether what the file says of itself is what its record and its run say: rows, columns, model."""
-        if footer.rows != file.rows:
-            self._findings.add("file_rows", file.path, f"it has {footer.rows} rows, its record says {file.rows}")
-        self.count += 1
-        self.bytes += file.bytes
-        return self._check_schema(commit, file, footer.schema)
+    def _check_part(self, commit: Commit, files: list[CommittedFile], part: Part) -> bool:
+        for file, rows in zip(files, part.rows, strict=True):
+            if rows != file.rows:
+                self._findings.add("file_rows", file.path, f"it has {rows} rows, its record says {file.rows}")
+            self.count += 1
+            self.bytes += file.bytes
+        if len(set(part.rows)) > 1:
+            self._findings.add("file_rows", files[0].path, f"its rows and those of the files beside it: {part.rows}")
+            return False
+        if files[0].kind == "rows":
+            self._check_ids_said(files[0], part.ids())
+        return self._check_schema(commit, files[0], part.schema)
 
     def _check_schema(self, commit: Commit, file: CommittedFile, schema: pa.Schema) -> bool:
         """Whether the columns are there with their types; also that rows have one schema and one fingerprint."""
@@ -208,10 +176,10 @@ class Files:
             self._findings.add("schema", file.path, f"columns missing or of another type: {', '.join(wrong)}")
         return not wrong
 
-    def _check_ids_said(self, file: CommittedFile, footer: Footer | None) -> None:
-        """Whether the lowest and highest ids that a footer names are those of rows that count up."""
+    def _check_ids_said(self, file: CommittedFile, groups: list[tuple[int, tuple[int, int]]]) -> None:
+        """Whether the lowest and highest ids that a file names are those of rows that count up."""
         first = file.first_id
-        for rows, ids in footer.ids if footer is not None else ():
+        for rows, ids in groups:
             if ids != (first, first + rows - 1):
                 self._findings.add("ids", file.path, f"its ids do not count up from {file.first_id}")
                 return
@@ -229,17 +197,10 @@ class Files:
             self._findings.add("ids", file.path, f"its ids do not count up from {file.first_id}")
 
 
-def _ids_of_groups(footer: pq.FileMetaData) -> list[tuple[int, tuple[int, int]]]:
-    """Rows, lowest and highest id of each row group; empty where one does not say so."""
-    found = []
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        columns = (group.column(i) for i in range(group.num_columns))
-        ids = next((column.statistics for column in columns if column.path_in_schema == "id"), None)
-        if ids is None or not ids.has_min_max:
-            return []
-        found.append((group.num_rows, (ids.min, ids.max)))
-    return found
+def _parts(commit: Commit) -> tuple[list[list[CommittedFile]], list[list[CommittedFile]]]:
+    """The files of a record that are to be opened together: those of its rows, and those of its failures."""
+    rows = [file for file in commit.files if file.of_rows]
+    return [rows] if rows else [], [[file] for file in commit.files if file.kind == "failures"]
 
 
 def read_failed(findings: Findings, commit: Commit, error: OutputError) -> None:

@@ -10,7 +10,8 @@ import pyarrow as pa
 from core.commits import Commit
 from core.errors import OutputError
 from core.manifest import Manifest
-from embq.verification.files import Cursor, Files, read_failed
+from core.parts.joined import Cursor
+from embq.verification.files import Files, read_failed
 from embq.verification.findings import Findings
 from embq.verification.records import Records
 from embq.verification.stopwatch import Stopwatch
@@ -82,7 +83,7 @@ class FullWalk:
             self._files.forget_ids()
         check_kinds(commit, self._findings)
         with self._watch.on("files"):
-            rows, failures = self._files.open(commit, "rows"), self._files.open(commit, "failures")
+            rows, failures = self._files.rows(commit), self._files.failures(commit)
         if rows is None or failures is None:
             return
         try:
@@ -146,5 +147,5 @@ class FullWalk:
 def check_kinds(commit: Commit, findings: Findings) -> None:
     """Whether each file of a record is of a kind that is known here."""
     for file in commit.files:
-        if file.kind not in ("rows", "failures"):
+        if file.kind != "failures" and not file.of_rows:
             findings.add("file_kind", file.path, f"record {commit.n} names it as {file.kind!r}")

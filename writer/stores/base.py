@@ -1,29 +1,123 @@
-"""What every part format provides."""
+"""What every part format provides, and what the formats share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
+from core.commits import CommittedFile
+from core.durable import drop, output_error
+from core.layout import Layout
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A file that was written: its rows, its size and the hash of its bytes."""
+class Draft:
+    """A finished, closed file under a temporary name, and what a record will say of it once it is published."""
 
-    rows: int
-    bytes: int
-    sha256: str
+    temporary: Path
+    file: CommittedFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartName:
+    """How the files of one part are called.
+
+    Attributes:
+        number: that of the record that will name them, so two writers never share a name and no clock or host is in it.
+        first_id: id of the first row.
+        epoch: of the writer.
+        layout: of the output folder.
+    """
+
+    number: int
+    first_id: int
+    epoch: int
+    layout: Layout
+
+    def unfinished(self, what: str) -> Path:
+        """Where the file for `what` is written. Its suffix is no format's, so that no reader takes it for one."""
+        return self.layout.temporary / f"part-{self.number:08d}.{self.epoch}.{what}.unfinished"
 
 
 class Store(Protocol):
     """One part format."""
 
-    suffix: str
+    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+        """Write rows as the files of one part, closed and hashed but not synced, in the order of publication.
 
-    def write(self, table: pa.Table, path: Path, *, temporary: Path, metadata: Mapping[str, str]) -> Stored:
-        """Write a table as one closed file under its final name, durably. OutputError leaves nothing behind."""
+        Args:
+            table: the rows, at least one, in pieces of any size; columns are id, ordinal, key, fixed-size lists for the
+                vectors, and what else the rows of a result have.
+            notes: what the files say of the run, such as its id and its fingerprint.
+
+        OutputError leaves nothing behind.
+        """
         ...
+
+
+@contextmanager
+def whole_or_none(drafts: Sequence[Path], path: Path) -> Iterator[None]:
+    """Remove the unfinished files where the block fails; an OSError becomes the OutputError for `path`."""
+    try:
+        yield
+    except BaseException as error:
+        for draft in drafts:
+            drop(draft)
+        if isinstance(error, OSError):
+            raise output_error(error, path) from error
+        raise
+
+
+class HashingFile:
+    """A file object that hashes what it writes, so that a part is read by nobody to be hashed. Also one for pyarrow.
+
+    Attributes:
+        size: bytes written so far.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write a bytes-like object."""
+        self._digest.update(data)
+        written = self._file.write(data)
+        self.size += written
+        return written
+
+    def tell(self) -> int:
+        """See `size`."""
+        return self.size
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Note that pyarrow is done; whoever opened the file closes it."""
+        self.closed = True
+
+    def hexdigest(self) -> str:
+        """Hex SHA-256 of what was written."""
+        return self._digest.hexdigest()
+
+    def readable(self) -> bool:
+        """It is not."""
+        return False
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is not."""
+        return False

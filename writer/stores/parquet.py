@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.durable import drop, output_error, publish
-from writer.stores.base import Stored
+from core.commits import CommittedFile
+from writer.stores.base import Draft, HashingFile, PartName, whole_or_none
 
 ROW_GROUP_ROWS = 65_536
 """Rows of one row group: 50 MB of 384-dimensional float16, enough to read fast and small enough to skip."""
-
-
-class _HashingFile:
-    """A file object for pyarrow that hashes what it writes, so that a part is read by nobody to be hashed."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self.size = 0
-        self.closed = False
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        written = self._file.write(data)
-        self.size += written
-        return written
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self.closed = True
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
 
 
 def encoding(schema: pa.Schema) -> dict[str, Any]:
@@ -69,27 +31,48 @@ def encoding(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
+def write_parquet(
+    table: pa.Table, temporary: Path, options: Mapping[str, Any], *, path: str, kind: str, first_id: int = -1
+) -> Draft:
+    """Write a table as one closed parquet file, hashing what is written; OSError where that fails.
+
+    Args:
+        temporary: name to write under.
+        options: of `pyarrow.parquet.write_table`.
+        path, kind, first_id: what the record will say of it.
+    """
+    with open(temporary, "wb") as raw:
+        file = HashingFile(raw)
+        pq.write_table(table, pa.PythonFile(file, mode="w"), **options)
+    said = CommittedFile(
+        path=path, kind=kind, rows=table.num_rows, bytes=file.size, sha256=file.hexdigest(), first_id=first_id
+    )
+    return Draft(temporary=temporary, file=said)
+
+
+def with_notes(table: pa.Table, notes: Mapping[str, str]) -> pa.Table:
+    """`table` with what its file is to say of the run."""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **notes})
+
+
 class ParquetStore:
-    """Writes tables as parquet, hashing what it writes."""
+    """Rows as `parts/part-N.parquet`; see `writer.stores.base.Store`."""
 
-    suffix = ".parquet"
+    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+        """See `writer.stores.base.Store`."""
+        temporary, path = name.unfinished("rows"), f"parts/part-{name.number:08d}.parquet"
+        noted = with_notes(table, notes)
+        with whole_or_none([temporary], name.layout.root / path):
+            options = encoding(noted.schema)
+            return [write_parquet(noted, temporary, options, path=path, kind="rows", first_id=name.first_id)]
 
-    def write(self, table: pa.Table, path: Path, *, temporary: Path, metadata: Mapping[str, str]) -> Stored:
-        """Write `table` to `path`, complete and durable; OutputError where that fails, leaving nothing behind.
 
-        Args:
-            table: the rows, with their final columns.
-            path: final name; an orphan of that name from a dead writer is replaced.
-            temporary: name to write under, on the same file system.
-            metadata: footer entries, such as the run id and the fingerprint.
-        """
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
-        try:
-            with open(temporary, "wb") as raw:
-                file = _HashingFile(raw)
-                pq.write_table(table, pa.PythonFile(file, mode="w"), **encoding(table.schema))
-            publish(temporary, path)
-        except OSError as error:
-            drop(temporary)
-            raise output_error(error, path) from error
-        return Stored(rows=table.num_rows, bytes=file.size, sha256=file.hexdigest())
+class FailureStore:
+    """Failures as `failures/failures-N.parquet`, whatever the format of the rows; see `writer.stores.base.Store`."""
+
+    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+        """See `writer.stores.base.Store`."""
+        temporary, path = name.unfinished("failures"), f"failures/failures-{name.number:08d}.parquet"
+        noted = with_notes(table, notes)
+        with whole_or_none([temporary], name.layout.root / path):
+            return [write_parquet(noted, temporary, encoding(noted.schema), path=path, kind="failures")]

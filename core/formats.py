@@ -1,0 +1,38 @@
+"""Where the files of a part stand, by the format of the run. `core.parts` reads them, `writer.stores` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from core.layout import Layout, RunInfo
+from core.models import ModelConfig, Output
+from core.results import embedding_columns
+
+SUFFIXES = {"parquet": ".parquet", "hdf5": ".h5", "arrow": ".arrow"}
+"""Of the formats whose parts are one file each; npy has a file for each column of vectors, and one for the rest."""
+
+METADATA = "metadata"
+"""Folder of an npy run for what is not a vector."""
+
+_SHORT = {"image": "img", "text": "text"}
+
+
+def row_folders(layout: Layout, info: RunInfo) -> tuple[Path, ...]:
+    """The folders of an output folder that hold nothing but rows; all are there once a writer is at work."""
+    if info.format != "npy":
+        return (layout.parts,)
+    return tuple(layout.root / name for name in (METADATA, *vector_folders(info.model).values()))
+
+
+def vector_folders(model: ModelConfig) -> dict[str, str]:
+    """Column of vectors -> the folder of its files in an npy run, called as clip-retrieval does: `img_emb`.
+
+    Where several models embed the samples, a folder has the model's name in front: `b32_img_emb`.
+    """
+    columns = embedding_columns(model.output_names)
+    return {column: _folder(output) for column, output in zip(columns, model.outputs, strict=True)}
+
+
+def _folder(output: Output) -> str:
+    name = output.name.removesuffix(output.modality).removesuffix("_")
+    return "_".join(part for part in (name, _SHORT[output.modality], "emb") if part)

@@ -1,0 +1,39 @@
+"""Parquet files: whole parts, failures, and what is not a vector of the npy format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class ParquetPart:
+    """See `core.parts.base.PartFile`; tables are row groups."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetFile(path)
+        self.rows = int(self._file.metadata.num_rows)
+        self.schema: pa.Schema = self._file.schema_arrow
+
+    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """See `core.parts.base.PartFile`."""
+        for group in range(self._file.num_row_groups):
+            yield self._file.read_row_group(group, columns=list(columns)).select(list(columns))
+
+    def ids(self) -> list[tuple[int, tuple[int, int]]]:
+        """See `core.parts.base.PartFile`."""
+        found, footer = [], self._file.metadata
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            columns = (group.column(i) for i in range(group.num_columns))
+            ids = next((column.statistics for column in columns if column.path_in_schema == "id"), None)
+            if ids is None or not ids.has_min_max:
+                return []
+            found.append((group.num_rows, (ids.min, ids.max)))
+        return found
+
+    def close(self) -> None:
+        """See `core.parts.base.PartFile`."""
+        self._file.close()
