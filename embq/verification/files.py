@@ -21,7 +21,6 @@ SHARED_NONCE = ".shared"
 """By this file in the staging folder workers know that they share storage with the writer; it stays."""
 
 
-
 class Files:
     """Checks the files of one record after the other.
 
@@ -46,9 +45,9 @@ class Files:
     def rows(self, commit: Commit) -> Cursor | None:
         """The record's rows, to be read in order; None where a file of them cannot be relied on."""
         parts = _parts(commit)[0]
-        sound = [self._is_whole(commit, files) for files in parts]
         for files in parts:
             self._check_first_id(files[0])
+        sound = [self._is_whole(commit, files) for files in parts]
         return Cursor(table for files in parts for table in self._read(files)) if all(sound) else None
 
     def failures(self, commit: Commit) -> Cursor | None:
@@ -61,11 +60,12 @@ class Files:
     def look_at(self, commit: Commit) -> None:
         """Check the record's files by their sizes and by what they say of themselves; their rows are not read."""
         rows, failures = _parts(commit)
-        for files in (*rows, *failures):
-            if all([self._check_size(commit, file) for file in files]):
-                self._look_into(commit, files)
         for files in rows:
             self._check_first_id(files[0])
+        for files in (*rows, *failures):
+            sizes = [self._check_size(commit, file) for file in files]
+            if all(sizes):
+                self._look_into(commit, files)
         units = {"rows": sum(unit.rows for unit in commit.units), "failures": sum(u.failures for u in commit.units)}
         for kind, said in units.items():
             if (there := sum(file.rows for file in commit.files if file.kind == kind)) != said:
