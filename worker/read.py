@@ -53,9 +53,10 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """Bytes that the chunk takes: images with their decoded form, and texts."""
+        """Bytes that the chunk takes: images with what each model makes of them, and texts."""
+        pictures = max(1, sum(output.modality == "image" for output in self.work.record.model.outputs))
         return sum(
-            (len(s.image) + DECODED_BYTES if s.image is not None else 0) + len(s.text or "") * self.text_factor
+            (0 if s.image is None else len(s.image) + DECODED_BYTES * pictures) + len(s.text or "") * self.text_factor
             for s in self.samples
         )
 

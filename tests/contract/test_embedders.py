@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
-from core.models import Chunking, ModelConfig
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
 from worker.embedders.base import Cutting, Embedder, Family, Truncated
 from worker.embedders.registry import load
@@ -20,7 +21,7 @@ from worker.embedders.splitting import CuttingEmbedder
 
 torch = pytest.importorskip("torch")
 
-CASES = {
+CASES: dict[str, tuple[str | tuple[str, ...], tuple[str, ...]]] = {
     "stub text": ("stub:48", ("text",)),
     "stub both": ("stub:48?batch_size=8", ("image", "text")),
     "minilm": ("minilm", ("text",)),
@@ -33,7 +34,10 @@ CASES = {
     "open_clip text": ("open_clip:local-dir:{clip}", ("text",)),
     "open_clip both": ("open_clip:local-dir:{clip}", ("image", "text")),
     "open_clip random": ("open_clip:ViT-S-32-alt?init=random&seed=3", ("image", "text")),
+    "several of texts": (("hf:{encoder}", "minilm"), ("text",)),
+    "several of both": (("open_clip:local-dir:{clip}", "hf:{encoder}?pooling=cls", "stub:12"), ("image", "text")),
 }
+"""What is loaded, and the modalities that are asked of it; several specs are models m0, m1 ... of one run."""
 
 TEXTS = (
     "A single word.",
@@ -87,7 +91,7 @@ def make_sentence_model(folder: Path, seed: int) -> Path:
     return folder
 
 
-def make_clip(folder: Path, seed: int) -> Path:
+def make_clip(folder: Path, seed: int, image_size: int = 64) -> Path:
     """An open_clip folder with two small towers."""
     import open_clip
     from safetensors.torch import save_file
@@ -95,7 +99,7 @@ def make_clip(folder: Path, seed: int) -> Path:
     tower = {"layers": 2, "width": 64}
     model_cfg = {
         "embed_dim": 40,
-        "vision_cfg": {"image_size": 64, "patch_size": 16, "head_width": 32, **tower},
+        "vision_cfg": {"image_size": image_size, "patch_size": 16, "head_width": 32, **tower},
         "text_cfg": {"context_length": 77, "vocab_size": 49408, "heads": 2, **tower},
     }
     folder.mkdir()
@@ -112,7 +116,14 @@ def make_clip(folder: Path, seed: int) -> Path:
 @pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
 def config(request: pytest.FixtureRequest, folders: dict[str, str]) -> ModelConfig:
     spec, modalities = request.param
-    return ModelConfig(spec=spec.format(**folders), modalities=modalities, precision="fp32")
+    if isinstance(spec, str):
+        return ModelConfig(spec=spec.format(**folders), modalities=modalities, precision="fp32")
+    members = []
+    for number, text in enumerate(spec):
+        can = EMBEDS[ModelSpec.parse(text).family]
+        own = tuple(modality for modality in modalities if modality in can)
+        members.append(NamedModel(name=f"m{number}", spec=text.format(**folders), modalities=own))
+    return ModelConfig.several(members, modalities=modalities, precision="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +156,7 @@ def test_vectors_are_finite_float32_rows_of_the_promised_length(
     embedder: Embedder, config: ModelConfig, samples: list[Sample]
 ) -> None:
     vectors = vectors_of(embedder, samples)
-    assert set(vectors) == set(embedder.dims) == set(config.modalities)
+    assert set(vectors) == set(embedder.dims) == set(config.output_names)
     for modality, rows in vectors.items():
         assert rows.dtype == np.float32
         assert rows.shape == (len(samples), embedder.dims[modality])
@@ -206,8 +217,8 @@ def test_samples_that_cannot_be_embedded_say_why_and_spare_their_neighbours(
     codes = [answer.code if isinstance(answer, SampleError) else "" for answer in answers]
     assert codes == ["", *broken, ""]
     rows = embedder.embed([answers[0], answers[-1]])
-    for modality in config.modalities:
-        np.testing.assert_allclose(rows[modality][0], rows[modality][1], atol=1e-6)
+    for name in config.output_names:
+        np.testing.assert_allclose(rows[name][0], rows[name][1], atol=1e-6)
 
 
 def test_each_modality_of_the_config_must_be_there(
@@ -236,7 +247,7 @@ def test_two_loads_agree_on_fingerprint_and_vectors(
 def test_another_precision_is_another_fingerprint_with_nearly_the_same_vectors(
     embedder: Embedder, config: ModelConfig, samples: list[Sample]
 ) -> None:
-    half = load(ModelConfig(spec=config.spec, modalities=config.modalities, precision="bf16"), "cpu")
+    half = load(replace(config, precision="bf16"), "cpu")
     assert half.fingerprint != embedder.fingerprint
     rounded = vectors_of(half, samples)
     for modality, rows in vectors_of(embedder, samples).items():
@@ -250,6 +261,13 @@ def test_another_precision_is_another_fingerprint_with_nearly_the_same_vectors(
 LONG = "\n\n".join(
     f"Paragraph {number} has a sentence, " + "and words of its own, " * 12 + "and it ends." for number in range(12)
 )
+
+
+def skip_without_chunks(config: ModelConfig) -> None:
+    if "text" not in config.modalities:
+        pytest.skip("it reads no text")
+    if config.members:
+        pytest.skip("several models do not agree on chunks; that they say so has a test of its own")
 
 
 def text_sample(text: str, samples: list[Sample]) -> Sample:
@@ -269,8 +287,7 @@ def test_a_text_beyond_what_the_model_reads_is_told_of(
 def test_the_chunks_of_a_text_are_read_whole_and_cover_it(
     embedder: Family, config: ModelConfig, samples: list[Sample]
 ) -> None:
-    if "text" not in config.modalities:
-        pytest.skip("it reads no text")
+    skip_without_chunks(config)
     cutting = CuttingEmbedder(embedder, Chunking(tokens=16, overlap=4))
     assert isinstance(cutting, Cutting)
     chunks = cutting.chunks(text_sample(LONG, samples), lambda: None)
@@ -294,8 +311,7 @@ def test_the_chunks_of_a_text_are_read_whole_and_cover_it(
 
 
 def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: Family, config: ModelConfig) -> None:
-    if "text" not in config.modalities:
-        pytest.skip("it reads no text")
+    skip_without_chunks(config)
     cuts = [Chunking(tokens=16), Chunking(tokens=16, overlap=4), Chunking(tokens=15)]
     found = {CuttingEmbedder(embedder, chunking).fingerprint for chunking in cuts}
     assert len({embedder.fingerprint, *found}) == 4
@@ -303,8 +319,7 @@ def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: Family, config: 
 
 
 def test_a_text_without_chunks_says_why(embedder: Family, config: ModelConfig, samples: list[Sample]) -> None:
-    if "text" not in config.modalities:
-        pytest.skip("it reads no text")
+    skip_without_chunks(config)
     cutting = CuttingEmbedder(embedder, Chunking(tokens=16))
     for text, code in ((" \n", "empty_text"), ("a \ud800 b", "corrupt")):
         with pytest.raises(SampleError) as caught:

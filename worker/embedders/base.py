@@ -13,6 +13,8 @@ from sources.base import Moved
 if TYPE_CHECKING:
     import numpy as np
 
+    from worker.embedders.images import Picture
+
 Prepared = Any
 """One sample made ready for the device (pixels, token ids); only the embedder that made it looks inside."""
 
@@ -48,7 +50,8 @@ class Embedder(Protocol):
     """A loaded model on one device.
 
     Attributes:
-        dims: modality ("image", "text") -> length of its vectors, for exactly the modalities of the model config.
+        dims: output -> length of its vectors, for exactly the `output_names` of the model config: of one model these
+            are its modalities.
         fingerprint: 32 hex digits over weights, configuration, preprocessing and precision. Two embedders with the
             same fingerprint give the same vectors within rounding.
         batch_size: samples per call of `embed` that suit this model on this device.
@@ -68,7 +71,7 @@ class Embedder(Protocol):
         ...
 
     def embed(self, batch: Sequence[Prepared]) -> dict[str, np.ndarray]:
-        """Vectors of a batch: modality -> float32 array of shape (len(batch), dim), rows in the batch's order.
+        """Vectors of a batch: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
 
         Called from one thread only. A vector may hold non-finite values; the caller turns those into failures.
         Raises DeviceError where the device is broken.
@@ -81,6 +84,18 @@ class Family(Embedder, Protocol):
 
     def splitter(self, chunking: Chunking) -> Splitter:
         """What cuts texts by the model's own tokens; ModelError where `chunking` does not suit the model."""
+        ...
+
+
+@runtime_checkable
+class Looking(Embedder, Protocol):
+    """A model that decodes images, and may share a decoded one with others."""
+
+    def prepare_one(self, sample: Sample, picture: Picture) -> Prepared:
+        """What `prepare` makes of one sample, whose image is `picture`; it changes nothing of the decoded image.
+
+        Called from several threads at once. Raises SampleError where the sample cannot be embedded.
+        """
         ...
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
 from core.log import Events
-from core.models import Chunking, ModelConfig, ModelSpec
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Truncated
 from worker.embedders.device import (
@@ -28,9 +28,9 @@ from worker.embedders.device import (
     embed_in_halves,
 )
 from worker.embedders.fingerprint import fingerprint
-from worker.embedders.images import open_image, quiet_pillow
+from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
-from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
+from worker.embedders.members import check_modalities, prepare_each, text_of
 from worker.embedders.params import choice, whole_number
 from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
 from worker.embedders.tokens import ThreadCopies, tokenizer_content
@@ -95,23 +95,24 @@ class ClipEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Pixels and token ids of each sample."""
-        return prepare_each(samples, self._ready)
+        return prepare_each(samples, lambda sample: self.prepare_one(sample, Picture(sample)))
 
-    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
-        """Unit vectors of the batch, normalised in float32."""
-        return embed_in_halves(self._run, batch, self.dims)
-
-    def _ready(self, sample: Sample) -> Ready:
+    def prepare_one(self, sample: Sample, picture: Picture) -> Ready:
+        """See `worker.embedders.base.Looking`."""
         ready: Ready = {}
         for modality in self._modalities:
             if modality == "image":
-                ready[modality] = self._pixels(open_image(image_of(sample)))
+                ready[modality] = self._pixels(picture.decoded())
             else:
                 text = text_of(sample)
                 row = ready[modality] = self._token_ids(text)
                 if self._is_cut(text, row):
                     ready = Truncated(ready)
         return ready
+
+    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+        """Unit vectors of the batch, normalised in float32."""
+        return embed_in_halves(self._run, batch, self.dims)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
@@ -171,7 +172,7 @@ class ClipEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     """The model of an `open_clip:` spec; ModelError where it cannot be loaded here."""
-    check_modalities(config, "image", "text")
+    check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()

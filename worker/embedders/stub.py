@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from core.errors import SampleError
-from core.models import Chunking, ModelConfig, ModelSpec
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS
@@ -126,7 +126,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     """The stub that `spec` describes; `device` is only a name to it."""
     del device
     spec.check_params("ms_per_sample", "ms_per_batch", "batch_size")
-    check_modalities(config, "image", "text")
+    check_modalities(config, *EMBEDS[spec.family])
     return StubEmbedder(
         config,
         dim=int(spec.name),

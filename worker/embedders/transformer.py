@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer
 
 from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig, ModelSpec
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
 from worker.embedders.fingerprint import fingerprint
@@ -108,7 +108,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     spec.check_params("pooling", "normalize", "max_length", "batch_size")
     pooling = choice(spec, "pooling", POOLINGS[0], POOLINGS)
     unit_length = choice(spec, "normalize", "false", ("true", "false")) == "true"
-    check_modalities(config, "text")
+    check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
     source, is_folder = model_source(spec.name, spec)

@@ -1,0 +1,100 @@
+"""Several models as one: each sample is read and decoded once, and every model embeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.errors import SampleError
+from core.models import Chunking, ModelConfig, NamedModel
+from core.units import Sample, content_hash
+from worker.embedders.base import Embedder, Looking, Prepared, Splitter, Truncated
+from worker.embedders.images import Picture
+from worker.embedders.splitting import no_splitter
+
+EMBEDDER_VERSION = "several 1"
+"""Its number goes up when the same models and samples give other vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the models: how the run calls it, and what is loaded."""
+
+    named: NamedModel
+    embedder: Embedder
+
+
+Ready = dict[str, Any]
+"""One sample: model's name -> what that model made of it; a `Truncated` where a model does not read all its text."""
+
+
+class SeveralEmbedder:
+    """Models that embed the same samples. A sample has a row where each of them can embed it."""
+
+    def __init__(self, members: Sequence[Member], config: ModelConfig) -> None:
+        self._members = tuple(members)
+        self._spec = config.spec
+        self.dims: Mapping[str, int] = {
+            output.name: member.embedder.dims[modality]
+            for member in members
+            for modality, output in member.named.outputs.items()
+        }
+        self.batch_size = min(member.embedder.batch_size for member in members)
+        self.fingerprint = content_hash(
+            [EMBEDDER_VERSION, *([member.named.name, member.embedder.fingerprint] for member in members)]
+        )
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
+        """What each model makes of each sample; the error of the first that cannot, which the message names.
+
+        Texts are tokenised together. Images are taken one by one, so that one decoded image is held at a time.
+        """
+        together = [
+            None if isinstance(member.embedder, Looking) else iter(member.embedder.prepare(samples))
+            for member in self._members
+        ]
+        ready: list[Ready | SampleError] = []
+        for sample in samples:
+            answers = [None if answers is None else next(answers) for answers in together]
+            ready.append(self._ready(sample, answers))
+        return ready
+
+    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+        """The vectors of one model after the other."""
+        vectors: dict[str, np.ndarray] = {}
+        for member in self._members:
+            found = member.embedder.embed([ready[member.named.name] for ready in batch])
+            for modality, output in member.named.outputs.items():
+                vectors[output.name] = found[modality]
+        return vectors
+
+    def splitter(self, chunking: Chunking) -> Splitter:
+        """None: a chunk is as long as one model reads, and another reads more or less. Raises ModelError."""
+        del chunking
+        raise no_splitter(self._spec, "each of these models counts tokens in its own way")
+
+    def _ready(self, sample: Sample, answers: Sequence[Prepared | SampleError | None]) -> Ready | SampleError:
+        """One sample of all models.
+
+        Args:
+            answers: what models that do not look at images made of it; None for each of the others.
+        """
+        if sample.error is not None:
+            return SampleError(*sample.error)
+        picture = Picture(sample)
+        ready: Ready = {}
+        cut = False
+        for member, answer in zip(self._members, answers, strict=True):
+            if isinstance(member.embedder, Looking):
+                try:
+                    answer = member.embedder.prepare_one(sample, picture)
+                except SampleError as error:
+                    answer = error
+            if isinstance(answer, SampleError):
+                return SampleError(answer.code, f"{member.named.name}: {answer.message}")
+            cut = cut or isinstance(answer, Truncated)
+            ready[member.named.name] = answer
+        return Truncated(ready) if cut else ready
