@@ -171,7 +171,7 @@ def plan(source: Path, root: Path, model: str, unit_size: int) -> RunInfo:
     request = Request(
         inputs=(str(source),),
         output=root,
-        model=model,
+        models=(model,),
         modalities=(),
         precision="fp32",
         part_rows=1_000_000,

@@ -245,17 +245,11 @@ class CommitLog:
         while True:
             for commit in self.read(after=state.n):
                 self.advance(state, commit)
-            if self.ends_with(state.n):
+            names = {path.name for path in self.layout.commits.glob("*.json")}
+            if max(names, default="") <= f"{state.n:08d}.json":
                 return state
-
-    def ends_with(self, n: int) -> bool:
-        """Whether there is no record after number `n`; OutputError where the next one is missing before later ones."""
-        names = {path.name for path in self.layout.commits.glob("*.json")}
-        if max(names, default="") <= f"{n:08d}.json":
-            return True
-        if (following := f"{n + 1:08d}.json") not in names:
-            raise damaged(following, "it is missing, though later records are there")
-        return False
+            if (following := f"{state.n + 1:08d}.json") not in names:
+                raise damaged(following, "it is missing, though later records are there")
 
     def advance(self, state: LogState, commit: Commit) -> None:
         """Move `state` one record on; raises as `LogState.apply` does.

@@ -40,7 +40,6 @@ def _of_records(root: Path) -> Iterator[tuple[CommittedFile, ...]]:
     for commit in log.read():
         log.advance(state, commit)
         yield commit.files
-    log.ends_with(state.n)
 
 
 def row_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import UsageError
+from producer.naming import split_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,10 @@ def _add_modalities(enabled: dict[str, bool], done: Translated) -> None:
 
 
 def _spec(model: str, done: Translated) -> str:
-    """embq's spec for a model as clip-retrieval names it; any other text as it is."""
+    """embq's spec for a model as clip-retrieval names it, after a name that it may have; any other text as it is."""
+    name, spec = split_name(model)
+    if name is not None:
+        return f"{name}={_spec(spec, done)}"
     bare = model.removeprefix("openai_clip:")
     if bare in OPENAI_MODELS:
         done.notes.append(f"{model} is {OPENAI_MODELS[bare]} here")

@@ -13,7 +13,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import redis
@@ -39,18 +39,18 @@ FILES_LOW = 1024
 """Descriptors of a process with many shards, connections and log files open."""
 
 
-def examine(settings: Settings, *, output: str = "", model: str = "") -> Iterator[Check]:
+def examine(settings: Settings, *, output: str = "", model_specs: Sequence[str] = ()) -> Iterator[Check]:
     """All checks, in the order in which a run would meet them.
 
     Args:
         settings: with the broker to look at; where none is configured, the embedded server is tried.
         output: folder whose storage is tried; "" takes the folder for temporary files.
-        model: spec of a model to load and to embed one sample with; "" loads none.
+        model_specs: of models to load, one after the other, and to embed one sample with.
     """
     yield from packages()
     yield from broker(settings)
     yield from devices()
-    yield from models(model)
+    yield from models(*model_specs)
     yield from storage(output)
     yield from machine()
 

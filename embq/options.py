@@ -49,7 +49,12 @@ def run_options(function: F) -> F:
                 "--output", "-o", required=True, type=click.Path(file_okay=False), help="Folder for the result."
             ),
             click.option(
-                "--model", "-m", required=True, metavar="SPEC", help="For example minilm or open_clip:ARCH/TAG."
+                "--model",
+                "-m",
+                required=True,
+                multiple=True,
+                metavar="[NAME=]SPEC",
+                help="For example minilm or open_clip:ARCH/TAG; several embed each sample, which is decoded once.",
             ),
             click.option(
                 "--modality",

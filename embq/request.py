@@ -25,7 +25,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     return Request(
         inputs=inputs,
         output=Path(options["output"]),
-        model=options["model"],
+        models=options["model"],
         modalities=tuple(m for m in MODALITIES if m in modalities),
         precision=options["precision"],
         rows=RowSpec(dtype=options["dtype"]),

@@ -15,15 +15,12 @@ from core.embedded import EmbeddedServer, keep_to_ourselves
 from core.layout import Layout, RunInfo
 from core.ledger import Ledger
 from core.settings import Settings
-from core.stopping import REPEAT_S
 from embq.children import Child
 from embq.display import Display
 from embq.progress import Progress, Watch
 from producer.enqueue import announce
 
 LOOK_S = 0.25
-HURRY_S = 1.5 * REPEAT_S
-"""After which a second request to stop is taken for a second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +141,12 @@ class Session:
         if worker.process is not None and worker.process.poll() is None:
             worker.process.terminate()
             deadline = time.monotonic() + self.drain_s + 20
-            # Where the writer has given up, nobody takes what workers finish, and they may have no room to leave it.
-            hurry_at = time.monotonic() + HURRY_S if writer.ended() else deadline
             while worker.process.poll() is None and time.monotonic() < deadline:
                 if self.server is not None and not self.server.running():
                     self.server.start()
-                if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
+                if self.stops() > max(1, asked):
                     worker.hurry()
-                    asked, hurry_at = self.stops(), deadline
+                    asked = self.stops()
                 time.sleep(0.05)
             worker.stop(1.0)
         producer.stop(10.0)

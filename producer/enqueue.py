@@ -24,12 +24,13 @@ from core.generations import PREFIX, Generation, append, leftovers
 from core.layout import PLANNED, Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
 from core.manifest import Manifest, SegmentWriter, write_manifest
-from core.models import Chunking, ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig
 from core.registry import RunRecord, register
 from core.rows import RowSpec
 from core.units import Unit
 from core.uploads import Grown
 from producer.additions import Additions, Differences
+from producer.naming import asked_models, config_of
 from producer.plan import Plan, plan
 from producer.selection import SELECTED, Selection
 from sources.base import ReadOptions
@@ -45,7 +46,7 @@ class Request:
 
     inputs: tuple[str, ...]
     output: Path
-    model: str
+    models: tuple[str, ...]
     modalities: tuple[str, ...]
     precision: str
     part_rows: int
@@ -156,7 +157,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
 
 def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
-    spec = ModelSpec.parse(request.model)
+    models = asked_models(request.models)
     layout = Layout(Path(os.path.abspath(request.output)))
     cut_bytes = CUT_UNIT_BYTES if request.chunking is not None else 0
     planned = plan(
@@ -166,9 +167,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         selection=request.selection,
         known=_known_sources(layout),
     )
-    config = ModelConfig(
-        spec=str(spec), modalities=planned.modalities, precision=request.precision, chunking=request.chunking
-    )
+    config = config_of(models, modalities=planned.modalities, precision=request.precision, chunking=request.chunking)
     if config.chunking is not None and "image" in config.modalities:
         raise InputError(
             "the inputs hold images, and only texts are cut into chunks",

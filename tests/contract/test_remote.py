@@ -72,7 +72,7 @@ def request_of(inputs: tuple[str, ...], output: Path) -> Request:
     return Request(
         inputs=inputs,
         output=output,
-        model="stub:4",
+        models=("stub:4",),
         modalities=(),
         precision="fp32",
         part_rows=1000,

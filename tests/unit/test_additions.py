@@ -52,7 +52,7 @@ def request_(tmp_path: Path) -> Request:
     return Request(
         inputs=(str(tmp_path / "in" / "*.txt"),),
         output=tmp_path / "out",
-        model="stub:4",
+        models=("stub:4",),
         modalities=(),
         precision="fp32",
         part_rows=1000,
@@ -183,7 +183,7 @@ def test_an_input_that_was_never_there_is_still_an_error(request_: Request, tmp_
         prepare(replace(request_, inputs=(*request_.inputs, str(tmp_path / "never.txt"))))
 
 
-@pytest.mark.parametrize("change", [{"model": "stub:5"}, {"rows": RowSpec(dtype="float32")}, {"precision": "bf16"}])
+@pytest.mark.parametrize("change", [{"models": ("stub:5",)}, {"rows": RowSpec(dtype="float32")}, {"precision": "bf16"}])
 def test_another_model_or_dtype_is_refused_before_anything_is_added(
     request_: Request, tmp_path: Path, change: dict[str, str]
 ) -> None:
@@ -323,7 +323,7 @@ CHILD = (
     "import sys\nfrom pathlib import Path\nimport core.manifest\ncore.manifest.SEGMENT_UNITS = 50\n"
     "from producer.enqueue import Request, prepare\nfrom sources.base import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
-    "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), model='stub:4', modalities=(),"
+    "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
     " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=2), version='test'))\n"
 )
 

@@ -352,7 +352,7 @@ def request(folder: Path, source: Path, **changes: Any) -> Request:
     asked = Request(
         inputs=(str(source),),
         output=folder / "out",
-        model="stub:4",
+        models=("stub:4",),
         modalities=(),
         precision="fp32",
         part_rows=100,

@@ -41,7 +41,7 @@ PASTED = ["--input_dataset", "photos", "--output_folder", "out", "--clip_model",
 def test_a_pasted_command_is_understood() -> None:
     found = parsed(*PASTED)
     assert found["inputs"] == ("photos",)
-    assert (found["output"], found["model"]) == ("out", "open_clip:ViT-B-32-quickgelu/openai")
+    assert (found["output"], found["model"]) == ("out", ("open_clip:ViT-B-32-quickgelu/openai",))
 
 
 def test_either_spelling_of_every_option_is_understood() -> None:

@@ -205,8 +205,7 @@ def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> No
 
 def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:
     code = (
-        "import sys; from embq.verification.probes import models; "
-        "print(list(models(''))); print('torch' in sys.modules)"
+        "import sys; from embq.verification.probes import models; print(list(models())); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
@@ -219,7 +218,7 @@ def test_a_missing_family_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "open_clip" else real(name))
 
-    (check,) = models("")
+    (check,) = models()
 
     assert check.state == "warn"
     assert "usable here: minilm, st, hf, stub; not installed: open_clip" in check.detail
@@ -311,7 +310,7 @@ def test_small_limits_of_the_machine_are_warnings(monkeypatch: pytest.MonkeyPatc
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     """The rows that the verb will be given; add to them."""
     found: list[Check] = []
-    monkeypatch.setattr(embq.doctor, "examine", lambda settings, *, output, model: iter(found))
+    monkeypatch.setattr(embq.doctor, "examine", lambda settings, *, output, model_specs: iter(found))
     return found
 
 

@@ -31,7 +31,7 @@ def request_(tmp_path: Path) -> Request:
     return Request(
         inputs=(str(tmp_path / "in" / "*.txt"),),
         output=tmp_path / "out",
-        model="stub:4",
+        models=("stub:4",),
         modalities=(),
         precision="fp32",
         part_rows=1000,
@@ -75,7 +75,7 @@ def test_what_does_not_decide_the_vectors_may_differ(request_: Request) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model": "stub:5"}, "model: stub:4 there, stub:5 asked for"),
+        ({"models": ("stub:5",)}, "model: stub:4 there, stub:5 asked for"),
         ({"rows": RowSpec(dtype="float32")}, "dtype: float16 there, float32 asked for"),
         ({"precision": "bf16"}, "precision: fp32 there, bf16 asked for"),
     ],
@@ -95,7 +95,7 @@ def test_another_run_is_refused_with_the_difference(request_: Request, changes: 
 def test_every_difference_is_named_at_once(request_: Request) -> None:
     prepare(request_)
     with pytest.raises(InputError) as caught:
-        prepare(replace(other_units(request_), model="stub:5", rows=RowSpec(dtype="float32")))
+        prepare(replace(other_units(request_), models=("stub:5",), rows=RowSpec(dtype="float32")))
     assert caught.value.message.count(" asked for") == 2
 
 
@@ -141,7 +141,7 @@ def test_units_are_the_same_on_every_plan(request_: Request, tmp_path: Path) -> 
 
 def test_a_wrong_model_is_refused_before_anything_is_made(request_: Request) -> None:
     with pytest.raises(ModelError):
-        prepare(replace(request_, model="resnet"))
+        prepare(replace(request_, models=("resnet",)))
     assert not request_.output.exists()
 
 
@@ -175,7 +175,7 @@ def test_many_processes_make_one_run(request_: Request) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom producer.enqueue import Request, prepare\n"
         "from sources.base import ReadOptions\nprint('ready', flush=True)\nsys.stdin.readline()\n"
-        "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), model='stub:4', modalities=(),"
+        "print(prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
         " precision='fp32', part_rows=1000, options=ReadOptions(unit_samples=10),"
         " version='test')).new)\n"
     )

@@ -141,6 +141,24 @@ def test_a_finished_run_over_tar_is_ok(tmp_path: Path, modalities: tuple[str, ..
     assert report.vectors_recomputed == report.rows
 
 
+def test_the_columns_of_each_stub_among_several_models_are_recomputed(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "shard.tar", MEMBERS)
+    models = ("small=stub:4", "large=stub:9")
+    out = build(tmp_path / "out", [shard], model=models, modalities=("image", "text"))
+    report = verify(out)
+    assert report.violations == ()
+    assert report.vectors_recomputed == report.rows > 0
+
+    def swap(table: pa.Table) -> pa.Table:
+        return set_column(table, "large_text_embedding", table["large_image_embedding"].combine_chunks())
+
+    rewrite(out, swap)
+    assert broken(verify(out)) == {"vectors"}
+
+    rewrite(out, lambda table: table.drop_columns(["large_text_embedding"]))
+    assert "schema" in broken(verify(out))
+
+
 def test_a_finished_run_over_a_folder_is_ok(tmp_path: Path) -> None:
     report = verify(build(tmp_path / "out", [write_folder(tmp_path / "in", FILES)], unit_samples=2))
 
