@@ -10,13 +10,13 @@ import base64
 import hashlib
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 from core.commits import Commit, LogState
 from core.durable import drop
 from core.errors import OutputError
 from core.layout import Layout
+from core.objects import ObjectPath, Place
 from core.units import canonical_json
 
 EVERY = 1_000
@@ -39,6 +39,9 @@ def save(layout: Layout, state: LogState) -> None:
     text = canonical_json({**body, "sha256": hashlib.sha256(canonical_json(body).encode()).hexdigest()})
     path, temporary = _path(layout), layout.temporary / f"checkpoint-{state.n:08d}.json"
     try:
+        if isinstance(path, ObjectPath):
+            path.replace(f"{text}\n".encode())
+            return
         temporary.write_text(text + "\n", encoding="utf-8")
         temporary.rename(path)
     except OSError:  # the next commit will say what is wrong; nothing depends on this file
@@ -70,5 +73,5 @@ def load(layout: Layout, units: int) -> LogState:
     return state
 
 
-def _path(layout: Layout) -> Path:
+def _path(layout: Layout) -> Place:
     return layout.writer / "checkpoint.json"

@@ -7,12 +7,11 @@ run's writer alone; the broker holds a copy, and what was asked for and is not i
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from core.durable import drop, fsync_folder, output_error
+from core.durable import output_error, overwrite
 from core.errors import OutputError
 from core.layout import Layout
 
@@ -74,12 +73,6 @@ def save_control(layout: Layout, control: Control) -> None:
     data = json.dumps({"schema": SCHEMA, "state": control.state, "priority": control.priority}) + "\n"
     temporary = layout.temporary / f"control.{secrets.token_hex(4)}.json"
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, layout.control)
-        fsync_folder(layout.root)
+        overwrite(layout.control, data.encode(), temporary=temporary)
     except OSError as error:
-        drop(temporary)
         raise output_error(error, layout.control) from error

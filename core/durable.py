@@ -1,8 +1,10 @@
-"""Files that are either complete under their final name or not there. Local and network POSIX file systems.
+"""Files that are either complete under their final name or not there. Local and network POSIX file systems, and object
+stores (`core.objects`).
 
-The order everywhere: temporary name on the same file system, write, fsync, rename or link, fsync of the folder. An
+The order in folders: temporary name on the same file system, write, fsync, rename or link, fsync of the folder. An
 error drops the temporary file; fsync is never tried again on the same descriptor, because after a failed fsync the
-kernel may already have marked the pages clean.
+kernel may already have marked the pages clean. On an object store an upload that is whole is durable, and not there
+before; the temporary file is one of this machine.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.errors import OutputError
+from core.objects import ObjectPath, Place
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 """Refusals of the operating system that a user can mend, whatever was being written."""
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+def fsync_folder(folder: Place) -> None:
+    """Make the names in `folder` durable; those on an object store are."""
+    if isinstance(folder, ObjectPath):
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -38,12 +43,15 @@ def fsync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_new(path: Path, data: bytes, *, temporary: Path) -> None:
+def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
     """Create `path` with `data`, complete and durable; FileExistsError where it is there already.
 
     A hard link refuses an existing name (a plain rename would replace it) and the file behind it is complete (which
-    O_EXCL followed by writing would not promise).
+    O_EXCL followed by writing would not promise). On an object store the data must be like no other writer's.
     """
+    if isinstance(path, ObjectPath):
+        path.create(data)
+        return
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -55,27 +63,66 @@ def write_new(path: Path, data: bytes, *, temporary: Path) -> None:
         drop(temporary)
 
 
-def drop(path: Path) -> None:
+def claim(path: Place, owner: str) -> None:
+    """Create a file whose name is all that counts; FileExistsError where another owner was first."""
+    if isinstance(path, ObjectPath):
+        path.create(owner.encode())
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+
+
+def overwrite(path: Place, data: bytes, *, temporary: Path) -> None:
+    """Write `path`, complete and durable, in place of what was there."""
+    if isinstance(path, ObjectPath):
+        path.replace(data)
+        return
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        fsync_folder(path.parent)
+    except OSError:
+        drop(temporary)
+        raise
+
+
+def drop(path: Place) -> None:
     """Remove a file that nobody needs and that may not be there. One that stays is litter, and hides no other error."""
-    with suppress(OSError):
+    with suppress(OSError, OutputError):
         path.unlink(missing_ok=True)
 
 
-def publish(temporary: Path, path: Path) -> None:
-    """Give a finished, closed temporary file its final name, durably."""
+def publish(temporary: Path, path: Place) -> None:
+    """Give a finished, closed temporary file its final name, durably.
+
+    An orphan of that name, which a dead writer left, is replaced; on an object store FileExistsError says that it is
+    in the way.
+    """
+    if isinstance(path, ObjectPath):
+        path.take(temporary)
+        drop(temporary)
+        return
     fsync_file(temporary)
     os.rename(temporary, path)
     fsync_folder(path.parent)
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Place) -> str:
     """Hex SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with path.open() if isinstance(path, ObjectPath) else open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def output_error(error: OSError, path: Path) -> OutputError:
+def output_error(error: OSError, path: Place) -> OutputError:
     """The error that a failed write to the output means for the user."""
+    if error.errno in NO_SPACE and isinstance(path, ObjectPath):
+        return OutputError(
+            f"no space left on this machine for {path} on its way to the store",
+            next_step="make room, or set EMBQ_SPOOL to a folder on a larger disk; then run `embq resume` on the output",
+            code="no_space",
+        )
     if error.errno in NO_SPACE:
         return OutputError(
             f"no space left for {path}",

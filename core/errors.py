@@ -10,6 +10,7 @@
     ├── BrokerError           wait for the broker, or mend it              exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
+    │   └── AwayError         its storage does not answer: wait, or mend it  exit 69
     ├── TryLaterError         another process holds what we need           exit 75
     ├── ConfigError           fix the configuration or the permission      exit 78
     └── ModelError            name a model that exists and loads here      exit 65
@@ -106,6 +107,13 @@ class OutputError(EmbqError):
 
     exit_code = Exit.OUTPUT
     default_code = "output"
+
+
+class AwayError(OutputError):
+    """The storage of the output does not answer; what is committed is safe, and the same may succeed later."""
+
+    exit_code = Exit.UNAVAILABLE
+    default_code = "storage_away"
 
 
 class TryLaterError(EmbqError):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from core.layout import Layout, RunInfo
 from core.models import ModelConfig, Output
+from core.objects import Place
 from core.results import embedding_columns
 
 SUFFIXES = {"parquet": ".parquet", "hdf5": ".h5", "arrow": ".arrow"}
@@ -17,7 +16,7 @@ METADATA = "metadata"
 _SHORT = {"image": "img", "text": "text"}
 
 
-def row_folders(layout: Layout, info: RunInfo) -> tuple[Path, ...]:
+def row_folders(layout: Layout, info: RunInfo) -> tuple[Place, ...]:
     """The folders of an output folder that hold nothing but rows; all are there once a writer is at work."""
     if info.format != "npy":
         return (layout.parts,)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from core.durable import output_error, write_new
 from core.errors import OutputError, TryLaterError
+from core.objects import Place
 from core.units import canonical_json
 
 SCHEMA = 1
@@ -54,12 +55,12 @@ class Generation:
     created: str
 
 
-def exists(folder: Path, number: int) -> bool:
+def exists(folder: Place, number: int) -> bool:
     """Whether generation `number` of the manifest in `folder` is there."""
     return _path(folder, number).exists()
 
 
-def read_generations(folder: Path) -> Iterator[Generation]:
+def read_generations(folder: Place) -> Iterator[Generation]:
     """The generations of the manifest in `folder`, in order.
 
     Raises OutputError where a record is damaged, or missing before a later one.
@@ -82,7 +83,7 @@ def read_generations(folder: Path) -> Iterator[Generation]:
         raise _damaged(_path(folder, number), f"it is missing, though {later[0]} is there")
 
 
-def append(folder: Path, generation: Generation, *, temporary: Path) -> None:
+def append(folder: Place, generation: Generation, *, temporary: Path) -> None:
     """Make a generation real; its segments are durable. TryLaterError where another one took its number.
 
     Args:
@@ -102,13 +103,18 @@ def append(folder: Path, generation: Generation, *, temporary: Path) -> None:
         raise output_error(error, path) from error
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Segments that no generation names: of plans that were killed, or are at work."""
-    named = {name for generation in read_generations(folder) for name in generation.segments}
-    return [path for path in sorted(folder.glob(f"{PREFIX}*.parquet")) if path.name not in named]
+def leftovers(folder: Place, first: Collection[str] = ()) -> list[Place]:
+    """Segments that nothing names: of plans that were killed, or are at work.
+
+    Args:
+        first: the segments that run.json names.
+    """
+    named = {*first, *(name for generation in read_generations(folder) for name in generation.segments)}
+    there: Iterable[Place] = folder.glob(f"{PREFIX}*.parquet")
+    return [path for path in sorted(there, key=str) if path.name not in named]
 
 
-def _path(folder: Path, number: int) -> Path:
+def _path(folder: Place, number: int) -> Place:
     return folder / f"{PREFIX}{number:04d}.json"
 
 
@@ -116,7 +122,7 @@ def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(canonical_json(body).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _parse(data: bytes, path: Path) -> Generation:
+def _parse(data: bytes, path: Place) -> Generation:
     try:
         body = json.loads(data.decode("utf-8", "surrogateescape"))
         said, schema = body.pop("sha256"), body["schema"]
@@ -132,7 +138,7 @@ def _parse(data: bytes, path: Path) -> Generation:
         raise _damaged(path, "it is not a generation's record") from error
 
 
-def _damaged(path: Path, why: str) -> OutputError:
+def _damaged(path: Place, why: str) -> OutputError:
     return OutputError(
         f"{path} is damaged: {why}",
         next_step="restore it from a backup; committed rows are safe",

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from core.durable import output_error, write_new
-from core.errors import InputError, OutputError
+from core.errors import InputError, OutputError, TryLaterError
 from core.generations import Generation, read_generations
 from core.models import ModelConfig
+from core.objects import ObjectPath, Place, probe
 from core.rows import RowSpec
+from core.settings import spool_folder, state_folder
 from core.units import content_hash
 
 SCHEMA = 1
@@ -27,69 +29,101 @@ PLANNED = ("manifest-", "run-")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of one output folder. `_staging`, `_tmp`, `_writer` and `_broker` are nobody's to read but embq's own."""
+    """Paths of one output: a folder, or a prefix on an object store.
 
-    root: Path
+    `_staging`, `_tmp`, `_writer` and `_broker` are nobody's to read but embq's own. On an object store there are no
+    locks, no rename and no half-written names, so what needs them is in a folder of this machine, `home`; readers and
+    other machines need nothing of it.
+    """
+
+    root: Place
 
     @property
-    def run_json(self) -> Path:
+    def home(self) -> Path:
+        """Folder of this machine for what is its own: the output folder, or one named after the object store's URL."""
+        if isinstance(self.root, Path):
+            return self.root
+        return state_folder() / _hashed(self.root)
+
+    @property
+    def run_json(self) -> Place:
         """Written last when a run is made: where it is, the first generation of the manifest is complete."""
         return self.root / "run.json"
 
     @property
-    def control(self) -> Path:
+    def control(self) -> Place:
         """What was asked of the run since it was made: whether it goes on, and its priority."""
         return self.root / "control.json"
 
     @property
-    def manifest(self) -> Path:
+    def manifest(self) -> Place:
         """Folder of the manifest's segments, and of the records `gen-0001.json` ... of what was added later."""
         return self.root / "manifest"
 
     @property
-    def commits(self) -> Path:
+    def commits(self) -> Place:
         """Folder of the commit records, the truth."""
         return self.root / "commits"
 
     @property
-    def parts(self) -> Path:
+    def parts(self) -> Place:
         """Folder of the committed rows, where `core.formats` knows no other for the run's format."""
         return self.root / "parts"
 
     @property
-    def failures(self) -> Path:
+    def failures(self) -> Place:
         """Folder of the committed failures."""
         return self.root / "failures"
 
     @property
+    def writer(self) -> Place:
+        """Epochs that writers took, and a checkpoint of the log."""
+        return self.root / "_writer"
+
+    @property
+    def plan_lock(self) -> Path:
+        """Locked by who plans or adds units."""
+        return self.home / "_writer" / "plan.lock"
+
+    @property
     def staging(self) -> Path:
-        """Results on their way from workers to the writer."""
-        return self.root / "_staging"
+        """Results on their way from workers to the writer, where these share a folder."""
+        return self.home / "_staging"
 
     @property
     def temporary(self) -> Path:
-        """Unfinished files."""
-        return self.root / "_tmp"
-
-    @property
-    def writer(self) -> Path:
-        """Epochs that writers took, and the lock of who plans or adds units."""
-        return self.root / "_writer"
+        """Unfinished files; for an object store those that are written here before they are sent."""
+        spool = None if isinstance(self.root, Path) else spool_folder()
+        return self.home / "_tmp" if spool is None else spool / f"embq-{_hashed(self.root)}"
 
     @property
     def broker(self) -> Path:
         """State of the embedded server."""
-        return self.root / "_broker"
+        return self.home / "_broker"
 
     @property
     def logs(self) -> Path:
         """Logs of the processes that `embq run` started."""
-        return self.root / "_logs"
+        return self.home / "_logs"
 
-    def make(self, *rows: Path) -> None:
-        """Create the folders that every run has, and those for its `rows`; OutputError where that is not possible."""
+    def relative(self, path: Place) -> str:
+        """What a record calls a file of the output."""
+        return str(path).removeprefix(f"{self.root}/")
+
+    def make(self, *rows: Place) -> None:
+        """Create the folders that every run has, and those for its `rows`.
+
+        Raises OutputError where that is not possible, ConfigError where an object store is none on which one writer
+        can shut out another.
+        """
+        if isinstance(self.root, ObjectPath):
+            try:
+                probe(self.root / "_writer")
+            except OSError as error:
+                raise output_error(error, self.root) from error
         folders = (self.manifest, self.commits, self.failures, *rows)
-        for folder in (self.root, *folders, self.staging, self.temporary, self.writer):
+        own = (self.staging, self.temporary, self.plan_lock.parent)
+        for folder in (self.root, *folders, *own):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -97,6 +131,11 @@ class Layout:
 
 
 _NUMBERED = re.compile(r"(?:(?:part|failures|commit|checkpoint)-|(?:metadata|.*_emb)_)(\d+)(?:\.|$)")
+
+
+def _hashed(root: Place) -> str:
+    """A name for an output on an object store that a folder can have."""
+    return content_hash([str(root)])[:16]
 
 
 def record_number(name: str) -> int:
@@ -123,6 +162,8 @@ class RunInfo:
         version: embq version that planned the run.
         created: UTC time, ISO 8601; information only.
         added: the generations that were added, in order.
+        segments: names of the segments of the manifest that the run was planned with, in order; () where a record of
+            another version of embq does not say, and they are all whose names begin with a digit.
     """
 
     run: str
@@ -138,6 +179,7 @@ class RunInfo:
     rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
     format: str = "parquet"
     added: tuple[Generation, ...] = ()
+    segments: tuple[str, ...] = ()
 
     @property
     def first_units(self) -> int:
@@ -177,6 +219,7 @@ class RunInfo:
                 "units": self.units,
                 "samples": self.samples,
                 "manifest_digest": self.manifest_digest,
+                "segments": list(self.segments),
                 "version": self.version,
                 "created": self.created,
             },
@@ -187,17 +230,20 @@ class RunInfo:
         try:
             write_new(layout.run_json, data.encode() + b"\n", temporary=temporary)
         except FileExistsError as error:
-            raise OutputError(f"{layout.run_json} was written by another process at the same time") from error
+            raise TryLaterError(
+                f"{layout.run_json} was written by another process at the same time",
+                next_step="give the same command again",
+            ) from error
         except OSError as error:
             raise output_error(error, layout.run_json) from error
 
 
-def run_id(identity: dict[str, Any], output: Path) -> str:
+def run_id(identity: dict[str, Any], output: Place) -> str:
     """Run id: 16 hex digits over what the run is and where it goes, so that planning again finds the same run."""
     return content_hash([identity, str(output)])[:16]
 
 
-def load_run(root: Path) -> RunInfo:
+def load_run(root: Place) -> RunInfo:
     """The run of an output folder as it is now; InputError where the folder holds none."""
     layout = Layout(root)
     try:
@@ -236,7 +282,19 @@ def load_run(root: Path) -> RunInfo:
         version=data["version"],
         created=data["created"],
         added=added,
+        segments=tuple(data.get("segments", ())),
     )
+
+
+def first_segments(layout: Layout) -> list[Place]:
+    """The segments of the manifest that a run was planned with, in order."""
+    try:
+        named = json.loads(layout.run_json.read_bytes()).get("segments", ())
+    except FileNotFoundError:
+        named = ()
+    except (OSError, ValueError, AttributeError) as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+    return [layout.manifest / name for name in named] or sorted(layout.manifest.glob("[0-9]*.parquet"), key=str)
 
 
 def refuse_foreign_files(layout: Layout) -> None:

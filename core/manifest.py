@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ import pyarrow.parquet as pq
 
 from core.durable import output_error, publish
 from core.errors import OutputError
-from core.generations import read_generations
-from core.layout import Layout
+from core.generations import PREFIX, read_generations
+from core.layout import Layout, first_segments
+from core.objects import opened
 from core.units import Unit, canonical_json, id_of
 
 SEGMENT_UNITS = 50_000
@@ -56,9 +58,17 @@ class ManifestSummary:
 
 def write_manifest(layout: Layout, units: Iterable[Unit]) -> ManifestSummary:
     """Write the segments of a new run, durably; they are real only once run.json is there, so leftovers go."""
+    return first_segment_writer(layout).write(units)
+
+
+def first_segment_writer(layout: Layout) -> SegmentWriter:
+    """Writes the segments of a new run. In a folder the caller holds the lock on planning, so what is there is left
+    over, and goes; on an object store another plan may be at work, so each gives its segments names of their own."""
+    if not isinstance(layout.root, Path):
+        return SegmentWriter(layout, f"{PREFIX}0000-{secrets.token_hex(4)}-")
     for leftover in layout.manifest.iterdir():
         leftover.unlink()
-    return SegmentWriter(layout, "").write(units)
+    return SegmentWriter(layout, "")
 
 
 class SegmentWriter:
@@ -118,14 +128,14 @@ class Manifest:
 
     def __init__(self, layout: Layout) -> None:
         self.generations = tuple(read_generations(layout.manifest))
-        self._paths: list[Path] = sorted(layout.manifest.glob("[0-9]*.parquet"))
+        self._paths = first_segments(layout)
         self._paths += [layout.manifest / name for generation in self.generations for name in generation.segments]
         self._starts: list[int] = []
         total = 0
         for path in self._paths:
             self._starts.append(total)
             try:
-                total += pq.read_metadata(path).num_rows
+                total += pq.read_metadata(opened(path)).num_rows
             except (OSError, pa.ArrowInvalid) as error:
                 raise OutputError(f"{path} cannot be read: {error}") from error
         self.units = total
@@ -151,7 +161,7 @@ class Manifest:
     def ids(self) -> Iterator[tuple[str, str]]:
         """(unit id, kind) of each unit in order, without building the units."""
         for path in self._paths:
-            table = pq.read_table(path, columns=["unit_id", "kind"])
+            table = pq.read_table(opened(path), columns=["unit_id", "kind"])
             for batch in table.to_batches(max_chunksize=1_000):
                 yield from zip(batch["unit_id"].to_pylist(), batch["kind"].to_pylist(), strict=True)
 
@@ -160,7 +170,7 @@ class Manifest:
             raise IndexError(f"unit {u} of {self.units}")
         segment = bisect_right(self._starts, u) - 1
         if segment != self._loaded:
-            table = pq.read_table(self._paths[segment], columns=["unit_id", "description"])
+            table = pq.read_table(opened(self._paths[segment]), columns=["unit_id", "description"])
             self._ids = table["unit_id"].combine_chunks()
             self._descriptions = table["description"].combine_chunks()
             self._loaded = segment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,13 +10,14 @@ import pyarrow as pa
 from core.commits import CommitLog, CommittedFile, LogState
 from core.errors import OutputError
 from core.layout import Layout, RunInfo, load_run
+from core.objects import Place
 from core.parts.joined import opened
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-def committed(root: Path) -> tuple[RunInfo, LogState]:
+def committed(root: Place) -> tuple[RunInfo, LogState]:
     """The run of an output folder and what its commit log says so far.
 
     Raises InputError where the folder holds no run, OutputError where a record is damaged.
@@ -28,21 +28,21 @@ def committed(root: Path) -> tuple[RunInfo, LogState]:
     return info, state
 
 
-def committed_parts(root: Path) -> Iterator[tuple[CommittedFile, ...]]:
+def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
     """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
     for files in _of_records(root):
         if part := tuple(file for file in files if file.of_rows):
             yield part
 
 
-def _of_records(root: Path) -> Iterator[tuple[CommittedFile, ...]]:
+def _of_records(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
     log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
     for commit in log.read():
         log.advance(state, commit)
         yield commit.files
 
 
-def row_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """All committed rows in the order of their ids, a bounded number at a time; the same whatever the format.
 
     Args:
@@ -55,7 +55,7 @@ def row_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.
         yield from part_tables(root, files, columns)
 
 
-def failure_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def failure_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """All committed failures in commit order: ordinal (null for a whole unit), key, code, message, unit_id, u."""
     for files in _of_records(root):
         for file in files:
@@ -63,7 +63,9 @@ def failure_tables(root: Path, columns: Sequence[str] | None = None) -> Iterator
                 yield from part_tables(root, [file], columns)
 
 
-def part_tables(root: Path, files: Sequence[CommittedFile], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+def part_tables(
+    root: Place, files: Sequence[CommittedFile], columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
     """The rows of one part, or one file of failures, a bounded number at a time.
 
     Args:

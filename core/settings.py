@@ -92,6 +92,16 @@ def _seconds(name: str, default: float) -> float:
     return value
 
 
+def state_folder() -> Path:
+    """Where this machine keeps what belongs to an output that is on an object store; see `core.layout.Layout.home`."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "embq"
+
+
+def spool_folder() -> Path | None:
+    """The folder of EMBQ_SPOOL for files on their way to or from an object store; None where it is not set."""
+    return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with `changes`, for starting embq's own child processes."""
     return {**os.environ, **changes}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError, EmbqError, InputError
+from core.objects import is_folder, place
 from embq.options import settings_with
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def find(run: str, broker: str) -> tuple[RunRecord, redis.Redis]:
     settings = settings_with(broker)
     url = settings.broker_url
     name = run
-    if Path(run).is_dir():
-        root = Path(run).absolute()
+    if is_folder(run):
+        root = place(run)
         name = load_run(root).run
         url = url if broker else EmbeddedServer.find(Layout(root).broker) or url
     if not url:
@@ -122,7 +122,7 @@ def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
     from core.control import load_control
     from core.layout import Layout, load_run
 
-    layout = Layout(Path(record.output))
+    layout = Layout(place(record.output))
     try:
         control = load_control(layout)
         if control != control.with_wishes(wishes):

@@ -20,9 +20,10 @@ import redis
 from redis.exceptions import RedisError
 
 from core.broker import connect, mask, problems, reach
-from core.durable import publish, write_new
+from core.durable import output_error, publish, write_new
 from core.embedded import EmbeddedServer, server_binary
 from core.errors import ConfigError, EmbqError
+from core.objects import ObjectPath, is_url, place, probe
 from core.settings import Settings
 from embq.verification.findings import Check
 from embq.verification.probes import devices, models
@@ -137,6 +138,9 @@ def _guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
 
 def storage(output: str) -> Iterator[Check]:
     """What a commit does, done in `output` or in the nearest folder above it that exists."""
+    if is_url(output):
+        yield from _guarded("storage", lambda: _examine_store(output))
+        return
     asked = Path(output or tempfile.gettempdir()).absolute()
     place = next(path for path in (asked, *asked.parents) if path.exists())
     fix = "give write permission, or put --output on a disk with hard links and rename"
@@ -155,6 +159,19 @@ def storage(output: str) -> Iterator[Check]:
         yield Check("storage", "warn", detail, "make room, or put --output on a larger disk")
     else:
         yield Check("storage", "ok", detail)
+
+
+def _examine_store(url: str) -> list[Check]:
+    """An object store: whether it can be written, and creates a name only once."""
+    root = place(url)
+    assert isinstance(root, ObjectPath)
+    began = time.monotonic()
+    try:
+        probe(root / "_writer")
+    except OSError as error:
+        raise output_error(error, root) from error
+    took_ms = (time.monotonic() - began) * 1000
+    return [Check("storage", "ok", f"{root}: creates a name only once; finding that out took {took_ms:.0f} ms")]
 
 
 def _commit_like(folder: Path) -> tuple[float, str]:

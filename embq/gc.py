@@ -21,11 +21,14 @@ from core.formats import row_folders
 from core.generations import leftovers
 from core.hints import HintJob, hint_queue
 from core.layout import PLANNED, Layout, RunInfo, load_run, record_number
+from core.objects import ObjectPath, Place, Status, Unfinished
 from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
 from core.settings import Settings
 
 NONCE = ".shared"
+PLANNING_S = 24 * 3600.0
+"""Segments on an object store that nothing names are of a plan that is at work, for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Collected:
     notes: tuple[str, ...]
 
 
-def collect(root: Path, settings: Settings, *, asked: bool, older_than_s: float, dry_run: bool) -> Collected:
+def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float, dry_run: bool) -> Collected:
     """Remove the litter of an output folder and, once its run is finished, what the broker keeps of it.
 
     Safe while others work on the run.
@@ -67,7 +70,9 @@ def collect(root: Path, settings: Settings, *, asked: bool, older_than_s: float,
 
         found = find(layout, info, state, live=live, older_than_s=older_than_s)
         if not dry_run:
-            remove(layout, found.litter)
+            remove(layout, found)
+        if found.uploads:
+            notes.append(f"{len(found.uploads):,} uploads that were begun and never completed are among what goes")
         if found.in_use and live() is None:
             notes.append("no broker was asked whose they are, so staged results stay until the run is finished")
         forgotten = None
@@ -107,7 +112,7 @@ class Litter:
     """A file that no record names.
 
     Attributes:
-        path: relative to the output folder.
+        path: relative to the output folder; absolute where it is a file of this machine for an object store.
         bytes: its size.
         age_s: by the clock of the storage.
     """
@@ -125,11 +130,13 @@ class Found:
         litter: what may go.
         young: number of files that are not old enough.
         in_use: number of files that a writer or a worker may still need.
+        uploads: what was begun to be sent to an object store and never completed, and may go.
     """
 
     litter: tuple[Litter, ...]
     young: int
     in_use: int
+    uploads: tuple[Unfinished, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -151,7 +158,9 @@ def find(
     rows = row_folders(layout, info)
     folders = (*rows, layout.failures, layout.temporary, layout.staging, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
-    unnamed = set(leftovers(layout.manifest))
+    unfinished: list[Unfinished] = []
+    uploads = layout.root.unfinished() if isinstance(layout.root, ObjectPath) else []
+    unnamed = set(leftovers(layout.manifest, load_run(layout.root).segments))
     planning = _is_planned(layout)
     named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
     tokens = live()
@@ -164,27 +173,35 @@ def find(
                 continue
             if folder == layout.manifest and path not in unnamed:
                 continue
+            age_s = max(0.0, now - status.st_mtime)
             if folder == layout.manifest or (folder == layout.temporary and path.name.startswith(PLANNED)):
-                used = planning
+                # No lock says whether another machine plans for an object store.
+                used = planning or (isinstance(path, ObjectPath) and age_s < PLANNING_S)
             elif folder == layout.staging:
                 used = _token_part(path.name) in tokens if tokens is not None else not state.closed
             else:
                 # The record to come may name a file that has its number.
                 used = not state.closed and record_number(path.name) > state.n
-            age_s = max(0.0, now - status.st_mtime)
             if used:
                 in_use += 1
             elif age_s < older_than_s:
                 young += 1
             else:
-                litter.append(Litter(str(path.relative_to(layout.root)), status.st_size, age_s))
-    return Found(tuple(litter), young, in_use)
+                litter.append(Litter(layout.relative(path), status.st_size, age_s))
+    for upload in uploads:
+        if not state.closed and record_number(upload.path.name) > state.n:
+            in_use += 1
+        elif (age_s := max(0.0, _storage_time(layout.writer) - upload.began)) < older_than_s:
+            young += 1
+        else:
+            unfinished.append(upload)
+    return Found(tuple(litter), young, in_use, tuple(unfinished))
 
 
 def _is_planned(layout: Layout) -> bool:
     """Whether somebody adds units to the run now."""
     try:
-        with open(layout.writer / "plan.lock") as lock:
+        with open(layout.plan_lock) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -193,18 +210,23 @@ def _is_planned(layout: Layout) -> bool:
     return False
 
 
-def remove(layout: Layout, litter: tuple[Litter, ...]) -> None:
-    """Delete files; one that is gone already is no error."""
-    for item in litter:
-        path = layout.root / item.path
+def remove(layout: Layout, found: Found) -> None:
+    """Delete files and unfinished uploads; one that is gone already is no error."""
+    for upload in found.uploads:
+        upload.abort()
+    for item in found.litter:
+        path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise output_error(error, path) from error
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
     try:
+        if isinstance(folder, ObjectPath):
+            yield from folder.listing()
+            return
         with os.scandir(folder) as entries:
             for entry in entries:
                 try:
@@ -218,11 +240,14 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         raise output_error(error, folder) from error
 
 
-def _storage_time(folder: Path) -> float:
+def _storage_time(folder: Place) -> float:
     """What time it is for the storage of a folder, whose clock may not be that of this machine."""
     probe = folder / f".gc-{secrets.token_hex(4)}"
     try:
-        probe.touch()
+        if isinstance(probe, ObjectPath):
+            probe.create(b"")
+        else:
+            probe.touch()
         try:
             return probe.stat().st_mtime
         finally:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from core.errors import Exit
 from core.layout import RunInfo
+from core.objects import Place
 from core.stopping import StopFlag
 from embq.display import Display, duration
 from embq.options import settings_with
@@ -17,7 +17,7 @@ from embq.progress import Progress, Watch
 from embq.session import Outcome, Session
 
 
-def work(info: RunInfo, root: Path, options: dict[str, Any], *, broker: str, quiet: bool) -> Outcome:
+def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool) -> Outcome:
     """Bring a planned run to its end on this machine; at once where nothing is left to do."""
     before = Watch(root, None).look()  # the run that stands in the folder, with all that was added
     if before.state == "done":
@@ -54,7 +54,7 @@ def _worker_arguments(options: dict[str, Any]) -> list[str]:
     return [part for name in names for part in (f"--{name.replace('_', '-')}", str(options[name]))]
 
 
-def account(outcome: Outcome, root: Path, *, as_json: bool) -> int:
+def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:
     """Print what went in and what came out; gives the exit status."""
     progress = outcome.progress
     if as_json:
@@ -69,7 +69,7 @@ def account(outcome: Outcome, root: Path, *, as_json: bool) -> int:
     return Exit.SOME_FAILED if progress.failures else Exit.DONE
 
 
-def account_lines(progress: Progress, root: Path) -> list[str]:
+def account_lines(progress: Progress, root: Place) -> list[str]:
     """The account of a run: in = rows + failures, where it is, how long it took."""
     total = progress.rows + progress.failures
     lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]

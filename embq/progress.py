@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
@@ -14,6 +13,7 @@ from core.commits import CommitLog, LogState
 from core.control import Control, load_control
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger, load_scripts
+from core.objects import Place
 from core.protocol import RUN_PARTS
 from core.registry import RunRecord, live_workers
 
@@ -105,7 +105,7 @@ class Watch:
         client: the broker, or None where none answers.
     """
 
-    def __init__(self, root: Path, client: redis.Redis | None) -> None:
+    def __init__(self, root: Place, client: redis.Redis | None) -> None:
         self.info: RunInfo = load_run(root)
         self.root = root
         self.client = client

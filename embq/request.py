@@ -9,6 +9,7 @@ import embq
 from core.control import PRIORITY
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking
+from core.objects import is_url, place
 from core.rows import RowSpec
 from embq.options import INPUT_FORMATS
 from producer.enqueue import Request
@@ -24,7 +25,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             raise UsageError(f"unknown modality {modality!r}", next_step="use --modality image, text or image,text")
     return Request(
         inputs=inputs,
-        output=Path(options["output"]),
+        output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
         models=options["model"],
         modalities=tuple(m for m in MODALITIES if m in modalities),
         precision=options["precision"],

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from core.errors import UsageError
+from core.objects import ObjectPath
 from producer.enqueue import Request, prepare
 from producer.upload import Delivered, Inputs, Parcel, deliver, pack
 
@@ -26,6 +27,11 @@ def send_run(
 ) -> None:
     """Plan a run into a temporary folder of this machine, send it, and say whether this machine may leave."""
     output = str(request.output)
+    if isinstance(request.output, ObjectPath):
+        raise UsageError(
+            f"--output {output}: --upload and --inline go into a folder of the writer's machine",
+            next_step="leave them out: this machine writes the plan to the object store itself",
+        )
     if not PurePosixPath(output).is_absolute():
         raise UsageError(
             f"--output {output}: with --upload this is a folder of the writer's machine",

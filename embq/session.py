@@ -12,8 +12,10 @@ import redis
 
 from core.broker import check, connect
 from core.embedded import EmbeddedServer, keep_to_ourselves
+from core.errors import AwayError
 from core.layout import Layout, RunInfo
 from core.ledger import Ledger
+from core.objects import Place
 from core.settings import Settings
 from embq.children import Child
 from embq.display import Display
@@ -21,6 +23,8 @@ from embq.progress import Progress, Watch
 from producer.enqueue import announce
 
 LOOK_S = 0.25
+LOOK_FAR_S = 1.0
+"""Between two looks at an object store, each of which is a few requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Session:
     def __init__(
         self,
         info: RunInfo,
-        root: Path,
+        root: Place,
         *,
         wishes: Mapping[str, str],
         worker_arguments: list[str],
@@ -124,15 +128,16 @@ class Session:
             for child in children:
                 child.look_after()
             # Without an answer the server is being started again, or a child is about to say what is wrong with it.
-            with suppress(redis.exceptions.RedisError):
+            with suppress(redis.exceptions.RedisError, AwayError):
                 progress = watch.look()
                 self.display.show(progress)
                 if progress.state == "cancelled":
                     self.display.say("the run was cancelled: what is published is committed, the rest is left")
                     return True
-            if watch.log_state().closed:
-                return False
-            time.sleep(LOOK_S)
+            with suppress(AwayError):  # the writer waits for it as well
+                if watch.log_state().closed:
+                    return False
+            time.sleep(LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S)
 
     def _stop(self, children: list[Child]) -> None:
         """Workers first, so that the writer commits all that they still publish; then producer and writer."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from core.layout import Layout, load_run
+from core.objects import Place
 from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation
 from embq.verification.manifest import check_digests, check_manifest
@@ -69,7 +69,7 @@ class Report:
         return self.violations_total == 0
 
 
-def verify(root: Path, *, mode: Mode = "full", on_record: Callable[[int, int], None] | None = None) -> Report:
+def verify(root: Place, *, mode: Mode = "full", on_record: Callable[[int, int], None] | None = None) -> Report:
     """Check an output folder.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,12 +18,13 @@ from core.commits import CommitLog
 from core.control import PRIORITY, Control, save_control
 from core.durable import drop, output_error
 from core.embedded import in_use, kept_off
-from core.errors import InputError
+from core.errors import AwayError, InputError, TryLaterError
 from core.generations import PREFIX, Generation, append, leftovers
 from core.layout import PLANNED, Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
-from core.manifest import Manifest, SegmentWriter, write_manifest
+from core.manifest import Manifest, SegmentWriter, first_segment_writer
 from core.models import Chunking, ModelConfig
+from core.objects import Place, place
 from core.registry import RunRecord, register
 from core.rows import RowSpec
 from core.units import Unit
@@ -45,7 +45,7 @@ class Request:
     """What a user asks for; see the options of `embq run` for the meaning of each field."""
 
     inputs: tuple[str, ...]
-    output: Path
+    output: Place
     models: tuple[str, ...]
     modalities: tuple[str, ...]
     precision: str
@@ -158,7 +158,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
 def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
     models = asked_models(request.models)
-    layout = Layout(Path(os.path.abspath(request.output)))
+    layout = Layout(place(request.output))
     cut_bytes = CUT_UNIT_BYTES if request.chunking is not None else 0
     planned = plan(
         request.inputs,
@@ -191,8 +191,12 @@ def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo
 
 @contextmanager
 def _alone(layout: Layout) -> Iterator[None]:
-    """Nobody else plans; unfinished files of plans that were killed go."""
-    path = layout.writer / "plan.lock"
+    """Nobody else plans, on this machine at least; unfinished files of plans that were killed go.
+
+    Several machines may plan for one object store. There each plan's segments have names of their own, and the
+    conditional create of run.json or of a generation's record decides whose are real.
+    """
+    path = layout.plan_lock
     try:
         lock = open(path, "w")  # noqa: SIM115 - closed below
     except OSError as error:
@@ -208,7 +212,8 @@ def _alone(layout: Layout) -> Iterator[None]:
 
 
 def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) -> RunInfo:
-    summary = write_manifest(layout, planned.units)
+    segments = first_segment_writer(layout)
+    summary = segments.write(planned.units)
     info = RunInfo(
         run="",
         inputs=request.inputs,
@@ -222,10 +227,16 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         manifest_digest=summary.digest,
         version=request.version,
         created=_now(),
+        segments=tuple(segments.names),
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
     save_control(layout, Control(priority=request.priority))
-    info.publish(layout)
+    try:
+        info.publish(layout)
+    except TryLaterError:
+        for name in segments.names:
+            drop(layout.manifest / name)
+        raise
     return info
 
 
@@ -239,8 +250,8 @@ def _extend(
     look_for_vanished: bool = True,
 ) -> Planned:
     """Add the units that the run lacks as one more generation."""
-    for leftover in leftovers(layout.manifest):
-        drop(leftover)
+    if isinstance(layout.root, Path):  # nobody else plans, so they are of plans that were killed
+        _drop_unnamed(layout, there)
     additions = Additions(Manifest(layout))
     number = len(there.added) + 1
     # A name of its own: no other plan can ever write to a segment that a generation names.
@@ -266,9 +277,10 @@ def _extend(
                 created=_now(),
             )
             append(layout.manifest, generation, temporary=layout.temporary)
+    except AwayError:
+        raise  # the record may still come to be there; what is not named in the end, `embq gc` removes
     except BaseException:
-        for leftover in leftovers(layout.manifest):
-            drop(leftover)
+        _drop_unnamed(layout, there, segments.prefix)
         raise
     return Planned(
         info=load_run(layout.root),
@@ -277,6 +289,13 @@ def _extend(
         samples=summary.samples,
         warnings=(*planned.warnings, *_vanished(differences)),
     )
+
+
+def _drop_unnamed(layout: Layout, there: RunInfo, prefix: str = "") -> None:
+    """Remove the segments that nothing names, of those whose names begin with `prefix`."""
+    for leftover in leftovers(layout.manifest, there.segments):
+        if leftover.name.startswith(prefix):
+            drop(leftover)
 
 
 def _named_again(there: RunInfo, asked: Asked) -> set[int]:
@@ -290,7 +309,7 @@ def _named_again(there: RunInfo, asked: Asked) -> set[int]:
     }
 
 
-def _changed(output: Path, there: RunInfo, asked: Asked, differences: Differences) -> InputError:
+def _changed(output: Place, there: RunInfo, asked: Asked, differences: Differences) -> InputError:
     more = differences.changed_count - len(differences.changed)
     wanted = dict(asked.options)
     differing = [
@@ -332,12 +351,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def announce(client: redis.Redis, info: RunInfo, output: Path) -> None:
+def announce(client: redis.Redis, info: RunInfo, output: Place) -> None:
     """Make the run known to the resident producer, writer and workers; repeating it changes nothing."""
     register(client, record_of(info, output))
 
 
-def hand_over(client: redis.Redis, info: RunInfo, output: Path, wishes: Mapping[str, str] | None = None) -> None:
+def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping[str, str] | None = None) -> None:
     """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
 
     Args:
@@ -352,9 +371,9 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Path, wishes: Mapping[
             Ledger(client, info.run).ask(wishes)
 
 
-def record_of(info: RunInfo, output: Path) -> RunRecord:
+def record_of(info: RunInfo, output: Place) -> RunRecord:
     """The run as the services know it."""
-    return RunRecord(run=info.run, output=os.path.abspath(output), model=info.model, rows=info.rows, units=info.units)
+    return RunRecord(run=info.run, output=str(place(output)), model=info.model, rows=info.rows, units=info.units)
 
 
 def _options(request: Request) -> tuple[tuple[str, str], ...]:
@@ -390,8 +409,8 @@ def _differences_of(there: RunInfo, model: ModelConfig, rows: RowSpec, format_: 
     ]
 
 
-def _other_run(output: Path, there: RunInfo, differences: Sequence[str]) -> InputError:
-    begun = CommitLog(Layout(Path(os.path.abspath(output)))).replay(there.units).count > 0
+def _other_run(output: Place, there: RunInfo, differences: Sequence[str]) -> InputError:
+    begun = CommitLog(Layout(place(output))).replay(there.units).count > 0
     return InputError(
         f"{output} holds another run: " + "; ".join(differences),
         next_step=f"choose another --output, or go on with the run that is there: embq resume {output}"

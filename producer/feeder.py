@@ -11,7 +11,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import redis
 
@@ -24,6 +23,7 @@ from core.layout import Layout
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
+from core.objects import place
 from core.registry import RunRecord, live_workers, register_again, registered
 from producer.shares import Claimant, Shares
 from producer.window import Window
@@ -231,7 +231,7 @@ class Feeder:
         known = self._manifests.get(record.run)
         if known is None or len(known) < total:
             try:
-                self._manifests[record.run] = Manifest(Layout(Path(record.output)))
+                self._manifests[record.run] = Manifest(Layout(place(record.output)))
             except EmbqError as error:
                 self._complain(record, error.message)
                 return None

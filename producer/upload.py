@@ -104,8 +104,8 @@ def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None
     info.publish(layout)
     by_value = {path: Path(source) for path, source in (inputs.files if inputs else {}).items()}
     paths = dict(sorted(by_value.items(), key=lambda pair: (pair[1].stat().st_mtime_ns, pair[0])))
-    paths |= {f"manifest/{path.name}": path for path in sorted(layout.manifest.glob("*.parquet"))}
-    paths["run.json"] = layout.run_json
+    paths |= {f"manifest/{path.name}": path for path in sorted((planned / "manifest").glob("*.parquet"))}
+    paths["run.json"] = planned / "run.json"
     files = []
     for name, path in paths.items():
         status = path.stat()

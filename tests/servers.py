@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import io
 import json
 import os
 import re
@@ -34,6 +36,7 @@ class Server:
             at all), "denied" (403).
         left: how many times.
         denied: names that may not be read or listed.
+        deaf: conditions of writes are not heard: what exists is written again.
         asked: number of requests by what they are and their status.
     """
 
@@ -42,6 +45,7 @@ class Server:
     fault: str = ""
     left: int = 0
     denied: set[str] = field(default_factory=set)
+    deaf: bool = False
     asked: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -266,7 +270,8 @@ def webhdfs_server(folder: Path) -> Iterator[Server]:
 @contextmanager
 def gcs_server() -> Iterator[Server]:
     """Google's JSON API from memory, with bucket `bucket`; sets the variable with which this and other processes find
-    it."""
+    it. The emulator ignores `ifGenerationMatch`; this makes it keep to it, unless `deaf` is set."""
+    from gcp_storage_emulator.exceptions import NotFound
     from gcp_storage_emulator.handlers.buckets import create_bucket
     from gcp_storage_emulator.server import RequestHandler
     from gcp_storage_emulator.storage import Storage
@@ -274,7 +279,25 @@ def gcs_server() -> Iterator[Server]:
     class Handler(RequestHandler):  # type: ignore[misc]
         def do_POST(self) -> None:
             with writing:  # the emulator is made for one request at a time
+                asked = parse_qs(urlsplit(self.path).query)
+                if not state.deaf and asked.get("ifGenerationMatch") == ["0"] and "upload_id" not in asked:
+                    if self.is_there(body := self.rfile.read(int(self.headers["Content-Length"]))):
+                        self.send_response(412)
+                        self.send_header("Content-Length", "0")
+                        self.end_headers()
+                        return
+                    socket, self.rfile = self.rfile, io.BytesIO(body)
+                    super().do_POST()
+                    self.rfile = socket
+                    return
                 super().do_POST()
+
+        def is_there(self, body: bytes) -> bool:
+            described = json.loads(re.search(rb"\{.*?\}", body)[0])  # type: ignore[index]
+            try:
+                return bool(storage.get_file_obj("bucket", described["name"]))
+            except NotFound:
+                return False
 
         def do_GET(self) -> None:
             data = "/download/" in self.path
@@ -335,6 +358,55 @@ def s3_server() -> Iterator[dict[str, str]]:
             yield variables
     finally:
         server.stop()
+
+
+@contextmanager
+def s3_proxy(upstream: str) -> Iterator[Server]:
+    """A server in front of an S3 one, at whose writes things go wrong: "busy" (503), or "lost" (written, and no answer
+    comes)."""
+    host = urlsplit(upstream).netloc
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            fault = state.take() if self.command in ("PUT", "POST") else ""
+            state.note(f"{self.command} {fault}".strip())
+            if fault == "busy":
+                self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>")
+                return
+            left_out = {"expect", "connection", *(["if-none-match"] if state.deaf else [])}
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in left_out}
+            connection = http.client.HTTPConnection(host)
+            connection.request(self.command, self.path, body or None, headers)
+            answer = connection.getresponse()
+            data = answer.read()
+            connection.close()
+            if fault == "lost":
+                self.close_connection = True
+                self.connection.close()
+                return
+            self.answer(answer.status, dict(answer.getheaders()), data)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on
+
+        def answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+            self.send_response_only(status)
+            length = headers.pop("Content-Length", str(len(data))) if self.command == "HEAD" else str(len(data))
+            for name, value in {**headers, "Content-Length": length}.items():
+                if name.lower() not in ("connection", "transfer-encoding"):
+                    self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+    state = Server(url="")
+    with serving(Handler) as port:
+        state.url = f"http://127.0.0.1:{port}"
+        yield state
 
 
 def upload(folder: Path, bucket: str) -> str:

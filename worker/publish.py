@@ -14,6 +14,7 @@ from core.durable import drop, output_error
 from core.errors import OutputError
 from core.layout import Layout
 from core.log import Events
+from core.objects import place
 from core.protocol import VERSION
 from core.results import embedding_columns, encode_result, row_schema
 from core.units import Sample
@@ -127,7 +128,7 @@ class PublishStage:
         key = (work.run, work.gen)
         if key not in self._shared:
             nonce = work.ledger.meta().get("nonce", "")
-            folder = Layout(Path(work.record.output)).staging
+            folder = Layout(place(work.record.output)).staging
             try:
                 there = (folder / ".shared").read_text()
             except OSError:
@@ -163,7 +164,7 @@ class PublishStage:
     def _stage(self, work: UnitWork, data: bytes) -> Path:
         # Not synced: a staging file that a power loss destroys fails its hash and the unit is only computed again.
         name = f"{work.unit_id}.{work.token.replace(':', '_')}.arrow"
-        folder = Layout(Path(work.record.output)).staging
+        folder = Layout(place(work.record.output)).staging
         temporary = folder / f".{name}"
         try:
             with open(temporary, "wb") as file:

@@ -7,7 +7,6 @@ removes after its fence; a crash after it leaves entries to acknowledge and stag
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,10 +16,11 @@ import pyarrow as pa
 
 from core import checkpoint
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
-from core.durable import drop, fsync_folder, output_error, publish
+from core.durable import claim, drop, fsync_folder, output_error, publish
 from core.errors import OutputError, TryLaterError
 from core.formats import row_folders
 from core.layout import PLANNED, Layout, RunInfo, record_number
+from core.objects import ObjectPath
 from core.results import FAILURE_SCHEMA, vector_widths
 from writer.accept import Accepted
 from writer.stores import for_format
@@ -71,7 +71,7 @@ class Committer:
         self.epoch = max([self.state.epoch, *self._epochs()]) + 1
         while True:
             try:
-                os.close(os.open(self.layout.writer / f"epoch-{self.epoch:06d}", os.O_CREAT | os.O_EXCL))
+                claim(self.layout.writer / f"epoch-{self.epoch:06d}", self.writer)
                 break
             except FileExistsError:
                 self.epoch += 1
@@ -119,8 +119,12 @@ class Committer:
                 first = 0 if folder == self.layout.temporary else self._swept
                 if number and not first < number <= fence:
                     continue
-                if str(path.relative_to(self.layout.root)) not in named:
+                if self.layout.relative(path) not in named:
                     drop(path)
+        if isinstance(self.layout.root, ObjectPath):
+            for upload in self.layout.root.unfinished():
+                if record_number(upload.path.name) <= fence:
+                    upload.abort()
 
     def commit(self, results: Sequence[Accepted]) -> Commit:
         """Write the results as one part and one record; TryLaterError where a later writer has taken over."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import redis
 
 from core.durable import output_error
 from core.errors import EmbqError, TryLaterError
 from core.log import Events
+from core.objects import Place, place
 from core.protocol import run_key
 from core.registry import RunRecord, registered
 from writer.lock import LockKeeper
@@ -129,15 +129,15 @@ class Writer:
                 keeper=self._keeper,
             )
         except (EmbqError, OSError) as error:
-            self._give_up(record.run, error, Path(record.output))
+            self._give_up(record.run, error, place(record.output))
         else:
             self._opened.add(record.run)
             self._cancelled.discard(record.run)
             self._held_since.pop(record.run, None)
 
-    def _give_up(self, run: str, error: EmbqError | OSError, root: Path) -> None:
+    def _give_up(self, run: str, error: EmbqError | OSError, root: Place) -> None:
         if isinstance(error, OSError):
-            error = output_error(error, Path(error.filename or root))
+            error = output_error(error, place(error.filename or str(root)))
         if self.only:
             raise error
         writer = self.runs.pop(run, None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import redis
 
@@ -18,6 +17,7 @@ from core.layout import Layout, load_run
 from core.ledger import Entry, Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
+from core.objects import place
 from core.registry import RunRecord, live_workers, register
 from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer
@@ -61,7 +61,7 @@ class RunWriter:
     ) -> None:
         self.record = record
         self.log = Events("writer")
-        self.layout = Layout(Path(record.output))
+        self.layout = Layout(place(record.output))
         self.info = load_run(self.layout.root)
         self.ledger = Ledger(client, record.run, scripts=load_scripts(client))
         self.id = secrets.token_hex(8)

@@ -38,6 +38,8 @@ class _Arrival:
     """One upload on its way into its folder.
 
     Attributes:
+        root: the output folder.
+        folder: what has arrived of it.
         taken: pieces that are durable here; -1 until that was looked at.
         there: indexes of the files that the output folder has already.
     """
@@ -45,6 +47,7 @@ class _Arrival:
     upload: Upload
     record: RunRecord
     layout: Layout
+    root: Path
     folder: Path
     pieces: Pieces
     taken: int = -1
@@ -65,10 +68,11 @@ class _Arrival:
         record = RunRecord.from_json(upload.record)
         if record is None or (record.run, record.output) != (upload.run, upload.output):
             raise InputError("the run that was uploaded is not the one that was announced", code="bad_upload")
-        layout = Layout(Path(upload.output))
-        if not layout.root.is_absolute():
+        root = Path(upload.output)
+        layout = Layout(root)
+        if not root.is_absolute():
             raise InputError(f"{upload.output} is not an absolute path", code="bad_upload")
-        return cls(upload, record, layout, layout.temporary / f"upload-{name}", Pieces(upload.files))
+        return cls(upload, record, layout, root, layout.temporary / f"upload-{name}", Pieces(upload.files))
 
 
 Add = Callable[[Path, Path, Callable[[], None], Callable[[], None]], Grown]
@@ -148,7 +152,7 @@ class Receiver:
         grows = arrival.layout.run_json.exists()
         found, changed = set(), []
         for index, file in enumerate(arrival.upload.files):
-            path = arrival.layout.root / file.path
+            path = arrival.root / file.path
             by_value = file.path.startswith(f"{INPUTS}/")
             if (grows and not by_value) or not path.exists():
                 continue
@@ -171,7 +175,7 @@ class Receiver:
 
     def _finish(self, name: str, arrival: _Arrival) -> int:
         """All pieces are here: make the run, or add to the one that is there."""
-        with open(arrival.layout.writer / "plan.lock", "w") as lock:
+        with open(arrival.layout.plan_lock, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -193,13 +197,13 @@ class Receiver:
     def _grow(self, arrival: _Arrival) -> Grown:
         """Add the units that the run lacks. Their inputs get their names before, and the others' stay as they are."""
         files = arrival.upload.files
-        plan = Layout(arrival.folder / "plan")
-        plan.manifest.mkdir(parents=True, exist_ok=True)
+        plan = arrival.folder / "plan"
+        (plan / "manifest").mkdir(parents=True, exist_ok=True)
         for index, file in enumerate(files):
-            if not file.path.startswith(f"{INPUTS}/") and not (plan.root / file.path).exists():
-                os.link(arrival.folder / str(index), plan.root / file.path)
+            if not file.path.startswith(f"{INPUTS}/") and not (plan / file.path).exists():
+                os.link(arrival.folder / str(index), plan / file.path)
         inputs = [index for index, file in enumerate(files) if file.path.startswith(f"{INPUTS}/")]
-        return self._add(arrival.layout.root, plan.root, lambda: _place(arrival, inputs, self._moved), self._moved)
+        return self._add(arrival.root, plan, lambda: _place(arrival, inputs, self._moved), self._moved)
 
     def _priority(self, name: str) -> int | None:
         """What was asked for last: it may be changed as long as the upload is under way."""
@@ -290,13 +294,13 @@ def _place(arrival: _Arrival, indexes: Iterable[int], moved: Callable[[], None])
     """Give arrived files their names, in order; those that have them already are left alone."""
     for index in indexes:
         moved()
-        _name(_arrived(arrival, index), arrival.upload.files[index], arrival.layout.root)
+        _name(_arrived(arrival, index), arrival.upload.files[index], arrival.root)
 
 
 def _arrived(arrival: _Arrival, index: int) -> Path:
     """Where a file stands: under its number, or under its name where it is there already."""
     path = arrival.folder / str(index)
-    return arrival.layout.root / arrival.upload.files[index].path if index in arrival.there else path
+    return arrival.root / arrival.upload.files[index].path if index in arrival.there else path
 
 
 def _durable(arrival: _Arrival, said: int) -> int:

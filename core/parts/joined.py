@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
 from core.commits import CommittedFile
 from core.errors import OutputError
+from core.objects import ObjectPath, Place
 from core.parts.base import FORMAT_ERRORS, PartFile
 from core.parts.parquet import ParquetPart
+from core.settings import spool_folder
 
 OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart}
 """How a file is opened, by its suffix."""
@@ -99,7 +102,7 @@ class Part:
 
 
 @contextmanager
-def opened(root: Path, files: Sequence[CommittedFile]) -> Iterator[Part]:
+def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
     """Open the files of one record that are aligned with each other, for the length of the block.
 
     Raises OutputError where one is missing, has another size than its record says, or cannot be read; also where what
@@ -107,12 +110,13 @@ def opened(root: Path, files: Sequence[CommittedFile]) -> Iterator[Part]:
     """
     open_files: list[tuple[CommittedFile, PartFile]] = []
     path = root
+    copies = ExitStack()
     try:
         for file in files:
             path = root / file.path
             if (size := path.stat().st_size) != file.bytes:
                 raise ValueError(f"it has {size} bytes, its record says {file.bytes}")
-            open_files.append((file, OPENERS[path.suffix](path)))
+            open_files.append((file, _open(path, copies)))
         yield Part(open_files)
     except FileNotFoundError as error:
         raise OutputError(
@@ -127,3 +131,15 @@ def opened(root: Path, files: Sequence[CommittedFile]) -> Iterator[Part]:
     finally:
         for _, one in open_files:
             one.close()
+        copies.close()
+
+
+def _open(path: Place, copies: ExitStack) -> PartFile:
+    """Of parquet on an object store only what is asked for is read; other files are copied to this machine first."""
+    if isinstance(path, ObjectPath) and path.suffix == ".parquet":
+        return ParquetPart(path)
+    if isinstance(path, ObjectPath):
+        folder = copies.enter_context(TemporaryDirectory(prefix="embq-part-", dir=spool_folder()))
+        path.fetch(local := Path(folder) / path.name)
+        path = local
+    return OPENERS[path.suffix](path)

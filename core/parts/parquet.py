@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from core.objects import Place, opened
 
 
 class ParquetPart:
     """See `core.parts.base.PartFile`; tables are row groups."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = pq.ParquetFile(path)
+    def __init__(self, path: Place) -> None:
+        self._file = pq.ParquetFile(opened(path))
         self.rows = int(self._file.metadata.num_rows)
         self.schema: pa.Schema = self._file.schema_arrow
 

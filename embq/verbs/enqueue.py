@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +52,7 @@ def command(
     from core.control import load_control
     from core.errors import TryLaterError
     from core.layout import Layout
+    from core.objects import place
     from producer.enqueue import hand_over, prepare
 
     settings = settings_with(broker)
@@ -72,7 +72,7 @@ def command(
         return
     planned = prepare(request)
     info = planned.info
-    output = Path(request.output).absolute()
+    output = place(request.output)
     # Whoever asks again with another priority wants that one; a new run has it in its folder.
     again = {} if planned.new or options["priority"] is None else {"priority": str(options["priority"])}
     for warning in planned.warnings:

@@ -10,7 +10,7 @@ import click
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from core.objects import Place
 
 EXAMPLES = 3
 """Examples kept of each group: enough to see what they have in common."""
@@ -39,9 +39,9 @@ def command(output: str, as_json: bool) -> int:
 
     Only committed failures are listed. A unit that failed as a whole counts once, whatever it holds.
     """
-    from pathlib import Path
+    from core.objects import place
 
-    root = Path(output)
+    root = place(output)
     groups = described(root, grouped(root))
     if as_json:
         import json
@@ -52,7 +52,7 @@ def command(output: str, as_json: bool) -> int:
     return 0
 
 
-def grouped(root: Path) -> list[Group]:
+def grouped(root: Place) -> list[Group]:
     """The committed failures by code, largest group first; raises what `core.reader.failure_tables` does."""
     import pyarrow.compute as pc
 
@@ -73,7 +73,7 @@ def grouped(root: Path) -> list[Group]:
     return sorted(groups.values(), key=lambda group: (-group.count, group.code, group.whole_unit))
 
 
-def described(root: Path, groups: list[Group]) -> list[dict[str, Any]]:
+def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
     """The groups as JSON-ready values, with the source of each example from the manifest."""
     from core.layout import Layout
     from core.manifest import Manifest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -49,10 +48,11 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
     Files that a live worker or writer may still need stay, also while the run is at work. How old a file is, is told
     by the clock of the storage.
     """
+    from core.objects import place
     from embq.gc import collect
 
     collected = collect(
-        Path(output).absolute(),
+        place(output),
         settings_with(broker),
         asked=bool(broker),
         older_than_s=older_than,

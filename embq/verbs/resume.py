@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.objects import is_folder, place
 from embq.options import broker_option, json_option, settings_with, worker_options
 
 if TYPE_CHECKING:
     from core.layout import RunInfo
+    from core.objects import Place
 
 RUNNING = {"state": "running"}
 
@@ -30,12 +31,12 @@ def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -
     command returns.
     """
     url = settings_with(broker).broker_url
-    root = Path(run).absolute()
-    if not root.is_dir() and url:
+    if not is_folder(run) and url:
         return _go_on(run, broker, as_json=as_json)
 
     from core.layout import load_run
 
+    root = place(run)
     info = load_run(root)
     if url:
         return _hand_over(info, root, broker, as_json=as_json)
@@ -60,7 +61,7 @@ def _go_on(run: str, broker: str, *, as_json: bool) -> int:
     return 0
 
 
-def _hand_over(info: RunInfo, root: Path, broker: str, *, as_json: bool) -> int:
+def _hand_over(info: RunInfo, root: Place, broker: str, *, as_json: bool) -> int:
     from core.broker import check, connect
     from core.commits import CommitLog
     from core.layout import Layout
@@ -81,7 +82,7 @@ def _hand_over(info: RunInfo, root: Path, broker: str, *, as_json: bool) -> int:
     return 0
 
 
-def _rests(run: str, root: Path) -> bool:
+def _rests(run: str, root: Place) -> bool:
     """Whether an `embq run` is at work on the folder that was paused."""
     from redis.exceptions import RedisError
 

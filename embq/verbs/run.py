@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +30,7 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     file; globs and {000000..000099} are expanded.
     Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
     """
+    from core.objects import place
     from embq.local import account, work
     from embq.request import request_from
     from producer.enqueue import prepare
@@ -38,6 +38,6 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     planned = prepare(request_from(inputs, options))
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
-    root = Path(options["output"]).absolute()
+    root = place(options["output"])
     outcome = work(planned.info, root, options, broker=broker, quiet=quiet or as_json)
     return account(outcome, root, as_json=as_json)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from core.errors import EmbqError
+from core.objects import Place, is_folder, place
 from embq.options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
     return {"schema": 1, "run": first.run, "output": first.output, "state": "arriving", "uploads": told}
 
 
-def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], redis.Redis | None, list[UnderWay]]:
+def _find(run: str, broker: str) -> tuple[list[tuple[Place, RunRecord | None]], redis.Redis | None, list[UnderWay]]:
     """Output folders to look at, each with what the broker knows the run as; the broker; what is on its way there."""
     from core.broker import connect, reach
     from core.embedded import EmbeddedServer
@@ -97,7 +97,7 @@ def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], r
     from embq.arriving import arriving, became_of
 
     settings = settings_with(broker)
-    folder = Path(run).absolute() if run and Path(run).is_dir() else None
+    folder = place(run) if run and is_folder(run) else None
     url = settings.broker_url
     if folder is not None and not broker:
         url = EmbeddedServer.find(Layout(folder).broker) or url
@@ -119,7 +119,7 @@ def _find(run: str, broker: str) -> tuple[list[tuple[Path, RunRecord | None]], r
         run = became_of(client, run)
         if run not in records:
             raise InputError(f"the broker knows no run {asked}", next_step="`embq status` lists the runs that it knows")
-    found: list[tuple[Path, RunRecord | None]] = [
-        (Path(record.output), record) for record in records.values() if run in ("", record.run)
+    found: list[tuple[Place, RunRecord | None]] = [
+        (place(record.output), record) for record in records.values() if run in ("", record.run)
     ]
     return found, client, arriving(client, run, records[run].output if run else "")

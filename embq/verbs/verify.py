@@ -36,15 +36,14 @@ def command(output: str, mode: Mode, as_json: bool) -> int:
 
     Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
     """
-    from pathlib import Path
-
+    from core.objects import place
     from embq.verify import verify
 
     if sys.stderr.isatty():
-        report = verify(Path(output), mode=mode, on_record=_show_progress)
+        report = verify(place(output), mode=mode, on_record=_show_progress)
         click.echo(err=True)
     else:
-        report = verify(Path(output), mode=mode)
+        report = verify(place(output), mode=mode)
     if as_json:
         _print_json(report)
     else:

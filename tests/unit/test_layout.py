@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError, OutputError
+from core.errors import InputError, OutputError, TryLaterError
 from core.layout import Layout, RunInfo, load_run, record_number, run_id
 from core.models import ModelConfig
 from core.rows import RowSpec
@@ -49,7 +49,7 @@ def test_making_the_folders_again_changes_nothing(layout: Layout) -> None:
 
 def test_a_run_is_written_once(layout: Layout) -> None:
     INFO.publish(layout)
-    with pytest.raises(OutputError, match="at the same time"):
+    with pytest.raises(TryLaterError, match="at the same time"):
         replace(INFO, rows=RowSpec(dtype="float32")).publish(layout)
     assert load_run(layout.root) == INFO
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from core.commits import CommittedFile
 from core.durable import drop, output_error
 from core.layout import Layout
+from core.objects import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Store(Protocol):
 
 
 @contextmanager
-def whole_or_none(drafts: Sequence[Path], path: Path) -> Iterator[None]:
+def whole_or_none(drafts: Sequence[Path], path: Place) -> Iterator[None]:
     """Remove the unfinished files where the block fails; an OSError becomes the OutputError for `path`."""
     try:
         yield

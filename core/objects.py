@@ -1,0 +1,473 @@
+"""Names of an output on an object store, used as `pathlib.Path` is where the output is a folder.
+
+An object store has no folders, no rename, no locks and no names that are half written: an object is there whole or not
+at all. What guards an output there is the conditional create: of those who create one name, one succeeds. `probe` finds
+out whether a store keeps to that.
+
+Nothing is cached. Errors are those of a file system (FileNotFoundError, FileExistsError, PermissionError); a store that
+does not answer, after some attempts, is AwayError. Credentials come from where the store's own tools take them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import io
+import os
+import posixpath
+import random
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from core.errors import AwayError, ConfigError, OutputError, UsageError
+
+NEEDED = {"s3": "embq[s3]", "gs": "embq[gcs]"}
+"""Scheme -> what has to be installed to write there."""
+SPELLINGS = {"s3a": "s3", "gcs": "gs"}
+"""Other names of the same schemes; an output has one name, because a run's id is made of it."""
+
+CONNECT_S, ANSWER_S = 10, 60
+"""Seconds without a connection, and without an answer, after which a request has failed."""
+ATTEMPTS = 5
+"""Of one request; the client libraries wait up to 20 s between them, and longer each time."""
+PIECE_BYTES = 8 << 20
+"""Of a large upload; S3 takes up to 10,000 of them, so 84 GB."""
+AT_ONCE = 4
+"""Pieces under way at a time; together they are what an upload holds in memory."""
+BUSY_S = (0.2, 0.5, 1.0, 2.0)
+"""Before an upload is begun again because another one of the same name was under way (409)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a store says of an object: its size, and when it was written by the store's clock (seconds since 1970)."""
+
+    st_size: int
+    st_mtime: float
+
+
+class ObjectPath:
+    """The name of an object, or of what would be a folder: all objects below it.
+
+    The methods that `pathlib.Path` has as well do the same here, and durably. Others: `create`, `replace`, `take` and
+    `fetch`; see `core.durable` for what chooses between them and the calls for files.
+    """
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    # --- names ---
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"ObjectPath({self._url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectPath) and other._url == self._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+    def __lt__(self, other: ObjectPath) -> bool:
+        return self._url < other._url
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(f"{self._url}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return posixpath.basename(self._url)
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return posixpath.splitext(self.name)[0]
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the last part, with its dot."""
+        return posixpath.splitext(self.name)[1]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The name without its last part."""
+        return ObjectPath(posixpath.dirname(self._url))
+
+    # --- reading ---
+
+    def exists(self) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        """Whether there is any object below this name."""
+        return next(self.iterdir(), None) is not None
+
+    def stat(self) -> Status:
+        """Size and time; FileNotFoundError where there is no such object."""
+        said = self._ask(lambda store, key: store.info(key))
+        if said.get("type") != "file":
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", self._url)
+        return _status(said)
+
+    def read_bytes(self) -> bytes:
+        """All of it."""
+        return bytes(self._ask(lambda store, key: store.cat_file(key)))
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """All of it as text."""
+        return self.read_bytes().decode(encoding)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`."""
+        piece = bytes(self._ask(lambda store, key: store.cat_file(key, start=start, end=stop)))
+        if len(piece) != stop - start:
+            raise AwayError(f"{self}: {len(piece)} bytes came instead of {stop - start}")
+        return piece
+
+    def open(self, piece_bytes: int = 1 << 20) -> io.BufferedReader:
+        """A file for reading, which can seek; it asks for at least `piece_bytes` at once."""
+        return io.BufferedReader(_Reading(self, self.stat().st_size), piece_bytes)
+
+    def fetch(self, local: Path) -> None:
+        """Copy it to a file of this machine."""
+        with self.open(PIECE_BYTES) as theirs, open(local, "wb") as ours:
+            shutil.copyfileobj(theirs, ours, PIECE_BYTES)
+
+    def listing(self) -> Iterator[tuple[ObjectPath, Status]]:
+        """The objects directly below this name, each with its status; none where there are none."""
+        try:
+            found = self._ask(lambda store, key: store.ls(key, detail=True, refresh=True))
+        except FileNotFoundError:
+            return
+        prefix = _key(self._url) + "/"
+        for one in found:
+            name = one["name"].removeprefix(prefix)
+            if one["name"].startswith(prefix) and name:
+                yield self / name.rstrip("/"), _status(one)
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """The names directly below this one."""
+        return (path for path, _ in self.listing())
+
+    def glob(self, pattern: str) -> Iterator[ObjectPath]:
+        """The names directly below this one that match."""
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    # --- writing ---
+
+    def mkdir(self, *_: Any, **__: Any) -> None:
+        """Nothing: folders are there as soon as something is in them."""
+
+    def create(self, data: bytes) -> None:
+        """Create it; FileExistsError where it is there with other bytes.
+
+        The answer to an earlier attempt may have been lost, so bytes that are ours already are no conflict. What is
+        to be exclusive must hold something that only one writer writes.
+        """
+        try:
+            self._ask(lambda store, key: store.pipe_file(key, data, mode="create"))
+        except FileExistsError:
+            if self.read_bytes() != data:
+                raise
+
+    def replace(self, data: bytes) -> None:
+        """Write it, in place of what was there."""
+        self._ask(lambda store, key: store.pipe_file(key, data))
+
+    def take(self, local: Path) -> None:
+        """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
+
+        The client libraries send a checksum along, which the store verifies; the size is asked for afterwards.
+        """
+        options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES}
+        if self._url.startswith("s3:"):
+            options["max_concurrency"] = AT_ONCE
+        try:
+            self._ask(lambda store, key: store.put_file(str(local), key, **options))
+        except FileExistsError:
+            if not self._equals(local):
+                raise
+        size, there = local.stat().st_size, self.stat().st_size
+        if size != there:
+            raise OutputError(f"{self}: {there} bytes arrived of {size}", code="output")
+
+    def unlink(self, missing_ok: bool = True) -> None:
+        """Remove it; one that is gone already is no error, because S3 does not tell."""
+        with suppress(FileNotFoundError):
+            self._ask(lambda store, key: store.rm_file(key))
+
+    def unfinished(self) -> list[Unfinished]:
+        """Uploads below this name that were begun and not completed; only S3 keeps them (and bills for them)."""
+        if not self._url.startswith("s3:"):
+            return []
+        bucket, _, key = _key(self._url).partition("/")
+        found: list[Unfinished] = []
+        marks: dict[str, str] = {}
+        while True:
+            request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
+            said = self._ask(partial(_uploads, request))
+            found += [
+                Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], _seconds(one.get("Initiated")))
+                for one in said.get("Uploads") or ()
+            ]
+            if not said.get("IsTruncated"):
+                return found
+            marks = {"KeyMarker": said["NextKeyMarker"], "UploadIdMarker": said["NextUploadIdMarker"]}
+
+    def _equals(self, local: Path) -> bool:
+        if self.stat().st_size != local.stat().st_size:
+            return False
+        with open(local, "rb") as ours, self.open(PIECE_BYTES) as theirs:
+            while piece := ours.read(PIECE_BYTES):
+                if theirs.read(len(piece)) != piece:
+                    return False
+        return True
+
+    def _ask(self, request: Callable[[Any, str], T]) -> T:
+        """What the store answers; errors as they are described above."""
+        for pause in (*BUSY_S, None):
+            try:
+                return request(_connect(self._url.partition(":")[0]), _key(self._url))
+            except Exception as error:
+                if _http_status(error) == 409 and pause is not None:
+                    time.sleep(pause * random.uniform(1.0, 1.5))
+                    continue
+                raise _translate(self._url, error) from error
+        raise AssertionError("unreachable")
+
+
+class _Reading(io.RawIOBase):
+    """The ranges of an object, as a file."""
+
+    def __init__(self, path: ObjectPath, size: int) -> None:
+        super().__init__()
+        self._path, self._size, self._at = path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        stop = min(self._size, self._at + len(view))
+        if stop <= self._at:
+            return 0
+        piece = self._path.read_range(self._at, stop)
+        view[: len(piece)] = piece
+        self._at = stop
+        return len(piece)
+
+
+Place: TypeAlias = Path | ObjectPath
+"""A name in an output: of a file or folder of this machine, or of an object store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An upload that was begun: what it was to become, its id, and when it was begun by the store's clock."""
+
+    path: ObjectPath
+    upload: str
+    began: float
+
+    def abort(self) -> None:
+        """Let the store forget it; one that is gone already is no error."""
+        bucket, _, key = _key(str(self.path)).partition("/")
+        try:
+            self.path._ask(
+                lambda store, _: store.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=self.upload)
+            )
+        except FileNotFoundError:
+            return
+
+
+def place(text: str | Place) -> Place:
+    """The output that a user or a record names, absolute.
+
+    Raises UsageError for URLs that are no outputs: of other storage, or with what a key cannot hold.
+    """
+    text = str(text)
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return Path(os.path.abspath(text))
+    scheme = SPELLINGS.get(scheme.lower(), scheme.lower())
+    rest = rest.rstrip("/")
+    if "@" in rest.partition("/")[0]:
+        raise UsageError(
+            f"{scheme}:// with a user or a key in it is not taken: it would stand in logs",
+            next_step="set the credentials up as for the store's own tools, for instance AWS_ACCESS_KEY_ID",
+        )
+    if scheme not in NEEDED:
+        raise UsageError(
+            f"{text}: nothing can be written there",
+            next_step="name a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
+        )
+    parts = rest.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or set("?#*[]\\") & set(rest) or "::" in rest:
+        raise UsageError(
+            f"{text}: this is no bucket and prefix",
+            next_step=f"name it as {scheme}://BUCKET/PREFIX, without any of ? # * [ ] and empty parts",
+        )
+    return ObjectPath(f"{scheme}://{rest}")
+
+
+def is_url(text: str) -> bool:
+    """Whether what a user names is a URL and no path of this machine."""
+    return "://" in text
+
+
+def is_folder(text: str) -> bool:
+    """Whether what a user names is a folder of this machine, or on an object store; and not the id of a run."""
+    return is_url(text) or Path(text).is_dir()
+
+
+def probe(folder: ObjectPath) -> None:
+    """Find out whether a name can be created only once; ConfigError where the store lets it be created again.
+
+    Raises also what writing and reading there raise, so that a missing permission is told before there is work.
+    """
+    path = folder / f"probe-{secrets.token_hex(8)}"
+    first, second = b"first", b"second"
+    path.create(first)
+    try:
+        path.create(second)
+    except FileExistsError:
+        return
+    finally:
+        path.unlink(missing_ok=True)
+    raise ConfigError(
+        f"{folder} is on a store that lets one name be created twice: it ignores If-None-Match (or ifGenerationMatch), "
+        "so two writers could overwrite each other",
+        next_step="write to a folder, or to a store with conditional writes (Amazon S3, Google Cloud Storage, MinIO)",
+        code="no_conditional_create",
+    )
+
+
+def opened(path: Place) -> Path | io.BufferedReader:
+    """What a library that reads some of a file can be given: the name of a file, or an open object."""
+    return path if isinstance(path, Path) else path.open()
+
+
+# --- the client libraries ---
+
+
+def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
+    found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
+    return found
+
+
+@cache
+def _connect(scheme: str) -> Any:
+    """The client of a scheme, the same one for all threads of this process; ConfigError where it is not installed."""
+    try:
+        if scheme == "s3":
+            import s3fs
+
+            return s3fs.S3FileSystem(
+                use_listings_cache=False,
+                skip_instance_cache=True,
+                config_kwargs={
+                    "connect_timeout": CONNECT_S,
+                    "read_timeout": ANSWER_S,
+                    "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+                },
+            )
+        import aiohttp
+        from gcsfs.core import GCSFileSystem
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
+        # Not gcsfs's class for zonal buckets, which asks another service about the bucket before each call.
+        return GCSFileSystem(
+            use_listings_cache=False, skip_instance_cache=True, requests_timeout=timeout, consistency="md5"
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"writing to {scheme}:// needs a package that is not installed: {error}",
+            next_step=f"pip install '{NEEDED[scheme]}'",
+        ) from error
+
+
+def _key(url: str) -> str:
+    """Bucket and key, as the client libraries name objects."""
+    return url.partition("://")[2]
+
+
+def _status(said: dict[str, Any]) -> Status:
+    return Status(int(said.get("size") or 0), _seconds(said.get("LastModified") or said.get("updated")))
+
+
+def _seconds(when: Any) -> float:
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    return float(when.timestamp()) if isinstance(when, datetime) else 0.0
+
+
+def _translate(url: str, error: Exception) -> Exception:
+    """What a client library's error is to embq; `url` has no credentials in it."""
+    status, told = _http_status(error), _one_line(error)
+    if isinstance(error, (ConfigError, AwayError)):
+        return error
+    if isinstance(error, FileExistsError) or status == 412:
+        return FileExistsError(errno.EEXIST, "it is there already", url)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        bucket = "bucket" in told and "exist" in told
+        return FileNotFoundError(
+            errno.ENOENT, "the bucket does not exist" if bucket else "there is no such object", url
+        )
+    if isinstance(error, PermissionError) or status in (401, 403) or told.startswith("Forbidden"):
+        return PermissionError(errno.EACCES, told, url)
+    if type(error).__name__ in ("NoCredentialsError", "DefaultCredentialsError", "PartialCredentialsError"):
+        return PermissionError(errno.EACCES, f"this machine has no credentials for {url.partition(':')[0]}://", url)
+    if status is not None and 400 <= status < 500 and status not in (408, 409, 429):
+        return OutputError(f"{url}: the store refuses the request: {told}")
+    if isinstance(error, OSError) and error.errno not in (None, errno.EBUSY, errno.EIO, errno.ETIMEDOUT):
+        return error  # of this machine's own files
+    return AwayError(f"{url}: the store does not answer: {told}", next_step="check the network and the store")
+
+
+def _http_status(error: BaseException | None) -> int | None:
+    """The HTTP status that an error of aiohttp, botocore or gcsfs carries, or the one that it was made of."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        else:
+            status = next((s for name in ("status", "code") if isinstance(s := getattr(error, name, None), int)), None)
+        if isinstance(status, int):
+            return status
+        error = error.__cause__
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
