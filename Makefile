@@ -28,7 +28,7 @@ check: install   ## lint, types, architecture
 bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.roundtrip
 	$(BIN)/python -m bench.price
-	$(BIN)/python -m bench.writer
+	$(BIN)/python -m bench.storing
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.tar_reader
 	$(BIN)/python -m bench.remote_read

@@ -245,11 +245,17 @@ class CommitLog:
         while True:
             for commit in self.read(after=state.n):
                 self.advance(state, commit)
-            names = {path.name for path in self.layout.commits.glob("*.json")}
-            if max(names, default="") <= f"{state.n:08d}.json":
+            if self.ends_with(state.n):
                 return state
-            if (following := f"{state.n + 1:08d}.json") not in names:
-                raise damaged(following, "it is missing, though later records are there")
+
+    def ends_with(self, n: int) -> bool:
+        """Whether there is no record after number `n`; OutputError where the next one is missing before later ones."""
+        names = {path.name for path in self.layout.commits.glob("*.json")}
+        if max(names, default="") <= f"{n:08d}.json":
+            return True
+        if (following := f"{n + 1:08d}.json") not in names:
+            raise damaged(following, "it is missing, though later records are there")
+        return False
 
     def advance(self, state: LogState, commit: Commit) -> None:
         """Move `state` one record on; raises as `LogState.apply` does.

@@ -40,6 +40,7 @@ def _of_records(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
     for commit in log.read():
         log.advance(state, commit)
         yield commit.files
+    log.ends_with(state.n)
 
 
 def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

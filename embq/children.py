@@ -98,6 +98,10 @@ class Child:
         except OSError:
             return []
 
+    def ended(self) -> bool:
+        """Whether it was started, and runs no longer."""
+        return self.process is not None and self.process.poll() is not None
+
     def stop(self, timeout_s: float) -> None:
         """Ask the service to end in order; after `timeout_s` end it."""
         if self.process is None or self.process.poll() is not None:

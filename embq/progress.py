@@ -113,6 +113,8 @@ class Watch:
         self._state = checkpoint.load(Layout(root), self.info.units)
         self._timing: dict[str, float] = {}
         self._scripts = load_scripts(client) if client is not None else {}
+        # Once: listing all records is too much for every look.
+        self._log.ends_with(self.log_state().n)
 
     def log_state(self) -> LogState:
         """What the commit log says now, and what was added to the run; the truth about what is done."""

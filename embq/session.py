@@ -17,14 +17,20 @@ from core.layout import Layout, RunInfo
 from core.ledger import Ledger
 from core.objects import Place
 from core.settings import Settings
+from core.stopping import REPEAT_S
 from embq.children import Child
 from embq.display import Display
 from embq.progress import Progress, Watch
 from producer.enqueue import announce
 
 LOOK_S = 0.25
+<<<<<<< ours
 LOOK_FAR_S = 1.0
 """Between two looks at an object store, each of which is a few requests."""
+=======
+HURRY_S = 1.5 * REPEAT_S
+"""After which a second request to stop is taken for a second one."""
+>>>>>>> theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +152,14 @@ class Session:
         if worker.process is not None and worker.process.poll() is None:
             worker.process.terminate()
             deadline = time.monotonic() + self.drain_s + 20
+            # Where the writer has given up, nobody takes what workers finish, and they may have no room to leave it.
+            hurry_at = time.monotonic() + HURRY_S if writer.ended() else deadline
             while worker.process.poll() is None and time.monotonic() < deadline:
                 if self.server is not None and not self.server.running():
                     self.server.start()
-                if self.stops() > max(1, asked):
+                if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
                     worker.hurry()
-                    asked = self.stops()
+                    asked, hurry_at = self.stops(), deadline
                 time.sleep(0.05)
             worker.stop(1.0)
         producer.stop(10.0)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -269,11 +269,27 @@ def test_a_damaged_commit_record_is_never_skipped(short_tmp: Path) -> None:
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     write_texts(texts, 3)
     succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
+    before = listing(root)
     record = root / "commits" / "00000002.json"
-    record.write_bytes(record.read_bytes().replace(b'"rows":3', b'"rows":2'))
-    for verb in ("resume", "status"):
-        said = ended(verb, root)
-        assert_refused(*said, exits=74, code="commit_damaged", says="00000002.json")
+    whole = record.read_bytes()
+    damage: dict[str, Callable[[], object]] = {
+        "changed": lambda: record.write_bytes(whole.replace(b'"rows":3', b'"rows":2')),
+        "cut": lambda: record.write_bytes(whole[:-30]),
+        "gone": record.unlink,
+    }
+    for how, verbs in {"changed": ("resume",), "cut": ("status", "verify"), "gone": ("status", "failures")}.items():
+        damage[how]()
+        for verb in verbs:
+            said = ended(verb, root)
+            assert_refused(*said, exits=74, code="commit_damaged", says="00000002.json")
+    record.write_bytes(whole)
+    assert listing(root) == before, "nothing was overwritten"
+
+
+def listing(root: Path) -> dict[str, bytes]:
+    """What is committed, and the plan: path -> content."""
+    folders = [root / name for name in ("commits", "parts", "failures", "manifest")]
+    return {str(path): path.read_bytes() for folder in folders for path in folder.iterdir()}
 
 
 def test_an_output_that_cannot_be_written_is_named(short_tmp: Path, broker: EmbeddedServer) -> None:

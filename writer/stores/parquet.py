@@ -15,6 +15,9 @@ from writer.stores.base import Draft, HashingFile, PartName, whole_or_none
 ROW_GROUP_ROWS = 65_536
 """Rows of one row group: 50 MB of 384-dimensional float16, enough to read fast and small enough to skip."""
 
+CHUNK_ROWS = 1_000
+"""Rows that pyarrow is given at once: it makes twelve bytes of levels and pointers for each number of them."""
+
 
 def encoding(schema: pa.Schema) -> dict[str, Any]:
     """Options of `pyarrow.parquet.write_table`: embeddings plain, because they do not compress; the rest with zstd."""
@@ -41,9 +44,10 @@ def write_parquet(
         options: of `pyarrow.parquet.write_table`.
         path, kind, first_id: what the record will say of it.
     """
+    chunked = pa.Table.from_batches(table.to_batches(max_chunksize=CHUNK_ROWS), table.schema)
     with open(temporary, "wb") as raw:
         file = HashingFile(raw)
-        pq.write_table(table, pa.PythonFile(file, mode="w"), **options)
+        pq.write_table(chunked, pa.PythonFile(file, mode="w"), **options)
     said = CommittedFile(
         path=path, kind=kind, rows=table.num_rows, bytes=file.size, sha256=file.hexdigest(), first_id=first_id
     )

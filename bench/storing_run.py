@@ -1,0 +1,119 @@
+"""What the benchmark of storing writes: a run whose units are published as workers do, with nothing being embedded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from core.broker import connect
+from core.embedded import EmbeddedServer
+from core.layout import Layout, RunInfo
+from core.ledger import Ledger, load_scripts
+from core.manifest import write_manifest
+from core.models import ModelConfig
+from core.protocol import VERSION
+from core.registry import RunRecord
+from core.results import encode_result, row_schema
+from core.rows import RowSpec
+from core.units import Sample, Unit
+from writer.service import RunWriter
+
+UNIT_ROWS, DIM = 5_000, 768
+MODEL = ModelConfig(spec=f"stub:{DIM}", modalities=("text",), precision="fp32")
+FINGERPRINT = "0" * 32
+
+
+class StoredRun:
+    """A run of `units` units in a folder of its own, and the results of its units.
+
+    Args:
+        format: of its parts.
+        seed: makes its units other ones than those of another run.
+    """
+
+    def __init__(self, root: Path, *, units: int, format: str, seed: int = 0) -> None:
+        self.layout = Layout(root)
+        self.layout.make()
+        self.units = [Unit(kind="lines", source=f"/{seed}/{i}", samples=UNIT_ROWS) for i in range(units)]
+        summary = write_manifest(self.layout, self.units)
+        self.info = RunInfo(
+            run=f"{seed:016x}",
+            inputs=(),
+            options=(),
+            model=MODEL,
+            format=format,
+            part_rows=1_000_000,
+            units=summary.units,
+            samples=summary.samples,
+            manifest_digest=summary.digest,
+            version="bench",
+            created="",
+        )
+        self.info.publish(self.layout)
+        self._vectors = np.random.default_rng(seed).standard_normal((UNIT_ROWS, DIM)).astype(np.float16)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all units."""
+        return len(self.units) * UNIT_ROWS
+
+    @property
+    def record(self) -> RunRecord:
+        """The run as a broker knows it."""
+        return RunRecord(run=self.info.run, output=str(self.layout.root), model=MODEL, units=len(self.units))
+
+    def writer(self, server: EmbeddedServer) -> RunWriter:
+        """A writer that has opened the run, and so built its queue."""
+        return RunWriter(connect(server.url, patient=True), self.record, version="bench")
+
+    def ledger(self, server: EmbeddedServer) -> Ledger:
+        """The run's ledger, as a worker uses it."""
+        client = connect(server.url, patient=True)
+        return Ledger(client, self.info.run, scripts=load_scripts(client))
+
+    def result(self, u: int) -> bytes:
+        """The result of one unit: its captions are its own, its vectors those of every other unit."""
+        samples = [Sample(ordinal=i, key=f"{u:03d}-{i:06d}", text=f"caption {i} of unit {u}") for i in range(UNIT_ROWS)]
+        schema = row_schema(("text",), {"text": DIM}, RowSpec())
+        return encode_result(samples, {"embedding": self._vectors}, [], schema)
+
+    def publish(self, ledger: Ledger, u: int, data: bytes, transport: str, *, sha256: str = "") -> None:
+        """Publish one unit, as soon as there is room in the stream.
+
+        Args:
+            transport: "staging" or "payload".
+            sha256: of a file `same` among the staging files, which is handed over under another name.
+        """
+        token = f"{ledger.gen()}:bench:{u}"
+        assert ledger.claim(u, token, lease_s=600, fingerprint=FINGERPRINT).granted
+        fields: dict[str, str | bytes | int] = {
+            "v": VERSION,
+            "unit_id": self.units[u].unit_id,
+            "rows": UNIT_ROWS,
+            "failures": 0,
+            "fingerprint": FINGERPRINT,
+        }
+        name = f"{u}.arrow"
+        if transport == "payload":
+            fields["data"] = data
+        elif sha256:
+            os.link(self.layout.staging / "same", self.layout.staging / name)
+            fields |= {"ref": name, "sha256": sha256}
+        else:
+            (self.layout.staging / name).write_bytes(data)
+            fields |= {"ref": name, "sha256": hashlib.sha256(data).hexdigest()}
+        while (answer := ledger.publish(u, token, fields, size=len(data))) == -1:
+            time.sleep(0.01)
+        assert answer == 1
+
+    def publish_all(self, ledger: Ledger) -> None:
+        """Publish every unit with the rows of the first one, at next to no cost: all staging files are one file."""
+        data = self.result(0)
+        (self.layout.staging / "same").write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        for u in range(len(self.units)):
+            self.publish(ledger, u, data, "staging", sha256=digest)
