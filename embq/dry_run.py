@@ -53,6 +53,7 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
         "rows": rows,
         "rows_exact": found.exact,
         "rows_from_units": found.looked_at,
+        "columns": [{"name": column.name, "type": column.type} for column in found.columns],
         "documents": found.documents,
         "dims": dims,
         "vector_bytes": found.vector_bytes(dims) if dims is not None else {},
@@ -88,6 +89,8 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
         rows.append(("rows", f"about {found.rows:,} chunks, by the lengths of texts in {found.looked_at} units"))
     else:
         rows.append(("rows", f"about {found.rows:,}, by bytes from {found.looked_at} units that were read"))
+    if found.columns:
+        rows.append(("metadata", ", ".join(f"{column.name} {column.type}" for column in found.columns)))
     if said["dims"] is None:
         rows.append(("vectors", "not known: the model has not run on this broker, and is not looked into"))
     elif said["vector_bytes"]:

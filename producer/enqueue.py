@@ -30,6 +30,7 @@ from core.rows import RowSpec
 from core.units import Unit
 from core.uploads import Grown
 from producer.additions import Additions, Differences
+from producer.columns import first_columns
 from producer.naming import asked_models, config_of
 from producer.plan import Plan, plan
 from producer.selection import SELECTED, Selection
@@ -88,6 +89,11 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
     holds another run or foreign files. Then nothing of the run is changed.
     """
     layout, planned, config = plan_of(request)
+    if not layout.run_json.exists():
+        # Before files move: what is looked into stands where the user named it.
+        columns, units = first_columns(planned.units)
+        planned = replace(planned, units=units)
+        request = replace(request, rows=replace(request.rows, columns=columns))
     if relocate is not None:
         planned = replace(planned, units=map(relocate, planned.units))
     asked = asked_for(request)

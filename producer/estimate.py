@@ -16,8 +16,9 @@ from pathlib import Path
 from core.errors import EmbqError
 from core.layout import load_run
 from core.models import Chunking, ModelConfig, ModelSpec
-from core.rows import DTYPES
+from core.rows import DTYPES, Column
 from core.units import Sample, Unit
+from producer.columns import first_columns
 from producer.enqueue import Request, additions_to, plan_of
 from sources.kinds import read
 
@@ -45,6 +46,7 @@ class Estimate:
         rows: samples; None where no unit could be read to find out.
         exact: whether the samples were counted and not estimated.
         looked_at: units that were read for the estimate.
+        columns: the columns of metadata.
         documents: texts that are cut into chunks, each of which is a row; None where none are cut, or only reading
             tells how many there are.
         warnings: what the user should know about the inputs, one line each.
@@ -59,6 +61,7 @@ class Estimate:
     exact: bool
     looked_at: int
     warnings: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
     documents: int | None = None
 
     @property
@@ -78,7 +81,10 @@ def estimate(request: Request) -> Estimate:
     """
     layout, planned, config = plan_of(request)
     there = load_run(layout.root) if layout.run_json.exists() else None
-    units = planned.units if there is None else additions_to(layout, request, planned, there)
+    if there is None:
+        columns, units = first_columns(planned.units)
+    else:
+        columns, units = there.rows.columns, additions_to(layout, request, planned, there)
     kinds: Counter[str] = Counter()
     size = samples = unread = unread_bytes = 0
     counted = True
@@ -116,6 +122,7 @@ def estimate(request: Request) -> Estimate:
         exact=not unread,
         looked_at=len(looked_at),
         warnings=planned.warnings,
+        columns=columns,
         documents=samples if chunking is not None and counted else None,
     )
 

@@ -96,3 +96,23 @@ class Inspected(Protocol):
         Raises SourceError where the columns cannot be chosen, or the input is damaged or cannot be read.
         """
         ...
+
+
+LOOKED_AT_BYTES = 2 << 20
+"""So much of a shard is read to see what metadata its samples have: about a hundred small images."""
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A kind of input whose samples can have metadata."""
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Whether a look at the unit can tell more; a cheap question."""
+        ...
+
+    def first_metadata(self, unit: Unit, most: int) -> list[str]:
+        """The metadata of those of the unit's first `most` samples that have any, as `read` gives it, or fewer of them.
+
+        Little is read, nothing is checked that is not needed, and no image is looked at. Raises SourceError, as `read`.
+        """
+        ...

@@ -66,6 +66,11 @@ class Choice:
         return (("image",) if self.image else ()) + (("text",) if self.text else ())
 
     @property
+    def metadata_only(self) -> Choice:
+        """The same metadata, and nothing else."""
+        return Choice(text="", image="", is_link=False, key="", metadata=self.metadata)
+
+    @property
     def names(self) -> list[str]:
         """The columns that must be read, each once."""
         return list(dict.fromkeys(name for name in (self.text, self.image, self.key, *self.metadata) if name))

@@ -221,6 +221,20 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
     return whole.getvalue()
 
 
+def beginning(unit: Unit, most: int) -> bytes:
+    """The first bytes, at most `most`, of what the file of a whole unit holds, decompressed if it is compressed.
+
+    Raises SourceError as `open_unchanged` does, and for damage in so much of it.
+    """
+    few = replace(unit, start=0, stop=min(most, unit.stop))
+    with open_unchanged(few, "source_changed", unwatched) as file:
+        compression = compression_of(file.peek(8)[:8])
+        if not compression:
+            return bytes(file.read(most))
+        with io.BufferedReader(_Members(file, compression, unit.source)) as text:
+            return text.read(most)
+
+
 class _InMemory(io.BufferedIOBase):
     """A file in memory, read forwards without a copy of it."""
 

@@ -20,7 +20,7 @@ from sources.columns import Choice, Column, choose, named_columns
 from sources.compressed import SUFFIXES as COMPRESSED
 from sources.compressed import Cut, Text, damage_of, open_planned, open_text, whole_first
 from sources.fields import decode_text
-from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples
+from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
 from sources.urls import is_url, path_of
 
@@ -108,6 +108,20 @@ class DelimitedSource:
                 code="source_changed",
                 next_step="put the planned file back, or plan a new run",
             )
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Every other column is metadata, unless the user names some."""
+        return unit.samples is not None
+
+    def first_metadata(self, unit: Unit, most: int) -> list[str]:
+        """From the first rows."""
+        names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))
+        choice = _choice(names, unit).metadata_only
+        with open_text(unit, unwatched) as text:
+            text.seek(unit.start)
+            rows = islice(_rows(text, unit.start, delimiter, len(names)), min(most, unit.samples or 0))
+            found = _samples(metadata_of(unit), choice, names, [row for _, row in rows])
+            return [sample.metadata for sample in found if sample.metadata is not None]
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))

@@ -8,6 +8,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from core.errors import InputError, SampleError, SourceError
@@ -22,6 +23,9 @@ from sources.storage import SAMPLE_MAX_BYTES, WatchedFile, join, read_all, sourc
 from sources.urls import is_url
 
 log = Events("sources")
+
+_LOOKED_AT = 100
+"""Images beside which metadata is looked for when a run is made."""
 
 _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """Errors of one file; any other says something about the disk, and the unit is worth another try."""
@@ -84,6 +88,31 @@ class FilesSource:
         wanted = extensions_of(unit.options)
         for ordinal, (relative, size) in enumerate(unit.items):
             yield _sample(root, ordinal, relative, size, wanted, moved)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Whether a `.json` stands beside one of its images; beside the first ones, on this machine."""
+        if is_url(unit.source):
+            return ".json" in dict(unit.options).get("beside", "").split(",")
+        stem = extensions_of(unit.options).stem
+        paths = (os.path.join(unit.source, f"{stem(relative)}.json") for relative, _ in unit.items[:_LOOKED_AT])
+        return any(map(os.path.lexists, paths))
+
+    def first_metadata(self, unit: Unit, most: int) -> list[str]:
+        """From the `.json` files beside the first images."""
+        stem = extensions_of(unit.options).stem
+        names = [f"{stem(relative)}.json" for relative, _ in unit.items[:most]]
+        contents: Iterable[bytes | SourceError | None]
+        if is_url(unit.source):
+            contents = fetch_all([join(unit.source, name) for name in names], [None] * len(names), unwatched)
+        else:
+            root = os.path.realpath(unit.source)
+            contents = (_read_beside(root, name, unwatched) for name in names)
+        found = []
+        for data in contents:
+            with suppress(SampleError):
+                if (content := _optional(data)) is not None:
+                    found.append(decode_metadata(content))
+        return found
 
 
 def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:

@@ -1,4 +1,4 @@
-"""Looking into tables while planning, in a process of its own.
+"""Looking into inputs while planning, in a process of its own: into tables, and at the first metadata of any kind.
 
 A damaged file can end the library that reads it, or keep it busy for ever, and must not take `embq enqueue` along.
 
@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from core import errors
@@ -31,6 +33,9 @@ CPU_S = 300
 IDLE_S = 5.0
 """A process that was asked nothing for so long ends: planning is over, or far from tables."""
 
+ANSWER_CHARS = 1_000_000
+"""Metadata that is given back of one unit."""
+
 DIED = "reader_died"
 """The code of the error for a file that ended the process that looked at it, and the option of the unit that stands for
 it, so that no worker opens it."""
@@ -42,6 +47,15 @@ def inspect(unit: Unit) -> Any:
     Raises what that raises, and SourceError `DIED` where the process died, or took too long.
     """
     return _PROCESS.ask(unit)
+
+
+def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
+    """What `sources.base.Described.first_metadata` gives, asked in another process.
+
+    Raises what that raises, and SourceError `DIED` where the process died, or had not answered after `wait_s`.
+    """
+    found: list[str] = _PROCESS.ask(unit, wait_s=wait_s, first_metadata=most)
+    return found
 
 
 def marked(unit: Unit) -> Unit:
@@ -68,14 +82,21 @@ class Process:
         self._child: subprocess.Popen[bytes] | None = None
         atexit.register(self.close)
 
-    def ask(self, unit: Unit) -> Any:
-        """The answer of `inspect`."""
-        request = json.dumps({"unit": unit.describe(), "cpu_s": CPU_S}).encode() + b"\n"
+    def ask(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
+        """The answer of `inspect`, or the metadata of so many samples.
+
+        Args:
+            wait_s: for so long the answer is waited for; None waits as long as it takes.
+        """
+        asked = {"unit": unit.describe(), "cpu_s": CPU_S, "first_metadata": first_metadata}
+        request = json.dumps(asked).encode() + b"\n"
+        deadline = None if wait_s is None else time.monotonic() + wait_s
         with self._lock:
-            answer, status = self._exchange(request)
-            if not answer and status != -signal.SIGXCPU:
+            answer, status = self._exchange(request, deadline)
+            late = deadline is not None and time.monotonic() >= deadline
+            if not answer and status != -signal.SIGXCPU and not late:
                 # Whether it ended because nothing was asked, or somebody killed it: a fresh one tells.
-                answer, status = self._exchange(request)
+                answer, status = self._exchange(request, deadline)
         if not answer and status >= 0:
             raise ConfigError(
                 f"the process that looks into tables ends with exit status {status}",
@@ -88,7 +109,7 @@ class Process:
             raise _error_of(found["error"])
         return found["answer"]
 
-    def _exchange(self, request: bytes) -> tuple[bytes, int]:
+    def _exchange(self, request: bytes, deadline: float | None) -> tuple[bytes, int]:
         """The answer, or b"" and the exit status of the process that gave none."""
         child = self._child or self._start()
         assert child.stdin is not None
@@ -96,6 +117,8 @@ class Process:
         with suppress(BrokenPipeError):
             child.stdin.write(request)
             child.stdin.flush()
+        if deadline is not None and not select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            child.kill()
         answer = child.stdout.readline()
         if answer.endswith(b"\n"):
             return answer, 0
@@ -158,11 +181,12 @@ def serve() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.buffer.readline()):
         request = json.loads(line)
-        answers.write(json.dumps(_answer(Unit.from_description(request["unit"]), request["cpu_s"])) + "\n")
+        asked = Unit.from_description(request["unit"]), request["cpu_s"], request["first_metadata"]
+        answers.write(json.dumps(_answer(*asked)) + "\n")
         answers.flush()
 
 
-def _answer(unit: Unit, cpu_s: int) -> dict[str, Any]:
+def _answer(unit: Unit, cpu_s: int, first_metadata: int) -> dict[str, Any]:
     from sources.kinds import SOURCES
 
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -171,6 +195,8 @@ def _answer(unit: Unit, cpu_s: int) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_CPU, (limit if most < 0 else min(limit, most), most))
     try:
         source: Any = SOURCES[unit.kind]
+        if first_metadata:
+            return {"answer": _few(source.first_metadata(unit, first_metadata))}
         return {"answer": source.inspect(unit)}
     except EmbqError as error:
         fields: dict[str, Any] = {"message": error.message, "next_step": error.next_step, "code": error.code}
@@ -179,6 +205,12 @@ def _answer(unit: Unit, cpu_s: int) -> dict[str, Any]:
         return {"error": {"class": type(error).__name__, "fields": fields}}
     except Exception as error:  # noqa: BLE001 - a bug, which the parent raises
         return {"error": {"class": type(error).__name__, "fields": {"message": repr(error)}}}
+
+
+def _few(texts: list[str]) -> list[str]:
+    """The first of `texts`, not more than `ANSWER_CHARS` in all."""
+    ends = accumulate(map(len, texts))
+    return [text for text, end in zip(texts, ends, strict=True) if end <= ANSWER_CHARS]
 
 
 if __name__ == "__main__":

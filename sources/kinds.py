@@ -11,11 +11,12 @@ from core.units import Sample, Unit
 from sources import compressed
 from sources.arrow import ARROW
 from sources.arrow import SUFFIXES as ARROW_SUFFIXES
-from sources.base import Inspected, Moved, ReadOptions, Source, unwatched
+from sources.base import Described, Inspected, Moved, ReadOptions, Source, unwatched
 from sources.delimited import DelimitedSource
 from sources.files import FilesSource, is_image, walk_images
 from sources.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from sources.hdf5 import Hdf5Source
+from sources.inspection import DIED
 from sources.parquet import PARQUET
 from sources.parquet import SUFFIXES as PARQUET_SUFFIXES
 from sources.rows import without_urls
@@ -87,6 +88,12 @@ def modalities_of(kind: str, path: str, options: ReadOptions) -> tuple[str, ...]
     """What the samples of one input can have; raises as `Inspected.holds` does."""
     source = SOURCES[kind]
     return source.holds(path, options) if isinstance(source, Inspected) else source.modalities
+
+
+def may_have_metadata(unit: Unit) -> bool:
+    """Whether a look at a unit may tell what metadata its samples have."""
+    source = SOURCES.get(unit.kind)
+    return isinstance(source, Described) and DIED not in dict(unit.options) and source.may_have_metadata(unit)
 
 
 def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> list[tuple[str, str]]:

@@ -141,6 +141,11 @@ class RowSamples:
             return SampleError("source_missing", f"{name!r} is no path")
 
 
+def metadata_of(unit: Unit) -> RowSamples:
+    """For a look at the metadata of a unit's rows alone, whatever their ids are."""
+    return RowSamples(replace(unit, options=()))
+
+
 def _usable(found: bytes | SourceError) -> bytes | SampleError:
     """What was fetched, or why this one has no row; storage that is away is raised."""
     if isinstance(found, bytes):

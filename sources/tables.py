@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,11 +12,11 @@ from core.errors import SourceError
 from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
-from sources.columns import Column, choose, named_columns
+from sources.columns import Choice, Column, choose, named_columns
 from sources.cursors import LastCursor
 from sources.inspection import DIED, inspect, marked, refuse_marked
-from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, readable_now
-from sources.storage import open_unchanged, stat_file
+from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of, readable_now
+from sources.storage import open_unchanged, source_errors, stat_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,9 +101,24 @@ class TableSource:
         from sources.batches import samples_of
 
         samples = RowSamples(unit, moved)
-        with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened)) as cursor:
+        with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened, lambda found: found)) as cursor:
             for batch in cursor.take(unit.first, unit.samples):
                 yield from samples_of(batch, cursor.choice, samples)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Columns become metadata where the user says so."""
+        return unit.samples is not None and "metadata_columns" in dict(unit.options)
+
+    def first_metadata(self, unit: Unit, most: int) -> list[str]:
+        """From the first rows; no other columns are read."""
+        from sources.batches import samples_of
+
+        cursor = _TableCursor(unit, self._opened, lambda found: found.metadata_only)
+        rows = metadata_of(unit)
+        with source_errors(unit.source), closing(cursor):
+            batches = cursor.take(unit.first, min(most, unit.samples or 0)) if cursor.choice.metadata else iter(())
+            found = (sample for batch in batches for sample in samples_of(batch, cursor.choice, rows))
+            return [sample.metadata for sample in found if sample.metadata is not None]
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
         return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))
@@ -123,12 +138,12 @@ def _columns(found: dict[str, Any]) -> list[Column]:
 class _TableCursor:
     """A place in a table, between two rows."""
 
-    def __init__(self, unit: Unit, opened: Callable[[Unit, Moved], Any]) -> None:
+    def __init__(self, unit: Unit, opened: Callable[[Unit, Moved], Any], narrowed: Callable[[Choice], Choice]) -> None:
         self.moved: Moved = unwatched
         self._path = unit.source
         with ExitStack() as stack:
             table: Table = stack.enter_context(opened(unit, lambda: self.moved()))
-            self.choice = choose(table.columns, unit.options, unit.source)
+            self.choice = narrowed(choose(table.columns, unit.options, unit.source))
             with table_errors(self._path):
                 self.position, self._batches = table.batches(unit.first, self.choice.names)
             self._stack = stack.pop_all()

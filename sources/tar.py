@@ -7,13 +7,14 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from core.errors import SampleError, SourceError
 from core.log import Events
 from core.units import Sample, Unit
-from sources.base import Memory, Moved, ReadOptions, unwatched
-from sources.compressed import unpack
+from sources.base import LOOKED_AT_BYTES, Memory, Moved, ReadOptions, unwatched
+from sources.compressed import beginning, unpack
 from sources.extensions import ALL, Extensions, extensions_of, named
 from sources.fields import decode_metadata, decode_text
 from sources.storage import (
@@ -23,7 +24,7 @@ from sources.storage import (
     source_errors,
     stat_file,
 )
-from sources.tar_members import DAMAGE_CODES, Member, walk
+from sources.tar_members import DAMAGE_CODES, Member, walk, walk_beginning
 from sources.urls import is_url
 
 log = Events("sources")
@@ -86,6 +87,23 @@ class TarSource:
             )
         for ordinal, entry in enumerate(entries):
             yield _sample(ordinal, entry, data, wanted)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Only the members of a shard tell."""
+        return unit.stop > 0
+
+    def first_metadata(self, unit: Unit, most: int) -> list[str]:
+        """From the `.json` members in the first bytes of the shard."""
+        data = beginning(unit, LOOKED_AT_BYTES)
+        entries = group(walk_beginning(data), extensions_of(unit.options))
+        return [text for entry in entries[:most] for text in _metadata(entry, data)]
+
+
+def _metadata(entry: Entry, data: Memory) -> Iterator[str]:
+    """The metadata of a sample; none where it is none."""
+    if "json" in entry.parts and entry.again is None:
+        with suppress(SampleError):
+            yield decode_metadata(_content(entry.parts["json"], data))
 
 
 def _require(path: str, options: ReadOptions) -> None:

@@ -62,6 +62,23 @@ def walk(data: Memory, path: str) -> list[Member]:
 
     Raises SourceError `shard_truncated`, `shard_bad_header`, `shard_no_end_marker` or `shard_trailing_data`.
     """
+    members, at, damage = _walk(data)
+    if damage is not None:
+        raise SourceError(
+            f"{path}: {damage} (at byte {at} of {len(data)}, after {len(members)} whole members)",
+            code=damage.code,
+            next_step="copy or write the shard again; no row of it is written",
+        )
+    return members
+
+
+def walk_beginning(data: Memory) -> list[Member]:
+    """The members that the first bytes of an archive hold as a whole."""
+    return [member for member in _walk(data)[0] if member.stop <= len(data)]
+
+
+def _walk(data: Memory) -> tuple[list[Member], int, _DamageError | None]:
+    """The members, the byte at which the walk ended, and what is wrong there."""
     members: list[Member] = []
     shared: dict[str, bytes] = {}  # PAX records of all members that follow
     pending: dict[str, bytes] = {}  # PAX records and GNU names of the next member
@@ -83,12 +100,8 @@ def walk(data: Memory, path: str) -> list[Member]:
             raise _DamageError("the archive ends between a header extension and its member")
         _check_end(data, at)
     except _DamageError as damage:
-        raise SourceError(
-            f"{path}: {damage} (at byte {at} of {len(data)}, after {len(members)} whole members)",
-            code=damage.code,
-            next_step="copy or write the shard again; no row of it is written",
-        ) from None
-    return members
+        return members, at, damage
+    return members, at, None
 
 
 def _check_header(header: bytes) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from core.errors import SampleError, SourceError
@@ -84,6 +85,15 @@ class JsonLinesSource:
                 sample = Sample(ordinal=ordinal, key=sample.key, error=("duplicate_key", message))
             seen.add(sample.key)
             yield sample
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Only its lines tell."""
+        return unit.samples is not None
+
+    def first_metadata(self, unit: Unit, most: int) -> list[str]:
+        """From the first lines."""
+        first = islice(self.read(unit), most)
+        return [sample.metadata for sample in first if sample.metadata is not None and sample.error is None]
 
 
 _LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22

@@ -245,7 +245,7 @@ class Receiver:
             if alone:
                 if priority is not None and grown.added is not None:
                     self._ask(info.run, layout, {"priority": str(priority)})
-                register(self.client, replace(arrival.record, run=info.run, units=info.units))
+                register(self.client, replace(arrival.record, run=info.run, rows=info.rows, units=info.units))
         end = End(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
         uploads.say_end(self.client, name, upload.run, end)
         shutil.rmtree(arrival.folder, ignore_errors=True)

@@ -53,6 +53,13 @@ def test_texts_are_counted_and_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_the_columns_of_metadata_are_shown(tmp_path: Path) -> None:
+    asked = [tmp_path / "a.jsonl", "-o", tmp_path / "out", "-m", "stub:8"]
+    (tmp_path / "a.jsonl").write_text('{"text":"t","n":1,"size":{"w":2.5}}\n{"text":"t","n":2}\n')
+    assert said(*asked)["columns"] == [{"name": "n", "type": "int64"}, {"name": "size.w", "type": "float64"}]
+    assert "n int64, size.w float64" in ask(*asked).stdout
+
+
 def test_rows_of_shards_are_estimated_from_a_few_that_are_read(tmp_path: Path) -> None:
     write_shards(tmp_path / "in", 6, 20)
     answer = said(tmp_path / "in", "-o", tmp_path / "out", "-m", "stub:8")

@@ -21,15 +21,15 @@ CHILD = """
 import os
 from sources import inspection
 answer = inspection._answer
-def fatal(unit, cpu_s):
+def fatal(unit, cpu_s, first_metadata):
     if "aborts" in unit.source:
         os.abort()
     while "spins" in unit.source:
         pass
-    return answer(unit, cpu_s)
-def limited(unit, cpu_s):
-    answer(unit, cpu_s)  # sets the limit
-    return fatal(unit, cpu_s)
+    return answer(unit, cpu_s, first_metadata)
+def limited(unit, cpu_s, first_metadata):
+    answer(unit, cpu_s, first_metadata)  # sets the limit
+    return fatal(unit, cpu_s, first_metadata)
 inspection._answer = limited
 inspection.serve()
 """
