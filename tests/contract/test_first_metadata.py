@@ -200,7 +200,7 @@ def request_of(output: Path, *inputs: Path) -> Request:
     return Request(
         inputs=tuple(map(str, inputs)),
         output=output,
-        model="stub:4",
+        models=("stub:4",),
         modalities=(),
         precision="fp32",
         part_rows=1000,
