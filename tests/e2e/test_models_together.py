@@ -1,0 +1,77 @@
+"""One run with several models: the row of a sample holds what each of them gives, or the sample is one failure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract.test_embedders import a_jpeg, make_clip
+from e2e.check import check_complete, read_output
+from e2e.session import ended, succeed, write_shards, write_tar
+
+from core.models import ModelConfig
+from core.units import Sample
+from worker.embedders.registry import load
+
+pytest.importorskip("torch")
+
+SAMPLES = 24
+TOLERANCE = 1e-5
+"""What batches of another size may change by rounding; the vectors have length 1."""
+
+
+def test_two_models_embed_the_images_and_captions_of_one_run(short_tmp: Path) -> None:
+    images = write_shards(short_tmp / "shards", 2, 20, captions=True)
+    write_tar(short_tmp / "shards" / "00002.tar", [("lonely.jpg", b"an image without caption")])
+    wide = {key: (image, f"caption of {key}".encode()) for key, image in images.items()}
+    root = short_tmp / "out"
+    models = ("--model", "wide=stub:32", "--model", "narrow=stub:8?batch_size=7")
+    status, _, _ = ended("run", short_tmp / "shards", "-o", root, *models, "--modality", "image,text", "--json")
+    assert status == 3
+    for name, dim in (("wide", 32), ("narrow", 8)):
+        columns = (f"{name}_image_embedding", f"{name}_text_embedding")
+        check_complete(root, wide, units=3, dim=dim, columns=columns, failures={"lonely": "missing_member"})
+
+    (group,) = json.loads(succeed("failures", root, "--json"))["groups"]
+    assert [example["message"] for example in group["examples"]] == ["wide: the sample has no text"]
+    assert json.loads(succeed("verify", root, "--json"))["vectors_recomputed"] == len(images)
+    described = json.loads(succeed("status", root, "--json"))
+    assert described["model"] == "wide=stub:32 + narrow=stub:8?batch_size=7"
+    # The same models under other names are another run.
+    said = ended(
+        "run", short_tmp / "shards", "-o", root, "--model", "a=stub:32", *models[2:], "--modality", "image,text"
+    )
+    assert (said[0], "other_run" in said[2]) == (65, True)
+
+
+@pytest.mark.timeout(300)
+def test_a_joint_run_holds_the_vectors_that_each_model_gives_alone(short_tmp: Path) -> None:
+    random = np.random.default_rng(0)
+    samples = [
+        Sample(ordinal=n, key=f"{n:03d}", image=a_jpeg(random), text=f"A caption, {'very ' * n}long.")
+        for n in range(SAMPLES)
+    ]
+    samples[3] = replace(samples[3], image=(samples[3].image or b"")[:200])
+    shard, root = short_tmp / "shard.tar", short_tmp / "out"
+    write_tar(shard, [m for s in samples for m in ((f"{s.key}.jpg", s.image), (f"{s.key}.txt", s.text.encode()))])
+    clip = f"open_clip:local-dir:{make_clip(short_tmp / 'clip', seed=3)}"
+    models = ("-m", f"clip={clip}", "-m", "mini=minilm", "--modality", "image,text", "--dtype", "float32")
+    assert ended("run", shard, "-o", root, *models, "--quiet")[0] == 3
+
+    output = read_output(root)
+    assert output.rows is not None
+    # What cannot be decoded has no row, although its text alone could be embedded.
+    assert [(key, code) for _, _, key, code in output.failures] == [("003", "truncated")]
+    good = [sample for sample in samples if sample.key != "003"]
+    assert sorted(output.keys) == [sample.key for sample in good]
+    order = np.argsort(output.keys)
+    for prefix, spec, modalities in (("clip_", clip, ("image", "text")), ("mini", "minilm", ("text",))):
+        alone = load(ModelConfig(spec=spec, modalities=modalities, precision="fp32"), "cpu")
+        for modality, expected in alone.embed(alone.prepare(good)).items():
+            column = f"{prefix}{modality if len(modalities) > 1 else ''}_embedding"
+            vectors = np.array(output.rows[column].to_pylist())[order]
+            np.testing.assert_allclose(vectors, expected, atol=TOLERANCE, err_msg=column)
+            assert np.ptp(expected, axis=0).max() > 100 * TOLERANCE, "one vector for all samples would show nothing"
