@@ -163,8 +163,9 @@ def test_a_text_that_one_model_cuts_off_is_told_of_once(alone: dict[str, Member]
     # 77 tokens are what the image and text model reads, 256 what minilm does.
     texts = ["a word", "word " * 120, "word " * 400]
     samples = [Sample(ordinal=n, key=str(n), image=picture, text=text) for n, text in enumerate(texts)]
-    prepared = together([alone["mini"], alone["small"]]).prepare(samples)
-    assert [isinstance(one, Truncated) for one in prepared] == [False, True, True]
+    for order in (("mini", "small"), ("small", "mini")):
+        prepared = together(alone[name] for name in order).prepare(samples)
+        assert [isinstance(one, Truncated) for one in prepared] == [False, True, True], order
 
 
 def test_the_fingerprint_is_that_of_the_names_and_the_models() -> None:
