@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from core.errors import SourceError
 from core.hints import Hint
-from core.models import ModelConfig
+from core.models import ModelConfig, NamedModel
 from core.registry import RunRecord
 from core.units import Sample, Unit
 from sources.base import ReadOptions
@@ -105,6 +106,21 @@ def test_a_batch_spans_units_and_each_unit_gets_its_own_rows(stages: SimpleNames
         rows = np.concatenate(work.vectors["text"])
         assert [sample.text for sample in work.samples] == words
         assert np.array_equal(rows, np.stack([stub_vector(w.encode(), 8) for w in words]).astype(np.float16))
+
+
+def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamespace) -> None:
+    work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
+    chunk = Chunk(work, [Sample(ordinal=0, key="a", image=b"1234", text="five")], Future())
+    alone = chunk.size
+    assert alone == 8 + read_module.DECODED_BYTES
+
+    members = [
+        NamedModel(name=name, spec="stub:8", modalities=modalities)
+        for name, modalities in (("a", ("image",)), ("b", ("image", "text")), ("c", ("text",)))
+    ]
+    joint = ModelConfig.several(members, modalities=("image", "text"), precision="fp32")
+    work.record = replace(work.record, model=joint)
+    assert chunk.size == alone + read_module.DECODED_BYTES
 
 
 def test_a_unit_is_charged_before_its_source_is_looked_at(stages: SimpleNamespace) -> None:
