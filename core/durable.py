@@ -9,6 +9,7 @@ before; the temporary file is one of this machine.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from core.errors import OutputError
 from core.objects import ObjectPath, Place
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -86,6 +89,29 @@ def overwrite(path: Place, data: bytes, *, temporary: Path) -> None:
     except OSError:
         drop(temporary)
         raise
+
+
+def reserve(path: Path, size: int) -> None:
+    """Have the file system set aside room for the first `size` bytes of a file, which keeps its length.
+
+    OSError where there is no room for them. A file system that cannot do that sets nothing aside; `trim` gives back
+    what is not used.
+    """
+    if not hasattr(_libc, "fallocate"):
+        return
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        if _libc.fallocate(descriptor, 1, ctypes.c_int64(0), ctypes.c_int64(size)):  # 1: FALLOC_FL_KEEP_SIZE
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def trim(path: Path) -> None:
+    """Give back the room behind a file's end that `reserve` set aside."""
+    os.truncate(path, path.stat().st_size)
 
 
 def drop(path: Place) -> None:

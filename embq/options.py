@@ -78,7 +78,7 @@ def run_options(function: F) -> F:
             ),
             click.option(
                 "--output-format",
-                type=click.Choice(["parquet"]),
+                type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
                 default="parquet",
                 show_default=True,
                 help="Format of the parts.",

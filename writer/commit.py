@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from core import checkpoint
-from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState
+from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState, row_files
 from core.durable import claim, drop, fsync_folder, output_error, publish
 from core.errors import OutputError, TryLaterError
 from core.formats import row_folders
@@ -25,7 +25,7 @@ from core.results import FAILURE_SCHEMA, vector_widths
 from writer.accept import Accepted
 from writer.stores import for_format
 from writer.stores.base import Draft, PartName
-from writer.stores.parquet import FailureStore
+from writer.stores.parquet import write_failures
 
 
 class Committer:
@@ -59,7 +59,6 @@ class Committer:
         self.generation = ""
         self.fingerprint = state.fingerprint
         self._store = for_format(info)
-        self._failure_store = FailureStore()
 
     def take_epoch(self) -> None:
         """Shut out every earlier writer of this folder: take the next epoch and commit a fence record.
@@ -159,8 +158,13 @@ class Committer:
 
     def close(self, timing: dict[str, float]) -> None:
         """Write the final record: every unit is done. `timing` is kept for information."""
+        self.join()
         with self._unless_taken_over([]):
             self._append("close", timing=timing)
+
+    def join(self) -> None:
+        """Bring what joins the parts for readers up to date; see `writer.stores.base.Store`."""
+        self._store.join(self.layout, row_files(self.log.read()))
 
     @contextmanager
     def _unless_taken_over(self, files: Sequence[CommittedFile]) -> Iterator[None]:
@@ -252,7 +256,7 @@ class Committer:
         numbers = np.repeat([r.u for r in results], [r.failures.num_rows for r in results])
         table = table.append_column("u", pa.array(numbers, pa.int64()))
         assert table.schema.field(0).equals(FAILURE_SCHEMA.field(0))
-        return self._failure_store.write(table, self._name(-1), self._notes())
+        return write_failures(table, self._name(-1), self._notes())
 
     @contextmanager
     def _dropped_on_error(self, drafts: list[Draft]) -> Iterator[None]:

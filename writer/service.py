@@ -87,6 +87,7 @@ class RunWriter:
         self.finished = state.closed
         if self.finished:
             self.committer.sweep()
+            self.committer.join()
         else:
             self.committer.take_epoch()
         self.acceptor = Acceptor(

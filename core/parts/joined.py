@@ -12,13 +12,16 @@ import pyarrow as pa
 
 from core.commits import CommittedFile
 from core.errors import OutputError
+from core.parts.arrow import ArrowPart
 from core.objects import ObjectPath, Place
 from core.parts.base import FORMAT_ERRORS, PartFile
+from core.parts.hdf5 import Hdf5Part
+from core.parts.npy import NpyPart
 from core.parts.parquet import ParquetPart
 from core.settings import spool_folder
 
-OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart}
-"""How a file is opened, by its suffix."""
+OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart, ".h5": Hdf5Part, ".arrow": ArrowPart}
+"""How a file of rows or failures is opened, by its suffix."""
 
 COLUMNS = "embq.columns"
 """Where a part is several files: a note in the one of kind "rows" with the names of all columns in order, as JSON."""
@@ -116,7 +119,7 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
             path = root / file.path
             if (size := path.stat().st_size) != file.bytes:
                 raise ValueError(f"it has {size} bytes, its record says {file.bytes}")
-            open_files.append((file, _open(path, copies)))
+            open_files.append((file, _open(path, file, copies)))
         yield Part(open_files)
     except FileNotFoundError as error:
         raise OutputError(
@@ -134,7 +137,7 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
         copies.close()
 
 
-def _open(path: Place, copies: ExitStack) -> PartFile:
+def _open(path: Place, file: CommittedFile, copies: ExitStack) -> PartFile:
     """Of parquet on an object store only what is asked for is read; other files are copied to this machine first."""
     if isinstance(path, ObjectPath) and path.suffix == ".parquet":
         return ParquetPart(path)
@@ -142,4 +145,4 @@ def _open(path: Place, copies: ExitStack) -> PartFile:
         folder = copies.enter_context(TemporaryDirectory(prefix="embq-part-", dir=spool_folder()))
         path.fetch(local := Path(folder) / path.name)
         path = local
-    return OPENERS[path.suffix](path)
+    return NpyPart(path, file.column) if file.kind == "vectors" else OPENERS[path.suffix](path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,16 @@ class Store(Protocol):
         """
         ...
 
+    def join(self, layout: Layout, files: Iterable[CommittedFile]) -> None:
+        """Bring what joins the parts for readers up to date, durably, where the format has such a thing.
+
+        Args:
+            files: the committed files of rows, in the order of their records.
+
+        Called before a log is closed, and where a closed one is opened. Raises OutputError.
+        """
+        ...
+
 
 @contextmanager
 def whole_or_none(drafts: Sequence[Path], path: Place) -> Iterator[None]:
@@ -73,6 +83,11 @@ def whole_or_none(drafts: Sequence[Path], path: Place) -> Iterator[None]:
         if isinstance(error, OSError):
             raise output_error(error, path) from error
         raise
+
+
+def slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
+    """`table` in slices of so many rows, the last of which may have fewer; nothing is copied."""
+    return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
 class HashingFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.commits import CommittedFile
+from core.layout import Layout
 from writer.stores.base import Draft, HashingFile, PartName, whole_or_none
 
 ROW_GROUP_ROWS = 65_536
@@ -70,13 +71,13 @@ class ParquetStore:
             options = encoding(noted.schema)
             return [write_parquet(noted, temporary, options, path=path, kind="rows", first_id=name.first_id)]
 
+    def join(self, layout: Layout, files: Iterable[CommittedFile]) -> None:
+        """See `writer.stores.base.Store`; readers need nothing but the parts."""
 
-class FailureStore:
-    """Failures as `failures/failures-N.parquet`, whatever the format of the rows; see `writer.stores.base.Store`."""
 
-    def write(self, table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
-        """See `writer.stores.base.Store`."""
-        temporary, path = name.unfinished("failures"), f"failures/failures-{name.number:08d}.parquet"
-        noted = with_notes(table, notes)
-        with whole_or_none([temporary], name.layout.root / path):
-            return [write_parquet(noted, temporary, encoding(noted.schema), path=path, kind="failures")]
+def write_failures(table: pa.Table, name: PartName, notes: Mapping[str, str]) -> list[Draft]:
+    """Failures as `failures/failures-N.parquet`, whatever the format of the rows; OutputError leaves nothing behind."""
+    temporary, path = name.unfinished("failures"), f"failures/failures-{name.number:08d}.parquet"
+    noted = with_notes(table, notes)
+    with whole_or_none([temporary], name.layout.root / path):
+        return [write_parquet(noted, temporary, encoding(noted.schema), path=path, kind="failures")]

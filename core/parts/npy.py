@@ -1,0 +1,43 @@
+"""Columns of vectors as .npy files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from core.parts.base import READ_ROWS
+
+
+class NpyPart:
+    """See `core.parts.base.PartFile`; a matrix of shape (rows, dim) is one column of vectors.
+
+    Args:
+        column: its name, which is not in the file.
+    """
+
+    def __init__(self, path: Path, column: str) -> None:
+        self._matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        if self._matrix.ndim != 2 or np.isfortran(self._matrix):
+            raise ValueError(f"{path.name} holds an array of shape {self._matrix.shape}, which is no list of vectors")
+        self.rows = len(self._matrix)
+        value = pa.from_numpy_dtype(self._matrix.dtype)
+        self.schema = pa.schema([pa.field(column, pa.list_(value, self._matrix.shape[1]))])
+
+    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """See `core.parts.base.PartFile`."""
+        (field,) = [self.schema.field(name) for name in columns]
+        for start in range(0, self.rows, READ_ROWS):
+            piece = np.array(self._matrix[start : start + READ_ROWS])
+            flat = pa.array(piece.reshape(-1), field.type.value_type)
+            yield pa.Table.from_arrays([pa.FixedSizeListArray.from_arrays(flat, type=field.type)], self.schema)
+
+    def ids(self) -> list[tuple[int, tuple[int, int]]]:
+        """See `core.parts.base.PartFile`; it has none."""
+        return []
+
+    def close(self) -> None:
+        """See `core.parts.base.PartFile`."""
+        del self._matrix
