@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,10 @@ class NpyPart:
     """
 
     def __init__(self, path: Path, column: str) -> None:
-        self._matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        try:
+            self._matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        except TokenError as error:  # numpy reads the header with Python's own tokeniser
+            raise ValueError(f"{path.name} has a damaged header: {error}") from error
         if self._matrix.ndim != 2 or np.isfortran(self._matrix):
             raise ValueError(f"{path.name} holds an array of shape {self._matrix.shape}, which is no list of vectors")
         self.rows = len(self._matrix)
@@ -32,7 +36,7 @@ class NpyPart:
         for start in range(0, self.rows, READ_ROWS):
             piece = np.array(self._matrix[start : start + READ_ROWS])
             flat = pa.array(piece.reshape(-1), field.type.value_type)
-            yield pa.Table.from_arrays([pa.FixedSizeListArray.from_arrays(flat, type=field.type)], self.schema)
+            yield pa.Table.from_arrays([pa.FixedSizeListArray.from_arrays(flat, type=field.type)], schema=self.schema)
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `core.parts.base.PartFile`; it has none."""

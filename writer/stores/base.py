@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,12 @@ def slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
+BESIDE_BYTES = 256 * 1024
+"""From this size on, handing a piece to the thread that hashes costs less than waiting for the hash."""
+
+_HASHING = ThreadPoolExecutor(1, thread_name_prefix="hash")
+
+
 class HashingFile:
     """A file object that hashes what it writes, so that a part is read by nobody to be hashed. Also one for pyarrow.
 
@@ -104,9 +111,17 @@ class HashingFile:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Write a bytes-like object."""
-        self._digest.update(data)
-        written = self._file.write(data)
+        """Write a bytes-like object; a large one is hashed beside."""
+        view = memoryview(data)
+        if view.nbytes < BESIDE_BYTES:
+            self._digest.update(view)
+            written = self._file.write(view)
+        else:
+            hashed = _HASHING.submit(self._digest.update, view)
+            try:
+                written = self._file.write(view)
+            finally:
+                hashed.result()
         self.size += written
         return written
 

@@ -174,14 +174,15 @@ def _repeated(array: pa.Array, dtype: np.dtype) -> np.ndarray:
 
 def _upper_bound(table: pa.Table) -> int:
     """Bytes that a file of these rows does not exceed: strings cost 16 for their place and 16 to 32 around them."""
-    size = 4 << 20
+    chunk = min(table.num_rows, CHUNK_ROWS)
+    rows = -(-table.num_rows // chunk) * chunk  # the last chunk is as long as the others
+    size = 256 * 1024
     for field in table.schema:
-        rows = table.num_rows + CHUNK_ROWS
+        size += 16 * 1024 + rows  # its description, and whether it is null
         if pa.types.is_fixed_size_list(field.type):
-            size += table[field.name].nbytes + 2 * CHUNK_BYTES + field.type.list_size * 8
+            size += table[field.name].nbytes + min(table[field.name].nbytes, CHUNK_BYTES + field.type.list_size * 8)
         elif pa.types.is_string(field.type):
             size += 2 * table[field.name].nbytes + 64 * rows
         else:
-            size += 9 * rows
-        size += CHUNK_ROWS
+            size += 8 * rows
     return size

@@ -1,0 +1,343 @@
+"""What every part format must do: give back each value as it was, and leave nothing half-written behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import write_run
+from faults.kit.disk import DiskError, SmallDisk
+
+from core.commits import CommitLog
+from core.errors import OutputError
+from core.formats import row_folders
+from core.layout import Layout, RunInfo
+from core.models import ModelConfig
+from core.reader import row_tables
+from core.results import COLUMN_ARROW, PASSAGE_FIELDS, clean_text, row_schema
+from core.rows import FORMATS, Column, RowSpec
+from core.units import Unit
+from embq.verify import verify
+from writer.accept import Accepted
+from writer.commit import Committer
+
+FINGERPRINT = "f" * 32
+COLUMNS = (
+    Column(name="url", type="string", path=("url",)),
+    Column(name="size.width", type="int64", path=("size", "width")),
+    Column(name="a/b%", type="float64", path=("a/b%",)),
+    Column(name="ok", type="bool", path=("ok",)),
+    Column(name=".", type="json", path=(".",)),
+)
+TEXTS = ["", "a", "Ångström ☃ \U0001f600", clean_text("cut \ud800 short"), "line\nbreak\ttab", "x" * 5000, "\0a\0", "�"]
+
+
+@pytest.fixture(params=FORMATS)
+def format(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def metadata_values(name: str, rows: int, offset: int) -> list[object]:
+    """Values of a column of metadata, with nulls among them."""
+    kinds: dict[str, Callable[[int], object]] = {
+        "url": lambda i: TEXTS[i % len(TEXTS)],
+        "size.width": lambda i: [0, -(2**63), 2**63 - 1][i % 3],
+        "a/b%": lambda i: [0.0, -0.1, 1e300][i % 3],
+        "ok": lambda i: i % 2 == 0,
+        ".": lambda i: '{"nested": [1, null]}',
+    }
+    return [None if (i + offset) % 4 == 3 else kinds[name](i + offset) for i in range(rows)]
+
+
+def vectors_of(rows: int, dim: int, type_: pa.DataType, offset: int) -> pa.Array:
+    """Vectors that differ from row to row, in any stored type."""
+    values = (np.arange(rows * dim).reshape(rows, dim) * 7 + offset * 13) % 251
+    flat = (values - 125 if type_ != pa.uint8() else values).astype(type_.to_pandas_dtype()).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat, type_), dim)
+
+
+def rows_table(schema: pa.Schema, rows: int, offset: int = 0) -> pa.Table:
+    """`rows` rows of a schema without id and unit_id, in two pieces where there are several."""
+    columns: dict[str, pa.Array] = {}
+    for field in schema:
+        if pa.types.is_fixed_size_list(field.type):
+            columns[field.name] = vectors_of(rows, field.type.list_size, field.type.value_type, offset)
+        elif field.name == "ordinal":
+            columns[field.name] = pa.array(range(rows), field.type)
+        elif field.name == "key":
+            columns[field.name] = pa.array([f"{TEXTS[i % len(TEXTS)][:9]}/{offset}/{i}" for i in range(rows)])
+        elif field.name in ("caption", "metadata"):
+            texts = [None if i % 5 == 4 else TEXTS[(i + offset) % len(TEXTS)] for i in range(rows)]
+            columns[field.name] = pa.array(texts, pa.string())
+        elif field.name == "document":
+            columns[field.name] = pa.array([f"text {i}" for i in range(rows)])
+        elif field in PASSAGE_FIELDS:
+            columns[field.name] = pa.array(range(rows), field.type)
+        else:
+            columns[field.name] = pa.array(metadata_values(field.name, rows, offset), field.type)
+    table = pa.table(list(columns.values()), schema=schema)
+    half = rows // 2
+    return pa.concat_tables([table.slice(0, half), table.slice(half)]) if half else table
+
+
+class Output:
+    """An output folder of one format, without a broker, and what was committed to it."""
+
+    def __init__(
+        self,
+        root: Path,
+        format: str,
+        *,
+        schema: pa.Schema | None = None,
+        modalities: tuple[str, ...] = ("text",),
+        dtype: str = "float16",
+        columns: tuple[Column, ...] = COLUMNS,
+    ) -> None:
+        self.root = root
+        self.layout = Layout(root)
+        units = [Unit(kind="lines", source=f"/nowhere/{number}.txt", stop=9) for number in range(9)]
+        spec = RowSpec(dtype=dtype, columns=columns)
+        info = write_run(root, units, rows=spec, format=format)
+        model = ModelConfig(spec="stub:3", modalities=modalities, precision="fp32")
+        self.info: RunInfo = replace(info, model=model)
+        self.unit_ids = [unit.unit_id for unit in units]
+        names = self.info.model.output_names
+        self.schema = schema or row_schema(names, {name: 3 + i for i, name in enumerate(names)}, spec)
+        self.committed: list[pa.Table] = []
+        self.committer = self.begin()
+
+    def begin(self, writer: str = "w") -> Committer:
+        """The next writer."""
+        log = CommitLog(self.layout)
+        committer = Committer(self.layout, self.info, log, log.replay(9), writer=writer, version="0")
+        committer.take_epoch()
+        committer.fingerprint = FINGERPRINT
+        return committer
+
+    def commit(self, *rows: int, table: pa.Table | None = None) -> None:
+        """One part, with so many rows of each of the next units."""
+        first = self.committer.state.count
+        results = []
+        for u, count in enumerate(rows, start=first):
+            made = rows_table(self.schema, count, offset=u) if table is None else table
+            results.append(
+                Accepted(
+                    entry="0-1",
+                    u=u,
+                    unit_id=self.unit_ids[u],
+                    token="t",
+                    rows=made,
+                    failures=pa.table({"ordinal": []}),
+                    quarantined="",
+                    staged="",
+                    bytes=0,
+                )
+            )
+        start = sum(one.num_rows for one in self.committed)
+        self.committer.commit(results)
+        for result in results:
+            ids = pa.array(range(start, start + result.rows.num_rows), pa.int64())
+            unit_ids = pa.array([result.unit_id] * result.rows.num_rows)
+            self.committed.append(result.rows.add_column(0, "id", ids).append_column("unit_id", unit_ids))
+            start += result.rows.num_rows
+
+    def wanted(self) -> pa.Table:
+        return pa.concat_tables(self.committed)
+
+    def files(self) -> set[str]:
+        """What stands in the folders of rows and of unfinished files."""
+        folders = (*row_folders(self.layout, self.info), self.layout.temporary)
+        return {f"{folder.name}/{path.name}" for folder in folders for path in folder.iterdir()}
+
+    def named(self) -> set[str]:
+        return {file.path for commit in CommitLog(self.layout).read() for file in commit.files}
+
+    def assert_exact(self) -> None:
+        """The reader gives what was committed, and nothing else lies about."""
+        found = pa.concat_tables(row_tables(self.root))
+        wanted = self.wanted()
+        assert found.column_names == wanted.column_names
+        assert found.schema.types == wanted.schema.types
+        for name in wanted.column_names:
+            assert found[name].to_pylist() == wanted[name].to_pylist(), name
+        assert self.files() == self.named()
+
+
+@pytest.fixture
+def output(tmp_path: Path, format: str) -> Output:
+    return Output(tmp_path / "out", format)
+
+
+# --- round trips ---
+
+
+def test_every_value_and_null_comes_back_in_order(output: Output) -> None:
+    output.commit(10, 1, 3)
+    output.commit(7)
+    output.assert_exact()
+
+
+def test_one_row_is_a_part(output: Output) -> None:
+    output.commit(1)
+    output.assert_exact()
+
+
+def test_many_rows_are_read_a_bounded_number_at_a_time(tmp_path: Path, format: str) -> None:
+    output = Output(tmp_path / "out", format, columns=())
+    table = rows_table(output.schema, 70_001)
+    output.commit(70_001, table=table)
+    output.commit(1)
+    sizes = [table.num_rows for table in row_tables(output.root, ["id"])]
+    assert max(sizes) <= 65_536
+    assert sum(sizes) == 70_002
+    output.assert_exact()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_two_vectors_of_a_row_stay_together(tmp_path: Path, format: str, dtype: str) -> None:
+    output = Output(tmp_path / "out", format, modalities=("image", "text"), dtype=dtype)
+    output.commit(5, 4)
+    output.assert_exact()
+    found = pa.concat_tables(row_tables(output.root, ["text_embedding", "key"]))
+    assert found.column_names == ["text_embedding", "key"]
+    assert found["text_embedding"].to_pylist() == output.wanted()["text_embedding"].to_pylist()
+
+
+@pytest.mark.parametrize("type_", [pa.int8(), pa.uint8()], ids=str)
+def test_quantised_vectors_are_kept(tmp_path: Path, type_: pa.DataType, format: str) -> None:
+    if format == "npy":
+        pytest.skip("its readers know floats only, and such a run is refused")
+    plain = row_schema(("text",), {"text": 5}, RowSpec())
+    at = plain.get_field_index("embedding")
+    schema = plain.set(at, pa.field("embedding", pa.list_(type_, 5)))
+    output = Output(tmp_path / "out", format, schema=schema, columns=())
+    output.commit(9)
+    output.assert_exact()
+
+
+def test_chunks_of_texts_say_where_they_stand(tmp_path: Path, format: str) -> None:
+    schema = row_schema(("text",), {"text": 5}, RowSpec(), chunked=True)
+    output = Output(tmp_path / "out", format, schema=schema, columns=())
+    output.commit(6, 2)
+    output.assert_exact()
+
+
+@pytest.mark.parametrize("name", COLUMN_ARROW)
+def test_a_column_without_a_value_is_null_in_every_row(tmp_path: Path, format: str, name: str) -> None:
+    column = Column(name="empty", type=name, path=("empty",))
+    output = Output(tmp_path / "out", format, columns=(column,))
+    table = rows_table(output.schema.remove(output.schema.get_field_index("empty")), 3)
+    at = output.schema.get_field_index("empty")
+    table = table.add_column(at, output.schema.field("empty"), pa.nulls(3, COLUMN_ARROW[name]))
+    output.commit(3, table=table)
+    output.assert_exact()
+
+
+# --- failures of the disk, and of people ---
+
+
+def test_a_full_disk_leaves_nothing_behind_and_the_part_is_written_once_there_is_room(format: str) -> None:
+    try:
+        disk = SmallDisk(8)
+    except DiskError as error:
+        pytest.skip(str(error))
+    try:
+        schema = row_schema(("text",), {"text": 4096}, RowSpec(dtype="float32"))
+        output = Output(disk.path / "out", format, schema=schema, columns=())
+        output.commit(3)
+        with pytest.raises(OutputError, match="no space left") as caught:
+            output.commit(1000)
+        assert caught.value.code == "no_space"
+        output.assert_exact()
+        output.commit(2)
+        output.assert_exact()
+    finally:
+        disk.close()
+
+
+def test_an_orphan_of_the_same_name_is_replaced(output: Output) -> None:
+    output.commit(2)
+    number = output.committer.state.n + 1
+    for path in output.named():
+        before = output.root / path
+        orphan = before.with_name(before.name.replace(f"{number - 1:08d}", f"{number:08d}"))
+        orphan.write_bytes(b"half")
+    output.commit(3)
+    output.assert_exact()
+
+
+def test_orphans_and_unfinished_files_go_with_the_next_fence(output: Output) -> None:
+    output.commit(2)
+    number = output.committer.state.n + 1
+    for path in output.named():
+        before = output.root / path
+        before.with_name(before.name.replace(f"{number - 1:08d}", f"{number:08d}")).write_bytes(b"half")
+    (output.layout.temporary / f"part-{number:08d}.1.rows.unfinished").write_bytes(b"half")
+    output.committer = output.begin("second")
+    output.assert_exact()
+
+
+def victims(output: Output) -> Iterator[Path]:
+    for commit in CommitLog(output.layout).read():
+        yield from (output.root / file.path for file in commit.files)
+
+
+@pytest.mark.parametrize("harm", ["deleted", "cut", "emptied", "longer"])
+def test_a_part_that_was_changed_behind_our_back_is_one_error_and_a_violation(output: Output, harm: str) -> None:
+    output.commit(5)
+    for path in list(victims(output)):
+        content = path.read_bytes()
+        if harm == "deleted":
+            path.unlink()
+        else:
+            path.write_bytes({"cut": content[: len(content) // 2], "emptied": b"", "longer": content + b"\0"}[harm])
+        with pytest.raises(OutputError) as caught:
+            list(row_tables(output.root))
+        assert caught.value.code == ("part_missing" if harm == "deleted" else "part_damaged")
+        assert str(path) in caught.value.message
+        for mode in ("quick", "full"):
+            assert {violation.where for violation in verify(output.root, mode=mode).violations} >= {
+                str(path.relative_to(output.root))
+            }
+        path.write_bytes(content)
+    output.assert_exact()
+
+
+def test_an_edit_that_keeps_the_size_is_a_violation(output: Output) -> None:
+    output.commit(5)
+    for path in list(victims(output)):
+        content = path.read_bytes()
+        path.write_bytes(content[:-30] + bytes(byte ^ 1 for byte in content[-30:]))
+        assert "file_hash" in {violation.invariant for violation in verify(output.root).violations}
+        path.write_bytes(content)
+
+
+def test_damage_anywhere_ends_no_process(output: Output) -> None:
+    """A reader that does not look at hashes meets an error or other values, and no crash."""
+    output.commit(40)
+    random = np.random.default_rng(1)
+    for path in list(victims(output)):
+        content = bytearray(path.read_bytes())
+        for at in random.integers(0, len(content), 30):
+            changed = bytearray(content)
+            changed[at : at + 8] = random.bytes(len(changed[at : at + 8]))
+            path.write_bytes(changed)
+            child = os.fork()
+            if child == 0:
+                try:
+                    list(row_tables(output.root))
+                except OutputError:
+                    os._exit(0)
+                except BaseException:
+                    os._exit(1)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            assert not os.WIFSIGNALED(status), f"{path.name} at {at}: {signal.Signals(os.WTERMSIG(status)).name}"
+            assert os.WEXITSTATUS(status) == 0, f"{path.name} at {at}"
+        path.write_bytes(content)
