@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core.errors import InputError
 from core.layout import Layout, RunInfo
 from core.models import ModelConfig, Output
 from core.objects import Place
@@ -35,3 +36,17 @@ def vector_folders(model: ModelConfig) -> dict[str, str]:
 def _folder(output: Output) -> str:
     name = output.name.removesuffix(output.modality).removesuffix("_")
     return "_".join(part for part in (name, _SHORT[output.modality], "emb") if part)
+
+
+NPY_DTYPES = ("float16", "float32")
+"""What clip-retrieval's readers know; see `core.rows.DTYPES`."""
+
+
+def refuse_dtype(format_: str, dtype: str) -> None:
+    """Raise InputError where the readers of a format do not know how vectors would be stored."""
+    if format_ == "npy" and dtype not in NPY_DTYPES:
+        raise InputError(
+            f"--output-format npy cannot hold --dtype {dtype}: the programs that read it know floats only",
+            next_step=f"use --dtype {' or '.join(NPY_DTYPES)}, or --output-format parquet, hdf5 or arrow",
+            code="format_dtype",
+        )

@@ -19,6 +19,7 @@ from core.control import PRIORITY, Control, save_control
 from core.durable import drop, output_error
 from core.embedded import in_use, kept_off
 from core.errors import AwayError, InputError, TryLaterError
+from core.formats import refuse_dtype
 from core.generations import PREFIX, Generation, append, leftovers
 from core.layout import PLANNED, Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
@@ -163,6 +164,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
 
 def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
+    refuse_dtype(request.format, request.rows.dtype)
     models = asked_models(request.models)
     layout = Layout(place(request.output))
     cut_bytes = CUT_UNIT_BYTES if request.chunking is not None else 0

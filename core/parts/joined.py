@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from core.commits import CommittedFile
 from core.errors import OutputError
-from core.parts.arrow import ArrowPart
 from core.objects import ObjectPath, Place
+from core.parts.arrow import ArrowPart
 from core.parts.base import FORMAT_ERRORS, PartFile
 from core.parts.hdf5 import Hdf5Part
 from core.parts.npy import NpyPart

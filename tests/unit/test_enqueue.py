@@ -237,3 +237,11 @@ def test_a_run_that_another_version_announced_is_left_to_that_version(client: re
         assert "future" not in registered(client)
     finally:
         client.hdel(RUNS, "future")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "binary"])
+def test_what_the_readers_of_npy_do_not_know_is_refused_before_anything_is_made(request_: Request, dtype: str) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare(replace(request_, rows=RowSpec(dtype=dtype), format="npy"))
+    assert caught.value.code == "format_dtype"
+    assert not Path(request_.output).exists()
