@@ -36,6 +36,7 @@ class SeveralEmbedder:
 
     def __init__(self, members: Sequence[Member], config: ModelConfig) -> None:
         self._members = tuple(members)
+        self._looking = tuple(m.embedder if isinstance(m.embedder, Looking) else None for m in members)
         self._spec = config.spec
         self.dims: Mapping[str, int] = {
             output.name: member.embedder.dims[modality]
@@ -53,8 +54,8 @@ class SeveralEmbedder:
         Texts are tokenised together. Images are taken one by one, so that one decoded image is held at a time.
         """
         together = [
-            None if isinstance(member.embedder, Looking) else iter(member.embedder.prepare(samples))
-            for member in self._members
+            iter(member.embedder.prepare(samples)) if looking is None else None
+            for member, looking in zip(self._members, self._looking, strict=True)
         ]
         ready: list[Ready | SampleError] = []
         for sample in samples:
@@ -87,10 +88,10 @@ class SeveralEmbedder:
         picture = Picture(sample)
         ready: Ready = {}
         cut = False
-        for member, answer in zip(self._members, answers, strict=True):
-            if isinstance(member.embedder, Looking):
+        for member, looking, answer in zip(self._members, self._looking, answers, strict=True):
+            if looking is not None:
                 try:
-                    answer = member.embedder.prepare_one(sample, picture)
+                    answer = looking.prepare_one(sample, picture)
                 except SampleError as error:
                     answer = error
             if isinstance(answer, SampleError):
