@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,8 @@ class CommittedUnit:
         failures: number of its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
         truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
+        supersedes: failures of earlier records that its rows and failures take the place of (a retry).
+        lifts: units of earlier records, 0 or 1, that are not quarantined any more because of it.
     """
 
     u: int
@@ -71,6 +73,16 @@ class CommittedUnit:
     failures: int
     quarantined: str = ""
     truncated: int = 0
+    supersedes: int = 0
+    lifts: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """The unit as a record holds it: what only retries have is left out elsewhere."""
+        described = asdict(self)
+        for name in ("supersedes", "lifts"):
+            if not described[name]:
+                del described[name]
+        return described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +114,8 @@ class Commit:
 
     def seal(self) -> tuple[bytes, str]:
         """The record's file content and its hash."""
-        body: dict[str, Any] = {"schema": SCHEMA, **asdict(self)}
+        body: dict[str, Any] = {"schema": SCHEMA, **asdict(replace(self, units=()))}
+        body["units"] = [unit.describe() for unit in self.units]
         del body["sha256"]
         digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
         return (canonical_json({**body, "sha256": digest}) + "\n").encode(), digest
@@ -140,6 +153,8 @@ class LogState:
 
     Attributes:
         units: number of units of the run.
+        failures, quarantined: those that stand; a retry that is committed takes the place of what it retries.
+        retries: units among the committed ones that replaced failures.
         ended: whether the last record closes the log; units that were added since open it again.
         widths: of the vectors, by column; empty before the first rows.
         done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
@@ -154,6 +169,7 @@ class LogState:
     failures: int = 0
     quarantined: int = 0
     truncated: int = 0
+    retries: int = 0
     count: int = 0
     fingerprint: str = ""
     ended: bool = False
@@ -190,10 +206,9 @@ class LogState:
             if not 0 <= unit.u < self.units or self.is_done(unit.u):
                 raise damaged(name, f"unit {unit.u} is committed twice or is not of this run")
             self.done[unit.u >> 3] |= 0x80 >> (unit.u & 7)
-            self.rows += unit.rows
-            self.failures += unit.failures
-            self.quarantined += bool(unit.quarantined)
-            self.truncated += unit.truncated
+        for what, count in added_by(commit.units).items():
+            setattr(self, what, getattr(self, what) + count)
+        self.retries += sum(unit.supersedes > 0 for unit in commit.units)
         self.count += len(commit.units)
         self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
         self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
@@ -203,13 +218,27 @@ class LogState:
 
     def totals(self) -> dict[str, int]:
         """The cumulative counts as a record holds them."""
-        return {
-            "units": self.count,
-            "rows": self.rows,
-            "failures": self.failures,
-            "quarantined": self.quarantined,
-            "truncated": self.truncated,
-        }
+        return self.totals_with(())
+
+    def totals_with(self, units: Sequence[CommittedUnit]) -> dict[str, int]:
+        """The cumulative counts as a next record holds them that commits `units`."""
+        added = {"units": len(units), **added_by(units)}
+        return {what: self.count_of(what) + count for what, count in added.items()}
+
+    def count_of(self, what: str) -> int:
+        """One of the cumulative counts by its name in a record."""
+        return int(getattr(self, "count" if what == "units" else what))
+
+
+def added_by(units: Iterable[CommittedUnit]) -> dict[str, int]:
+    """What units add to the cumulative counts; retries take away the failures that they take the place of."""
+    counts = {"rows": 0, "failures": 0, "quarantined": 0, "truncated": 0}
+    for unit in units:
+        counts["rows"] += unit.rows
+        counts["failures"] += unit.failures - unit.supersedes
+        counts["quarantined"] += bool(unit.quarantined) - unit.lifts
+        counts["truncated"] += unit.truncated
+    return counts
 
 
 class CommitLog:

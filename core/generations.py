@@ -36,7 +36,7 @@ class Generation:
         samples: number of its samples, or None where only reading tells.
         digest: hash over its unit ids in order.
         segments: names of its segments, in order.
-        inputs: as the user gave them.
+        inputs: as the user gave them; () for a generation of retries, which adds no sample.
         options: reader options and selection that shaped the units.
         version: embq version that planned it.
         created: UTC time, ISO 8601; information only.
@@ -53,6 +53,11 @@ class Generation:
     options: tuple[tuple[str, str], ...]
     version: str
     created: str
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether its units do samples of earlier units again."""
+        return not self.inputs
 
 
 def exists(folder: Place, number: int) -> bool:

@@ -187,6 +187,11 @@ class RunInfo:
         return self.units - sum(generation.units for generation in self.added)
 
     @property
+    def retries(self) -> int:
+        """Number of units that do samples of earlier ones again."""
+        return sum(generation.units for generation in self.added if generation.is_retry)
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Number of units after each generation: a log may be closed at each of them."""
         return (self.first_units, *(generation.first + generation.units for generation in self.added))

@@ -165,6 +165,16 @@ class Manifest:
             for batch in table.to_batches(max_chunksize=1_000):
                 yield from zip(batch["unit_id"].to_pylist(), batch["kind"].to_pylist(), strict=True)
 
+    def is_retry(self, u: int) -> bool:
+        """Whether unit `u` may do samples of an earlier unit again: its generation is one of retries."""
+        return any(one.is_retry and one.first <= u < one.first + one.units for one in self.generations)
+
+    def retries(self) -> Iterator[tuple[int, Unit]]:
+        """(index, unit) of each unit that does samples of an earlier one again, in order."""
+        for one in self.generations:
+            if one.is_retry:
+                yield from ((u, self.unit(u)) for u in range(one.first, one.first + one.units))
+
     def _at(self, u: int, *, ids: bool) -> bytes:
         if not 0 <= u < self.units:
             raise IndexError(f"unit {u} of {self.units}")

@@ -53,7 +53,7 @@ Every script may be sent twice (a reply was lost): the second time changes nothi
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 """Version of keys, hints and results. It is in the name of the RQ queue, so that workers of two versions never see each
 other's hints; records, queues and results of another version are not read."""
 
@@ -166,7 +166,8 @@ local function lapse(u, charged, max_attempts, code, message, ordinal)
       redis.call('HSET', att, u, max_attempts - 1)
       hint_at_once(u)
     else
-      publish_entry(u, 'quarantine', {'v', VERSION, 'code', code, 'message', message}, 0)
+      local failure = {'v', VERSION, 'code', code, 'message', message, 'attempts', attempts}
+      publish_entry(u, 'quarantine', failure, 0)
     end
   elseif charged and attempts > 1 then
     redis.call('ZREM', hinted, u)

@@ -30,16 +30,11 @@ def committed(root: Place) -> tuple[RunInfo, LogState]:
 
 def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
     """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
-    for files in _of_records(root):
-        if part := tuple(file for file in files if file.of_rows):
-            yield part
-
-
-def _of_records(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
     log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
     for commit in log.read():
         log.advance(state, commit)
-        yield commit.files
+        if part := tuple(file for file in commit.files if file.of_rows):
+            yield part
     log.ends_with(state.n)
 
 
@@ -54,14 +49,6 @@ def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa
     """
     for files in committed_parts(root):
         yield from part_tables(root, files, columns)
-
-
-def failure_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """All committed failures in commit order: ordinal (null for a whole unit), key, code, message, unit_id, u."""
-    for files in _of_records(root):
-        for file in files:
-            if file.kind == "failures":
-                yield from part_tables(root, [file], columns)
 
 
 def part_tables(

@@ -3,7 +3,7 @@
 Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, the columns of
 metadata that the run has, metadata string (JSON text of what is in none of them),
 and, where texts are cut into chunks, the document and where in it the chunk stands.
-Failures: ordinal int32 (null for the whole unit), key, code, message.
+Failures: ordinal int32 (null for the whole unit), key, code, message, attempt int32 (1: the first).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FAILURE_SCHEMA = pa.schema(
         pa.field("key", pa.string(), nullable=False),
         pa.field("code", pa.string(), nullable=False),
         pa.field("message", pa.string(), nullable=False),
+        pa.field("attempt", pa.int32(), nullable=False),
     ]
 )
 
@@ -187,6 +188,7 @@ def failure_batch(failures: Sequence[Failure]) -> pa.RecordBatch:
             "key": [clean_text(f.key) for f in failures],
             "code": [f.code for f in failures],
             "message": [clean_text(" ".join(f.message.split()))[:1000] for f in failures],
+            "attempt": [f.attempt for f in failures],
         },
         schema=FAILURE_SCHEMA,
     )

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from core.retries import Retry
+
 UNIT_SPEC_MAX_BYTES = 48_000
 """Longest canonical description of a unit. It travels in a hint, and hints above 64 kB are refused."""
 
@@ -65,6 +67,8 @@ class Unit:
         items: for "files": (path relative to `source`, size in bytes) of each file, in order; for "hdf5": (dataset,
             rows of it).
         options: reader options that change what the unit says, such as the text column, as sorted pairs.
+        retry: which samples of an earlier unit are done again here; None for a unit of the inputs. All else says what
+            the source is now; `items` of a folder are those of these samples alone.
     """
 
     kind: str
@@ -76,6 +80,7 @@ class Unit:
     etag: str = ""
     items: tuple[tuple[str, int], ...] = ()
     options: tuple[tuple[str, str], ...] = ()
+    retry: Retry | None = None
 
     def describe(self) -> dict[str, Any]:
         """The unit as JSON-ready values; `from_description` is its inverse."""
@@ -89,13 +94,14 @@ class Unit:
             "etag": self.etag,
             "items": [list(item) for item in self.items],
             "options": [list(pair) for pair in self.options],
+            **({} if self.retry is None else {"retry": self.retry.describe()}),
         }
 
     @classmethod
     def from_description(cls, described: dict[str, Any]) -> Unit:
         """The unit that `describe` gave; raises KeyError or TypeError on any other shape."""
         known = {"kind", "source", "start", "stop", "first", "samples", "etag", "items", "options"}
-        if set(described) != known:
+        if set(described) - {"retry"} != known:
             raise KeyError(f"a unit has exactly the fields {sorted(known)}")
         return cls(
             kind=str(described["kind"]),
@@ -107,12 +113,24 @@ class Unit:
             etag=str(described["etag"]),
             items=tuple((str(path), int(size)) for path, size in described["items"]),
             options=tuple((str(name), str(value)) for name, value in described["options"]),
+            retry=Retry.from_description(described.get("retry")),
         )
 
     @property
     def unit_id(self) -> str:
         """32 hex digits: the content hash of the unit's description."""
         return content_hash(self.describe())
+
+    @property
+    def wanted(self) -> list[int] | None:
+        """Ordinals of the samples that become rows or failures, ascending; None for all that the source has."""
+        return self.retry.ordinals if self.retry is not None and self.retry.only else None
+
+    @property
+    def expected(self) -> int | None:
+        """Number of samples that become rows or failures, or None where only reading the source tells."""
+        wanted = self.wanted
+        return self.samples if wanted is None else len(wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,9 +195,11 @@ class Failure:
         key: the sample's key; "" for a whole unit.
         code: stable name of the cause.
         message: one line, at most 1,000 characters.
+        attempt: how often it was tried by now, counting attempts that ended their worker, and earlier retries.
     """
 
     ordinal: int | None
     key: str
     code: str
     message: str
+    attempt: int = 1

@@ -24,6 +24,7 @@ VERBS = {
     "status": "Show how far a run is.",
     "verify": "Re-read inputs and outputs and check every invariant.",
     "failures": "List what has no embedding, grouped by cause.",
+    "retry": "Do again what failed, after its cause was mended.",
     "gc": "Remove what nobody will use any more.",
     "doctor": "Check broker, devices, models and storage.",
     "producer": "Run the resident feeder.",

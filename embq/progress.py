@@ -278,8 +278,10 @@ def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
         return info.samples, True
     if log.count == info.units:
         return log.rows + log.failures, True
-    if log.count:
-        return round((log.rows + log.failures) / log.count * info.units), False
+    # Retries add no sample, so they say nothing of how many a unit holds.
+    done, units = log.count - log.retries, info.units - info.retries
+    if done > 0:
+        return round((log.rows + log.failures) / done * max(units, done)), False
     return None, False
 
 

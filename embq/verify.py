@@ -15,6 +15,7 @@ from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation
 from embq.verification.manifest import check_digests, check_manifest
 from embq.verification.records import Records
+from embq.verification.retried import Retried
 from embq.verification.stopwatch import Stopwatch
 from embq.verification.units import Units
 from embq.verification.walk import FullWalk, QuickWalk, Walk
@@ -32,7 +33,8 @@ class Report:
         mode: what was checked.
         seconds: spent, by what on: "manifest", "log", "files", "rows" and "inputs", which is the second reading.
         state: "complete" where every unit is committed, else "incomplete".
-        rows, failures, units, quarantined: committed, added up from the records.
+        rows, failures, units, quarantined: committed, added up from the records; failures that were retried are not
+            among them.
         units_total: units of the run.
         records: commit records read.
         files, bytes: committed files that are whole.
@@ -85,8 +87,9 @@ def verify(root: Place, *, mode: Mode = "full", on_record: Callable[[int, int], 
         manifest = (check_manifest if mode == "full" else check_digests)(layout, info, findings)
     records = Records(layout, info, manifest, findings)
     files, units = Files(layout, info, findings), Units(info, findings)
+    retried = None if manifest is None or mode == "quick" else Retried(layout, manifest, findings)
     walk: Walk = (
-        FullWalk(records, files, units, manifest, findings, watch)
+        FullWalk(records, files, units, manifest, retried, findings, watch)
         if mode == "full"
         else QuickWalk(records, files, findings, watch)
     )

@@ -39,22 +39,47 @@ class Additions:
     """Compares a plan with a manifest, holding about 100 bytes for each unit, and for each file of a folder of images.
 
     A unit is known by its id, a file of a folder by its path and size. So files that are added to a folder do not move
-    those that are there into other units.
+    those that are there into other units. What a retry has found mended is known by the version that the retry found:
+    a unit by its place in its source, a file of a folder by its size then.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
+        self._mended: dict[str, str] = {}  # source -> its version when it was retried last
+        self._sizes: dict[tuple[str, str], int] = {}  # (folder, path) -> its size when it was retried last
+        for _, unit in manifest.retries():
+            if unit.kind == "files":
+                self._sizes.update({(unit.source, path): size for path, size in unit.items})
+            else:
+                self._mended[unit.source] = unit.etag
         self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
         self._places: set[bytes] = set()  # where something new stands
         self._versions: set[bytes] = set()
         self._left: set[bytes] = set()  # what the plan has not named yet
-        for u, (unit_id, kind) in enumerate(manifest.ids()):
-            if kind == "files":
+        for u, known in self._known():
+            if known is None:
                 unit = manifest.unit(u)
                 self._firsts[unit.source] += len(unit.items)
-                self._left.update(_item(unit, path, size) for path, size in unit.items)
+                self._left.update(_item(unit, path, size) for path, size in self._items(unit))
             else:
-                self._left.add(bytes.fromhex(unit_id))
+                self._left.add(known)
+
+    def _known(self) -> Iterator[tuple[int, bytes | None]]:
+        """(index, what it is known by) of each unit of the inputs; None for files of a folder, known one by one."""
+        for u, (unit_id, kind) in enumerate(self._manifest.ids()):
+            again = self._manifest.unit(u).retry if self._manifest.is_retry(u) else None
+            if again is not None and (again.only or kind == "files"):
+                continue
+            if kind == "files":
+                yield u, None
+            elif self._mended and (unit := self._manifest.unit(u)).source in self._mended:
+                yield u, _place(unit)
+            else:
+                yield u, bytes.fromhex(unit_id)
+
+    def _items(self, unit: Unit) -> Iterator[tuple[str, int]]:
+        """The files of a folder's unit, with the sizes by which they are known."""
+        return ((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
 
     def of(self, units: Iterable[Unit], unit_samples: int) -> Iterator[Unit]:
         """The units of a plan that the manifest lacks; new files of a folder are cut into units of their own."""
@@ -68,7 +93,7 @@ class Additions:
 
     def _new_units(self, source: str, units: Iterable[Unit]) -> Iterator[Unit]:
         for unit in units:
-            exact = bytes.fromhex(unit.unit_id)
+            exact = _place(unit) if self._mended.get(source) == unit.etag else bytes.fromhex(unit.unit_id)
             if exact in self._left:
                 self._left.remove(exact)
                 continue
@@ -108,12 +133,12 @@ class Additions:
     def _look_at_rest(self, found: Differences, named_again: Collection[int], vanished: Collection[str]) -> None:
         ends = [generation.first for generation in self._manifest.generations] + [len(self._manifest)]
         seen: set[bytes] = set()
-        for u, (unit_id, kind) in enumerate(self._manifest.ids()):
+        for u, known in self._known():
             named = next(number for number, end in enumerate(ends) if u < end) in named_again
-            if kind == "files":
+            if known is None:
                 unit = self._manifest.unit(u)
                 self._look_at_items(unit, found, named=named and unit.source not in vanished)
-            elif bytes.fromhex(unit_id) in self._left:
+            elif known in self._left:
                 unit = self._manifest.unit(u)
                 place = _digest(unit.source)
                 if place not in seen:
@@ -129,7 +154,7 @@ class Additions:
             _note_vanished(found, unit.source)
 
     def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
-        for path, size in unit.items:
+        for path, size in self._items(unit):
             if _item(unit, path, size) not in self._left:
                 continue
             if _digest(unit.source, path) in self._places:
@@ -156,6 +181,12 @@ def _note_vanished(found: Differences, what: str) -> None:
 def _item(unit: Unit, path: str, size: int) -> bytes:
     """A file of a folder, as it is read: by its path, its size, and what the user said of extensions."""
     return _digest(unit.source, path, str(size), *(f"{name}={value}" for name, value in named_in(unit)))
+
+
+def _place(unit: Unit) -> bytes:
+    """A unit of a source that was mended: the same samples of it, whatever bytes they take now."""
+    options = (f"{name}={value}" for name, value in unit.options)
+    return _digest(unit.kind, unit.source, str(unit.first), str(unit.samples), *options)
 
 
 def _digest(*parts: str) -> bytes:

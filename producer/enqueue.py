@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -16,14 +12,13 @@ import redis
 
 from core.commits import CommitLog
 from core.control import PRIORITY, Control, save_control
-from core.durable import drop, output_error
+from core.durable import drop
 from core.embedded import in_use, kept_off
-from core.errors import AwayError, InputError, TryLaterError
+from core.errors import InputError, TryLaterError
 from core.formats import refuse_dtype
-from core.generations import PREFIX, Generation, append, leftovers
-from core.layout import PLANNED, Layout, RunInfo, load_run, refuse_foreign_files, run_id
+from core.layout import Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
-from core.manifest import Manifest, SegmentWriter, first_segment_writer
+from core.manifest import Manifest, ManifestSummary, first_segment_writer
 from core.models import Chunking, ModelConfig
 from core.objects import Place, place
 from core.registry import RunRecord, register
@@ -32,14 +27,12 @@ from core.units import Unit
 from core.uploads import Grown
 from producer.additions import Additions, Differences
 from producer.columns import first_columns
+from producer.growing import Asked, alone, grow, now
 from producer.naming import asked_models, config_of
 from producer.plan import Plan, plan
+from producer.recorded import CUT_UNIT_BYTES, recorded
 from producer.selection import SELECTED, Selection
 from sources.base import ReadOptions
-
-CUT_UNIT_BYTES = 4_000_000
-"""Of lines whose texts are cut: about a million tokens, so that a unit's chunks fit into memory however long texts
-are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +96,7 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
         first = next(planned.units, None)
         planned = replace(planned, units=chain([] if first is None else [first], planned.units))
         layout.make()
-    with _alone(layout):
+    with alone(layout):
         # Of two plans at the same time the second finds the first one's run, and adds what that lacks.
         if not layout.run_json.exists():
             return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
@@ -112,24 +105,9 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
         return _extend(layout, there, asked, planned)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a plan was made from, as a generation records it.
-
-    Attributes:
-        inputs: as the user gave them.
-        options: reader options and selection.
-        version: embq version that planned.
-    """
-
-    inputs: tuple[str, ...]
-    options: tuple[tuple[str, str], ...]
-    version: str
-
-
 def asked_for(request: Request) -> Asked:
     """What a user's request says of its plan."""
-    return Asked(inputs=request.inputs, options=_options(request), version=request.version)
+    return Asked(inputs=request.inputs, options=recorded(request.options, request.selection), version=request.version)
 
 
 def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> Grown:
@@ -197,35 +175,13 @@ def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo
         raise _changed(request.output, there, asked_for(request), differences)
 
 
-@contextmanager
-def _alone(layout: Layout) -> Iterator[None]:
-    """Nobody else plans, on this machine at least; unfinished files of plans that were killed go.
-
-    Several machines may plan for one object store. There each plan's segments have names of their own, and the
-    conditional create of run.json or of a generation's record decides whose are real.
-    """
-    path = layout.plan_lock
-    try:
-        lock = open(path, "w")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise output_error(error, path) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # Until run.json stands there is no writer, and control.json is written by plans alone.
-        planned = PLANNED if layout.run_json.exists() else (*PLANNED, "control.")
-        for leftover in layout.temporary.glob("*"):
-            if leftover.name.startswith(planned):
-                drop(leftover)
-        yield
-
-
 def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) -> RunInfo:
     segments = first_segment_writer(layout)
     summary = segments.write(planned.units)
     info = RunInfo(
         run="",
         inputs=request.inputs,
-        options=_options(request),
+        options=recorded(request.options, request.selection),
         model=config,
         rows=request.rows,
         format=request.format,
@@ -234,7 +190,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         samples=summary.samples,
         manifest_digest=summary.digest,
         version=request.version,
-        created=_now(),
+        created=now(),
         segments=tuple(segments.names),
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
@@ -258,52 +214,25 @@ def _extend(
     look_for_vanished: bool = True,
 ) -> Planned:
     """Add the units that the run lacks as one more generation."""
-    if isinstance(layout.root, Path):  # nobody else plans, so they are of plans that were killed
-        _drop_unnamed(layout, there)
     additions = Additions(Manifest(layout))
-    number = len(there.added) + 1
-    # A name of its own: no other plan can ever write to a segment that a generation names.
-    segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
-    try:
-        summary = segments.write(additions.of(planned.units, int(dict(asked.options)["unit_samples"])))
-        differences = additions.differences(_named_again(there, asked) if look_for_vanished else (), planned.vanished)
-        if differences.changed:
-            raise _changed(layout.root, there, asked, differences)
+    found: list[Differences] = []
+
+    def check(summary: ManifestSummary) -> None:
+        found.append(additions.differences(_named_again(there, asked) if look_for_vanished else (), planned.vanished))
+        if found[0].changed:
+            raise _changed(layout.root, there, asked, found[0])
         if summary.units:
             ready()
-            generation = Generation(
-                number=number,
-                run=there.run,
-                first=there.units,
-                units=summary.units,
-                samples=summary.samples,
-                digest=summary.digest,
-                segments=tuple(segments.names),
-                inputs=asked.inputs,
-                options=asked.options,
-                version=asked.version,
-                created=_now(),
-            )
-            append(layout.manifest, generation, temporary=layout.temporary)
-    except AwayError:
-        raise  # the record may still come to be there; what is not named in the end, `embq gc` removes
-    except BaseException:
-        _drop_unnamed(layout, there, segments.prefix)
-        raise
+
+    units = additions.of(planned.units, int(dict(asked.options)["unit_samples"]))
+    summary = grow(layout, there, asked, units, check=check)
     return Planned(
         info=load_run(layout.root),
         new=False,
         added=summary.units,
         samples=summary.samples,
-        warnings=(*planned.warnings, *_vanished(differences)),
+        warnings=(*planned.warnings, *_vanished(found[0])),
     )
-
-
-def _drop_unnamed(layout: Layout, there: RunInfo, prefix: str = "") -> None:
-    """Remove the segments that nothing names, of those whose names begin with `prefix`."""
-    for leftover in leftovers(layout.manifest, there.segments):
-        if leftover.name.startswith(prefix):
-            drop(leftover)
 
 
 def _named_again(there: RunInfo, asked: Asked) -> set[int]:
@@ -355,10 +284,6 @@ def _known_sources(layout: Layout) -> Callable[[str], bool]:
     return lambda path: path in sources()
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def announce(client: redis.Redis, info: RunInfo, output: Place) -> None:
     """Make the run known to the resident producer, writer and workers; repeating it changes nothing."""
     register(client, record_of(info, output))
@@ -382,24 +307,6 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
 def record_of(info: RunInfo, output: Place) -> RunRecord:
     """The run as the services know it."""
     return RunRecord(run=info.run, output=str(place(output)), model=info.model, rows=info.rows, units=info.units)
-
-
-def _options(request: Request) -> tuple[tuple[str, str], ...]:
-    options = request.options
-    read = {
-        "id_column": options.id_column,
-        "text_column": options.text_column,
-        "unit_samples": str(options.unit_samples),
-    }
-    named = {
-        "caption_keys": ";".join(options.caption_keys),
-        "image_column": options.image_column,
-        "image_keys": ";".join(options.image_keys),
-        "input_format": options.kind,
-        "metadata_columns": ",".join(options.metadata_columns),
-    }
-    read |= {name: value for name, value in named.items() if value}
-    return tuple(sorted((*read.items(), *request.selection.recorded())))
 
 
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:

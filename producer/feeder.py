@@ -64,7 +64,7 @@ class _Fed:
 
     def samples(self) -> int:
         """Samples of the next unit; where only reading it tells, as many as the units done so far had. 0: not known."""
-        planned = self.manifest.unit(int(self.meta.get("cursor", 0))).samples if self.left else None
+        planned = self.manifest.unit(int(self.meta.get("cursor", 0))).expected if self.left else None
         if planned is not None:
             return max(1, planned)
         done, rows, failures = (int(self.meta.get(name, 0)) for name in ("done", "rows", "failures"))
@@ -199,7 +199,7 @@ class Feeder:
         batch = [normal[run].popleft() for run in turns if normal[run]]
         batch += [hint for rest in normal.values() for hint in rest]
         weights = {run.id: run.weight for run in fed}
-        ahead = shares.give([(hint.run, (hint.unit.samples or costs[hint.run]) / weights[hint.run]) for hint in batch])
+        ahead = shares.give([(hint.run, (hint.unit.expected or costs[hint.run]) / weights[hint.run]) for hint in batch])
         # What is pushed to the front first ends up behind the others.
         for part, at_front in (([*urgent, *batch[:ahead]][::-1], True), (batch[ahead:], False)):
             with self._answered():

@@ -26,6 +26,7 @@ from sources.tar import COMPRESSED_SUFFIXES, TarSource
 from sources.texts import JsonLinesSource, LinesSource
 from sources.urls import check_url, is_url, path_of
 from sources.urls import is_inside as is_inside_url
+from sources.wanted import read_wanted
 
 SOURCES: dict[str, Source] = {
     source.kind: source
@@ -188,7 +189,8 @@ def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
 
 
 def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
-    """The samples of a unit that came over the network, as its `Source.read` gives them.
+    """The samples of a unit that came over the network, as its `Source.read` gives them; of a retry, those that it
+    does again, with the ordinals that they have in the unit that was planned first.
 
     Args:
         unit: what to read.
@@ -204,7 +206,8 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
             code="source_denied",
             next_step="move the input, or start the worker with its folder in EMBQ_ROOTS",
         )
-    return source_for(unit.kind).read(without_urls(unit) if roots else unit, moved)
+    source = source_for(unit.kind)
+    return read_wanted(source, without_urls(unit) if roots else unit, moved)
 
 
 def _is_allowed(source: str, roots: Sequence[str]) -> bool:

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 
 from core.commits import Commit, CommitLog
 from core.errors import SampleError, SourceError
-from core.layout import Layout, RunInfo
+from core.layout import Layout, RunInfo, load_run
+from core.ledger import Entry
 from core.manifest import Manifest
+from core.protocol import VERSION
 from core.results import decode_result, embedding_columns, encode_result, row_schema
 from core.rows import RowSpec
 from core.units import Failure, Sample, Unit
@@ -26,7 +28,7 @@ from sources.base import ReadOptions
 from sources.kinds import read
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
-from writer.accept import Accepted
+from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
 
 # --- inputs ---
@@ -102,30 +104,42 @@ def build(
     return root
 
 
+def go_on(root: Path) -> None:
+    """Do what is left of a run: read, embed, through the writer's own checks, commit each unit by itself, close."""
+    info, manifest = load_run(root), Manifest(Layout(root))
+    log = CommitLog(Layout(root))
+    state = log.replay(info.units)
+    embedder = load(info.model, "cpu")
+    committer = Committer(Layout(root), info, log, state, writer=f"w{state.epoch + 1}", version="0")
+    committer.take_epoch()
+    committer.fingerprint = embedder.fingerprint
+    acceptor = Acceptor(Layout(root), manifest, info, fingerprint=embedder.fingerprint, widths=state.widths)
+    for u in (u for u in range(info.units) if not state.is_done(u)):
+        committer.commit([acceptor.accept(published(u, manifest.unit(u), info, embedder))])
+    committer.close({})
+
+
+def published(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Entry:
+    """A unit's result, as a worker publishes it."""
+    samples, failures, data = embedded(unit, info, embedder)
+    fields: dict[str, object] = {
+        "u": u,
+        "token": "1-0:worker:0",
+        "v": VERSION,
+        "unit_id": unit.unit_id,
+        "rows": samples,
+        "failures": failures,
+        "fingerprint": embedder.fingerprint,
+        "bytes": len(data),
+    }
+    return Entry("0-1", {**{name: str(value).encode() for name, value in fields.items()}, "data": data})
+
+
 def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
     """A unit's result, as a worker would publish it and the writer would accept it."""
-    samples: list[Sample] = []
-    failures: list[Failure] = []
-    prepared = []
-    try:
-        for sample in read(unit, ()):
-            answer = SampleError(*sample.error) if sample.error else embedder.prepare([sample])[0]
-            if isinstance(answer, SampleError):
-                failures.append(Failure(ordinal=sample.ordinal, key=sample.key, code=answer.code, message=str(answer)))
-            else:
-                samples.append(sample)
-                prepared.append(answer)
-    except SourceError as error:
-        samples, prepared = [], []
-        failures = [Failure(ordinal=None, key="", code=error.code, message=error.message)]
-    made = embedder.embed(prepared) if prepared else {m: np.empty((0, d)) for m, d in embedder.dims.items()}
-    outputs = info.model.output_names
-    columns = zip(embedding_columns(outputs), outputs, strict=True)
-    vectors = {name: made[output].astype(info.rows.dtype) for name, output in columns}
-    schema = row_schema(outputs, embedder.dims, info.rows)
-    data = encode_result(samples, vectors, failures, schema, info.rows.columns)
+    _, _, data = embedded(unit, info, embedder)
     result = decode_result(data)
-    whole = bool(failures) and failures[0].ordinal is None
+    whole = result.failures["ordinal"].null_count > 0
     return Accepted(
         entry="0-1",
         u=u,
@@ -133,10 +147,39 @@ def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
         token="1",
         rows=result.rows,
         failures=result.failures,
-        quarantined=failures[0].code if whole else "",
+        quarantined=str(result.failures["code"][0]) if whole else "",
         staged="",
         bytes=len(data),
     )
+
+
+def embedded(unit: Unit, info: RunInfo, embedder: Embedder) -> tuple[int, int, bytes]:
+    """Rows and failures of a unit's result, and the result."""
+    attempt = 1 if unit.retry is None else unit.retry.attempts + 1
+    samples: list[Sample] = []
+    failures: list[Failure] = []
+    prepared = []
+    try:
+        for sample in read(unit, ()):
+            answer = SampleError(*sample.error) if sample.error else embedder.prepare([sample])[0]
+            if isinstance(answer, SampleError):
+                problem = Failure(
+                    ordinal=sample.ordinal, key=sample.key, code=answer.code, message=str(answer), attempt=attempt
+                )
+                failures.append(problem)
+            else:
+                samples.append(sample)
+                prepared.append(answer)
+    except SourceError as error:
+        samples, prepared = [], []
+        failures = [Failure(ordinal=None, key="", code=error.code, message=error.message, attempt=attempt)]
+    made = embedder.embed(prepared) if prepared else {m: np.empty((0, d)) for m, d in embedder.dims.items()}
+    outputs = info.model.output_names
+    columns = zip(embedding_columns(outputs), outputs, strict=True)
+    vectors = {name: made[output].astype(info.rows.dtype) for name, output in columns}
+    schema = row_schema(outputs, embedder.dims, info.rows)
+    data = encode_result(samples, vectors, failures, schema, info.rows.columns)
+    return len(samples), len(failures), data
 
 
 # --- damage ---

@@ -144,7 +144,7 @@ class ReadStage:
                     return count, None
         except SourceError as error:
             return count, error
-        planned = work.unit.samples
+        planned = work.unit.expected
         if planned is not None and count != planned:
             return count, SourceError(
                 f"{work.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"

@@ -27,6 +27,7 @@ class UnitWork:
         token: the lease.
         lost: True once the lease is known to be gone; the unit's remaining work is dropped.
         stage: where the unit is now, for `embq status`.
+        attempt: how often its samples are tried now, with attempts that ended their worker and earlier retries.
         careful: goes sample by sample, one after the other, so that the sample that ends the process can be named.
         poison: ordinals of samples that ended their worker; they become failures unseen.
         truncated: texts that were longer than the model reads.
@@ -44,6 +45,7 @@ class UnitWork:
         self.record = record
         self.ledger = ledger
         self.token = token
+        self.attempt = attempts + 1 + (0 if hint.unit.retry is None else hint.unit.retry.attempts)
         self.careful = attempts >= MAX_ATTEMPTS - 1
         self.poison = poison
         self.lost = False
@@ -66,13 +68,15 @@ class UnitWork:
 
     def add_failure(self, sample: Sample, code: str, message: str) -> None:
         """Record that a sample has no row."""
-        self.failures.append(Failure(ordinal=sample.ordinal, key=sample.key, code=code, message=message))
+        self.failures.append(
+            Failure(ordinal=sample.ordinal, key=sample.key, code=code, message=message, attempt=self.attempt)
+        )
         self._count([sample])
 
     def fail_whole(self, code: str, message: str) -> None:
         """The unit's source cannot be trusted: drop every row, keep one failure that stands for all of it."""
         self.samples, self.vectors = [], {}
-        self.failures = [Failure(ordinal=None, key="", code=code, message=message)]
+        self.failures = [Failure(ordinal=None, key="", code=code, message=message, attempt=self.attempt)]
         self.truncated = 0
         self._announced = self.handled = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,11 @@ import pyarrow as pa
 from core.errors import OutputError
 from core.layout import Layout, RunInfo
 from core.ledger import Entry
+from core.live import failed_keys, record_failures
 from core.manifest import Manifest
 from core.protocol import VERSION
 from core.results import Result, decode_result, failure_batch, row_schema, unlike, vector_widths
+from core.retries import Retry
 from core.units import Failure
 
 _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
@@ -38,6 +40,7 @@ class Accepted:
         staged: name of its staging file, or "".
         bytes: its size.
         truncated: texts of which only the beginning was embedded.
+        retry: what it does again, where it is a retry.
     """
 
     entry: str
@@ -50,6 +53,7 @@ class Accepted:
     staged: str
     bytes: int
     truncated: int = 0
+    retry: Retry | None = None
 
 
 class Rejected(Exception):
@@ -99,18 +103,27 @@ class Acceptor:
         text = {name: value.decode("utf-8", "replace") for name, value in fields.items()}
         u, token = int(text["u"]), text["token"]
         unit_id = self.manifest.unit_id(u)
+        retry = self.manifest.unit(u).retry if self.manifest.is_retry(u) else None
         if token == "quarantine":
-            whole = Failure(ordinal=None, key="", code=text["code"] or "crash", message=text["message"])
+            whole = Failure(
+                ordinal=None,
+                key="",
+                code=text["code"] or "crash",
+                message=text["message"],
+                attempt=int(text["attempts"]) + (0 if retry is None else retry.attempts),
+            )
+            failures = pa.Table.from_batches([failure_batch([whole])])
             return Accepted(
                 entry=entry.id,
                 u=u,
                 unit_id=unit_id,
                 token=token,
                 rows=pa.table({}),
-                failures=pa.Table.from_batches([failure_batch([whole])]),
-                quarantined=whole.code,
+                failures=self._by_sample(failures, retry),
+                quarantined=whole.code if retry is None or not retry.only else "",
                 staged="",
                 bytes=0,
+                retry=retry,
             )
         if text.get("v") != str(VERSION):
             version = text.get("v", "none")
@@ -120,22 +133,42 @@ class Acceptor:
         if self.fingerprint and text["fingerprint"] != self.fingerprint:
             raise Rejected("wrong_model", f"model fingerprint {text['fingerprint']}, the run has {self.fingerprint}")
         result = self._decode(entry.fields, text)
-        self._check_counts(result, u, text)
+        self._check_counts(result, u, text, None if retry is None or not retry.only else retry.ordinals)
         widths = self._check_schema(result)
         self.fingerprint, self.widths = text["fingerprint"], widths
-        whole_unit = result.failures["ordinal"].null_count
+        failures = self._by_sample(result.failures, retry)
+        whole_unit = failures["ordinal"].null_count
         return Accepted(
             entry=entry.id,
             u=u,
             unit_id=unit_id,
             token=token,
             rows=result.rows,
-            failures=result.failures,
-            quarantined=str(result.failures["code"][0]) if whole_unit else "",
+            failures=failures,
+            quarantined=str(failures["code"][0]) if whole_unit else "",
             staged=text.get("ref", ""),
             bytes=int(text["bytes"]),
             truncated=int(text.get("truncated", "0")),
+            retry=retry,
         )
+
+    def _by_sample(self, failures: pa.Table, retry: Retry | None) -> pa.Table:
+        """The failures; one that stands for all samples of a retry as one of each, so that each key keeps its own."""
+        if retry is None or not retry.only or not failures["ordinal"].null_count:
+            return failures
+        (whole,) = failures.to_pylist()
+        keys = failed_keys(record_failures(self.layout.root, retry.record), retry)
+        each = [
+            Failure(
+                ordinal=ordinal,
+                key=keys[ordinal],
+                code=whole["code"],
+                message=whole["message"],
+                attempt=whole["attempt"],
+            )
+            for ordinal in retry.ordinals
+        ]
+        return pa.Table.from_batches([failure_batch(each)])
 
     def _decode(self, fields: Mapping[str, bytes], text: Mapping[str, str]) -> Result:
         if ref := text.get("ref"):
@@ -167,8 +200,12 @@ class Acceptor:
             raise Rejected("wrong_schema", f"its vectors have {_said(widths)} numbers, the run's {_said(self.widths)}")
         return widths
 
-    def _check_counts(self, result: Result, u: int, text: Mapping[str, str]) -> None:
-        """Each ordinal exactly once, as a row or as a failure, and as many as were announced."""
+    def _check_counts(self, result: Result, u: int, text: Mapping[str, str], wanted: Sequence[int] | None) -> None:
+        """Each ordinal exactly once, as a row or as a failure, and as many as were announced.
+
+        Args:
+            wanted: the ordinals of a retry; None where they are all from 0 on.
+        """
         rows, failures = result.rows.num_rows, result.failures.num_rows
         if (rows, failures) != (int(text["rows"]), int(text["failures"])):
             raise Rejected("wrong_count", f"unit {u} has {rows} rows and {failures} failures, not what it announced")
@@ -177,10 +214,10 @@ class Acceptor:
                 raise Rejected("wrong_count", f"unit {u} failed as a whole and has {rows} rows")
             return
         if "chunk" in result.rows.column_names:
-            _check_chunks(result, u)
+            _check_chunks(result, u, wanted)
             return
         seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
-        if not np.array_equal(np.sort(seen), np.arange(rows + failures)):
+        if not np.array_equal(np.sort(seen), np.arange(rows + failures) if wanted is None else wanted):
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
 
 
@@ -188,7 +225,7 @@ def _said(widths: Mapping[str, int]) -> str:
     return ", ".join(str(width) for width in widths.values())
 
 
-def _check_chunks(result: Result, u: int) -> None:
+def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None) -> None:
     """Each text once: as a failure, or as its chunks, each of which is a row or a failure.
 
     Where a text has rows, they say how many chunks it has; a failure of one of them has its key.
@@ -198,7 +235,7 @@ def _check_chunks(result: Result, u: int) -> None:
     failed = failures["ordinal"].to_numpy()
     texts, first, chunks = np.unique(ordinals, return_index=True, return_counts=True)
     every = np.union1d(texts, failed)
-    if not np.array_equal(every, np.arange(len(every))):
+    if not np.array_equal(every, np.arange(len(every)) if wanted is None else wanted):
         raise Rejected("wrong_count", f"unit {u}: a text has neither rows nor a failure")
     pairs = np.stack([ordinals, rows["chunk"].to_numpy()])
     if np.unique(pairs, axis=1).shape[1] != len(ordinals) or (pairs[1] < 0).any() or (pairs[1] >= counts).any():

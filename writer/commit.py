@@ -140,6 +140,8 @@ class Committer:
                     failures=result.failures.num_rows,
                     quarantined=result.quarantined,
                     truncated=result.truncated,
+                    supersedes=0 if result.retry is None else result.retry.replaces,
+                    lifts=0 if result.retry is None else result.retry.lifts,
                 )
             )
             first += result.rows.num_rows
@@ -199,15 +201,6 @@ class Committer:
         widths: dict[str, int] | None = None,
         timing: dict[str, float] | None = None,
     ) -> Commit:
-        after = LogState(
-            units=self.state.units,
-            count=self.state.count + len(units),
-            rows=self.state.rows + sum(unit.rows for unit in units),
-            failures=self.state.failures + sum(unit.failures for unit in units),
-            quarantined=self.state.quarantined + sum(bool(unit.quarantined) for unit in units),
-            truncated=self.state.truncated + sum(unit.truncated for unit in units),
-            done=bytearray(1),
-        )
         commit = self.log.append(
             Commit(
                 n=self.state.n + 1,
@@ -222,7 +215,7 @@ class Committer:
                 files=files,
                 units=units,
                 widths=widths or {},
-                totals=after.totals(),
+                totals=self.state.totals_with(units),
                 timing=timing or {},
                 created_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             )

@@ -16,19 +16,44 @@ EXAMPLES = 3
 """Examples kept of each group: enough to see what they have in common."""
 
 
+MENDS = {
+    "bad_result": "use the same version of embq everywhere",
+    "chunk_too_long": "larger --chunk-tokens, in a new run of these texts",
+    "crash": "look at the log of the workers and at memory",
+    "lost_result": "check the shared storage",
+    "non_finite": "--dtype float32 holds larger values: a new run of these samples",
+    "outside_root": "put the files into the folder of the input",
+    "source_denied": "give the worker the right to read them",
+    "source_missing": "put them back",
+    "source_unreadable": "check the disk or share",
+    "storage_missing": "install what the message names",
+    "too_many_chunks": "larger --chunk-tokens, in a new run of these texts",
+    "unknown_kind": "update the workers",
+    "wrong_count": "use the same version of embq everywhere",
+    "wrong_model": "use the same model files everywhere",
+    "wrong_schema": "use the same version of embq everywhere",
+    "wrong_version": "use the same version of embq everywhere",
+    "wrong_unit": "use the same version of embq everywhere",
+}
+"""What goes before a retry, where that is not mending the samples themselves."""
+
+FINAL = frozenset({"chunk_too_long", "non_finite", "too_many_chunks"})
+"""Codes of which a retry in the same run gives the same again."""
+
+
 @dataclass(slots=True)
 class Group:
     """The failures of one code; whole units apart from samples.
 
     Attributes:
-        examples: (key, unit id, index of the unit in the manifest, message) of the first ones; the key of a whole
-            unit is "".
+        examples: (key, unit id, index of the unit in the manifest, message, attempt) of the first ones; the key of a
+            whole unit is "".
     """
 
     code: str
     whole_unit: bool
     count: int = 0
-    examples: list[tuple[str, str, int, str]] = field(default_factory=list)
+    examples: list[tuple[str, str, int, str, int]] = field(default_factory=list)
 
 
 @click.command("failures", epilog="Example: embq failures ./out")
@@ -37,7 +62,8 @@ class Group:
 def command(output: str, as_json: bool) -> int:
     """List what has no embedding in OUT, grouped by cause, most frequent first.
 
-    Only committed failures are listed. A unit that failed as a whole counts once, whatever it holds.
+    Only committed failures are listed, and of samples that were retried the last one. A unit that failed as a whole
+    counts once, whatever it holds.
     """
     from core.objects import place
 
@@ -53,13 +79,13 @@ def command(output: str, as_json: bool) -> int:
 
 
 def grouped(root: Place) -> list[Group]:
-    """The committed failures by code, largest group first; raises what `core.reader.failure_tables` does."""
+    """The committed failures by code, largest group first; raises what `core.live.standing_failures` does."""
     import pyarrow.compute as pc
 
-    from core.reader import failure_tables
+    from core.live import standing_failures
 
     groups: dict[tuple[str, bool], Group] = {}
-    for table in failure_tables(root):
+    for table in standing_failures(root):
         marked = table.append_column("whole", pc.is_null(table["ordinal"]))
         counts = marked.group_by(["code", "whole"]).aggregate([([], "count_all")])
         for row in counts.to_pylist():
@@ -69,7 +95,9 @@ def grouped(root: Place) -> list[Group]:
             if len(group.examples) < EXAMPLES:
                 same = pc.and_(pc.equal(marked["code"], row["code"]), pc.equal(marked["whole"], row["whole"]))
                 first = marked.filter(same).slice(0, EXAMPLES - len(group.examples)).to_pylist()
-                group.examples += [(one["key"], one["unit_id"], one["u"], one["message"]) for one in first]
+                group.examples += [
+                    (one["key"], one["unit_id"], one["u"], one["message"], one["attempt"]) for one in first
+                ]
     return sorted(groups.values(), key=lambda group: (-group.count, group.code, group.whole_unit))
 
 
@@ -90,12 +118,20 @@ def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
                     "unit": unit_id,
                     "source": manifest.unit(u).source if manifest is not None else "",
                     "message": message,
+                    "attempt": attempt,
                 }
-                for key, unit_id, u, message in group.examples
+                for key, unit_id, u, message, attempt in group.examples
             ],
+            "next": next_step(group.code, root),
         }
         for group in groups
     ]
+
+
+def next_step(code: str, root: Place) -> str:
+    """What a user can do about failures of a code."""
+    mend = MENDS.get(code, "mend them in their place")
+    return mend if code in FINAL else f"{mend}, then: embq retry {root} --code {code}"
 
 
 def _print_table(groups: list[dict[str, Any]]) -> None:
@@ -111,4 +147,6 @@ def _print_table(groups: list[dict[str, Any]]) -> None:
         example = group["examples"][0]
         at = example["source"] if group["whole_unit"] else f"{example['key']} in {example['source']}"
         click.echo(f"{group['count']:>12,} {what:<7}  {printable(group['code']):<{width}}  such as {printable(at)}")
-        click.echo(f"{'':>22}{printable(example['message'])}")
+        tries = f" (attempt {example['attempt']})" if example["attempt"] > 1 else ""
+        click.echo(f"{'':>22}{printable(example['message'])}{tries}")
+        click.echo(f"{'':>22}next: {printable(group['next'])}")

@@ -40,7 +40,8 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
                 findings.add("manifest", f"unit {u}", f"its id is {stored}, its content says {unit.unit_id}")
             digest.update(stored.encode())
             ids[u] = int(unit.unit_id[:16], 16)
-            cover.take(u, unit)
+            if unit.retry is None:
+                cover.take(u, unit)
         cover.end()
     except (OutputError, OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")

@@ -142,8 +142,8 @@ class Records:
         added = {
             "units": len(commit.units),
             "rows": sum(unit.rows for unit in commit.units),
-            "failures": sum(unit.failures for unit in commit.units),
-            "quarantined": sum(bool(unit.quarantined) for unit in commit.units),
+            "failures": sum(unit.failures - unit.supersedes for unit in commit.units),
+            "quarantined": sum(bool(unit.quarantined) - unit.lifts for unit in commit.units),
             "truncated": sum(unit.truncated for unit in commit.units),
         }
         for what, count in added.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from core.layout import RunInfo
 from core.models import ModelConfig, ModelSpec
 from core.reader import vectors
 from core.results import embedding_columns
+from core.retries import Retry
 from core.units import Unit
 from embq.verification.chunks import Documents
 from embq.verification.findings import Findings
@@ -43,7 +44,15 @@ class Units:
         self._dtype = NUMPY_DTYPES[info.rows.dtype]
         self._chunking = info.model.chunking
 
-    def check(self, where: str, said: CommittedUnit, unit: Unit | None, rows: pa.Table, failures: pa.Table) -> None:
+    def check(
+        self,
+        where: str,
+        said: CommittedUnit,
+        unit: Unit | None,
+        rows: pa.Table,
+        failures: pa.Table,
+        again: Sequence[Retry] = (),
+    ) -> None:
         """Check one unit.
 
         Args:
@@ -52,6 +61,7 @@ class Units:
             unit: the manifest's unit; None where it has none, and then there is no source to compare with.
             rows: the unit's rows in their file's schema; no columns are needed where there are none.
             failures: its failures, likewise.
+            again: later retries of its samples; a sample that was mended may have another key now.
         """
         self._check_ids(where, said, rows, failures)
         self._check_codes(where, said, failures)
@@ -59,14 +69,16 @@ class Units:
         if self._is_whole(where, said, rows, failures):
             return
         if self._chunking is not None:
-            self._check_chunks(where, unit, rows, failures, stored)
+            self._check_chunks(where, unit, rows, failures, stored, again)
             return
         samples = _pairs(rows) + _pairs(failures)
         ordinals = {ordinal for ordinal, _ in samples}
         if len(ordinals) != len(samples):
             self._findings.add("ordinals", where, f"{len(samples) - len(ordinals)} samples are there twice")
         if unit is not None:
-            self._compare(where, unit, samples, _Rows(rows, stored))
+            retried = _retried(again, failures)
+            samples = [pair for pair in samples if pair[0] not in retried]
+            self._compare(where, unit, samples, retried, _Rows(rows, stored))
 
     def _check_ids(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
         for name, table in (("row", rows), ("failure", failures)):
@@ -110,15 +122,19 @@ class Units:
             self._findings.add("whole_unit", where, "it failed whole and has rows or further failures")
         return whole
 
-    def _compare(self, where: str, unit: Unit, samples: list[tuple[int, str]], rows: _Rows) -> None:
+    def _compare(self, where: str, unit: Unit, samples: list[tuple[int, str]], retried: Set[int], rows: _Rows) -> None:
         """Compare with an independent second reading of the source."""
-        keys: list[str] = []
+        keys: list[tuple[int, str]] = []
+        count = 0
         changed: list[str] = []
         check = _Content(rows, self._stubs)
         images = any(stub.modality == "image" for stub in self._stubs)
+        wanted = None if unit.wanted is None else frozenset(unit.wanted)
         try:
-            for ordinal, found in enumerate(reread(unit, images=images)):
-                keys.append(found.key)
+            for ordinal, found in numbered(unit, images=images):
+                count += 1
+                if ordinal not in retried and (wanted is None or ordinal in wanted):
+                    keys.append((ordinal, found.key))
                 if ordinal not in rows.position:
                     continue
                 if found.changed:
@@ -127,9 +143,10 @@ class Units:
                     check.take(ordinal, found)
         except SourceChangedError as error:
             self._findings.add("source_changed", where, str(error))
-            if unit.samples is not None and unit.samples != len(samples):
+            there = len(samples) + len(retried)
+            if unit.expected is not None and unit.expected != there:
                 self._findings.add(
-                    "keys", where, f"{len(samples)} samples, {unit.samples} were planned, and the source cannot tell"
+                    "keys", where, f"{there} samples, {unit.expected} were planned, and the source cannot tell"
                 )
             return
         except SourceUnreadableError as error:
@@ -138,8 +155,8 @@ class Units:
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             self._findings.add("source_changed", where, changed[0] + more)
-        if unit.samples is not None and unit.samples != len(keys):
-            self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {len(keys)}")
+        if unit.samples is not None and unit.samples != count:
+            self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
         self._compare_keys(where, samples, keys)
         if check.captions:
             self._findings.add("captions", where, f"not the text of the source: {_some(check.captions)}")
@@ -148,7 +165,13 @@ class Units:
             self._findings.add("vectors", where, f"not what the sample's bytes give: {_some(wrong)}")
 
     def _check_chunks(
-        self, where: str, unit: Unit | None, rows: pa.Table, failures: pa.Table, stored: dict[str, np.ndarray]
+        self,
+        where: str,
+        unit: Unit | None,
+        rows: pa.Table,
+        failures: pa.Table,
+        stored: dict[str, np.ndarray],
+        again: Sequence[Retry],
     ) -> None:
         """Compare the rows of cut texts with an independent second reading of the source."""
         documents = Documents(rows, failures, self._chunking if self._stubs else None)
@@ -156,9 +179,12 @@ class Units:
             return
         wrong: list[str] = []
         count = 0
+        retried, wanted = _retried(again, failures), None if unit.wanted is None else frozenset(unit.wanted)
         try:
-            for ordinal, found in enumerate(reread(unit, images=False)):
+            for ordinal, found in numbered(unit, images=False):
                 count += 1
+                if ordinal in retried or (wanted is not None and ordinal not in wanted):
+                    continue
                 if why := found.changed or documents.check(ordinal, found.key, found.text):
                     wrong.append(f"text {found.key!r}: {why}")
         except SourceChangedError as error:
@@ -170,7 +196,7 @@ class Units:
         self.keys += rows.num_rows + failures.num_rows
         if unit.samples is not None and unit.samples != count:
             self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
-        if documents.ordinals - set(range(count)):
+        if documents.ordinals - (set(range(count)) if wanted is None else wanted):
             self._findings.add("keys", where, f"it has rows or failures of more than the {count} texts of the source")
         if wrong:
             more = f" (and {len(wrong) - SHOWN} more texts)" if len(wrong) > SHOWN else ""
@@ -182,14 +208,13 @@ class Units:
         if bad := self._wrong_vectors(check, by_place):
             self._findings.add("vectors", where, f"not what the chunk's bytes give: {_some(bad)}")
 
-    def _compare_keys(self, where: str, samples: list[tuple[int, str]], keys: list[str]) -> None:
+    def _compare_keys(self, where: str, samples: list[tuple[int, str]], expected: list[tuple[int, str]]) -> None:
         self.keys += len(samples)
-        expected = list(enumerate(keys))
         if sorted(samples) == expected:
             return
         there, source = Counter(samples), Counter(expected)
         missing, extra = list((source - there).elements()), list((there - source).elements())
-        parts = [f"{len(samples)} samples, the source has {len(keys)}"]
+        parts = [f"{len(samples)} samples, the source has {len(expected)}"]
         if missing:
             parts.append(f"without row and failure: {_some(missing)}")
         if extra:
@@ -226,6 +251,18 @@ def _stubs(model: ModelConfig) -> tuple[_Stub, ...]:
     columns = zip(embedding_columns(model.output_names), model.outputs, strict=True)
     specs = [(column, output.modality, ModelSpec.parse(output.spec)) for column, output in columns]
     return tuple(_Stub(column, modality, int(spec.name)) for column, modality, spec in specs if spec.family == "stub")
+
+
+def numbered(unit: Unit, *, images: bool) -> Iterator[tuple[int, Found]]:
+    """(ordinal, sample) of what a second reading of the unit finds; of a retry of files, only those are named."""
+    found = reread(unit, images=images)
+    return zip(unit.wanted, found, strict=True) if unit.wanted and unit.kind == "files" else enumerate(found)
+
+
+def _retried(again: Sequence[Retry], failures: pa.Table) -> Set[int]:
+    """The ordinals of failures that a later retry does again."""
+    failed = set(failures["ordinal"].to_pylist()) if failures.num_rows else set()
+    return {ordinal for retry in again for ordinal in retry.ordinals if ordinal in failed}
 
 
 class _Rows:

@@ -11,9 +11,11 @@ from core.commits import Commit
 from core.errors import OutputError
 from core.manifest import Manifest
 from core.parts.joined import Cursor
+from core.retries import Retry
 from embq.verification.files import Files, read_failed
 from embq.verification.findings import Findings
 from embq.verification.records import Records
+from embq.verification.retried import Retried
 from embq.verification.stopwatch import Stopwatch
 from embq.verification.units import Units
 
@@ -64,6 +66,7 @@ class FullWalk:
         files: Files,
         units: Units,
         manifest: Manifest | None,
+        retried: Retried | None,
         findings: Findings,
         watch: Stopwatch,
     ) -> None:
@@ -71,6 +74,7 @@ class FullWalk:
         self._files = files
         self._units = units
         self._manifest = manifest
+        self._retried = retried
         self._findings = findings
         self._watch = watch
         self._hashes: list[np.ndarray] | None = []
@@ -110,8 +114,12 @@ class FullWalk:
                 return
             known = self._records.is_known(said.u, said.unit_id)
             unit = self._manifest.unit(said.u) if known and self._manifest is not None else None
+            again: list[Retry] = []
+            if unit is not None and self._retried is not None:
+                self._retried.check(where, said, unit.retry)
+                again, unit = self._retried.again(said.u), self._retried.now(unit)
             with self._watch.on("inputs"):
-                self._units.check(where, said, unit, of_unit, failed)
+                self._units.check(where, said, unit, of_unit, failed, again)
             if not said.rows + said.failures:
                 self._empty += 1
                 self._an_empty_one = self._an_empty_one or (where if unit is None else unit.source)

@@ -116,7 +116,7 @@ def test_failures_stand_beside_the_rows(run: RunCase) -> None:
     assert run.failures() == [("0:1", "decode"), ("1:0", "decode"), ("1:1", "decode"), ("1:2", "decode")]
     (path,) = run.layout.failures.iterdir()
     table = pq.read_table(path)
-    assert table.column_names == ["ordinal", "key", "code", "message", "unit_id", "u"]
+    assert table.column_names == ["ordinal", "key", "code", "message", "attempt", "unit_id", "u"]
     assert table["u"].to_pylist() == [0, 1, 1, 1]
     assert writer.committer.state.totals() == {
         "units": 2,

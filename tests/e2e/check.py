@@ -34,9 +34,10 @@ class Output:
     Attributes:
         records: commit records in order.
         rows: all rows in order of their ids.
-        failures: (unit_id, ordinal, key, code) of every failure.
+        failures: (unit_id, ordinal, key, code) of every failure that no later retry has taken the place of.
         manifest: unit ids of the manifest, in order.
         ends: number of units after each generation of the manifest.
+        retries: index -> what a unit does again, for those that do.
     """
 
     root: Path
@@ -45,6 +46,7 @@ class Output:
     failures: list[tuple[str, int | None, str, str]] = field(default_factory=list)
     manifest: list[str] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    retries: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> dict[str, str]:
@@ -69,7 +71,9 @@ def read_output(root: Path) -> Output:
     output = Output(root)
     output.records = _read_records(root)
     output.manifest, output.ends = _read_manifest(root / "manifest")
+    output.retries = _read_retries(root / "manifest")
     tables = []
+    failures: list[tuple[int, str, int | None, str, str]] = []
     for record in output.records:
         _check_record(root, record)
         for file in record["files"]:
@@ -80,8 +84,17 @@ def read_output(root: Path) -> Output:
                 _check_ranges(record, table)
                 tables.append(table)
             else:
-                columns = [table[name].to_pylist() for name in ("unit_id", "ordinal", "key", "code")]
-                output.failures += zip(*columns, strict=True)
+                columns = [table[name].to_pylist() for name in ("u", "unit_id", "ordinal", "key", "code")]
+                failures += zip(*columns, strict=True)
+    done = {unit["u"] for record in output.records for unit in record["units"]}
+    again = [(u, retry, _ordinals(retry["only"])) for u, retry in output.retries.items() if u in done]
+    for u, *failure in failures:
+        planned = output.retries[u]["unit"] if u in output.retries else u
+        if not any(
+            later > u and retry["unit"] == planned and (failure[1] in ordinals or not ordinals)
+            for later, retry, ordinals in again
+        ):
+            output.failures.append(tuple(failure))
     if tables:
         output.rows = pa.concat_tables(tables)
         assert output.rows["id"].to_pylist() == list(range(output.rows.num_rows)), "ids are not 0, 1, 2, ..."
@@ -108,6 +121,20 @@ def _read_manifest(folder: Path) -> tuple[list[str], list[int]]:
         ends.append(len(ids))
     assert len(set(ids)) == len(ids), "a unit is in the manifest twice"
     return ids, ends
+
+
+def _read_retries(folder: Path) -> dict[int, dict[str, Any]]:
+    paths = sorted(folder.glob("[0-9]*.parquet"))
+    for record in sorted(folder.glob("gen-*.json")):
+        paths += [folder / name for name in json.loads(record.read_bytes())["segments"]]
+    units = [json.loads(text) for path in paths for text in pq.read_table(path)["description"].to_pylist()]
+    return {u: unit["retry"] for u, unit in enumerate(units) if "retry" in unit}
+
+
+def _ordinals(ranges: str) -> set[int]:
+    """The numbers in a text such as "0-3,7"."""
+    pairs = [piece.split("-") for piece in ranges.split(",") if piece]
+    return {number for pair in pairs for number in range(int(pair[0]), int(pair[-1]) + 1)}
 
 
 def _read_records(root: Path) -> list[dict[str, Any]]:

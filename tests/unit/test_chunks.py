@@ -23,6 +23,7 @@ from core.models import Chunking, ModelConfig
 from core.protocol import VERSION
 from core.registry import RunRecord
 from core.results import decode_result, encode_result, row_schema
+from core.retries import Retry
 from core.rows import RowSpec
 from core.units import Failure, Passage, Sample, Unit, key_without_chunks
 from embq.request import request_from
@@ -196,13 +197,19 @@ WHOLE = [a_chunk(0, 0, 2), a_chunk(0, 1, 2), a_chunk(2, 0, 1), a_chunk(3, 1, 2)]
 FAILED = [a_failure(1, "d1#"), a_failure(3, "d3#0")]
 
 
-def accept(folder: Path, samples: list[Sample], failures: list[Failure], **changes: str) -> Accepted:
+def accept(
+    folder: Path, samples: list[Sample], failures: list[Failure], *, retry: Retry | None = None, **changes: str
+) -> Accepted:
     vectors = np.zeros((len(samples), DIM), dtype=np.float16)
     schema = row_schema(("text",), {"text": DIM}, RowSpec(), chunked=True)
     data = encode_result(samples, {"embedding": vectors}, failures, schema)
     fields: dict[str, Any] = {"v": VERSION, "u": 0, "token": "1", "unit_id": "id", "fingerprint": FINGERPRINT}
     fields |= {"rows": len(samples), "failures": len(failures), "bytes": len(data), **changes}
-    manifest: Any = SimpleNamespace(unit_id=lambda u: "id")
+    manifest: Any = SimpleNamespace(
+        unit_id=lambda u: "id",
+        is_retry=lambda u: retry is not None,
+        unit=lambda u: Unit(kind="lines", source="f", retry=retry),
+    )
     model = SimpleNamespace(output_names=("text",), chunking=Chunking(tokens=16, overlap=0))
     info: Any = SimpleNamespace(model=model, rows=RowSpec())
     acceptor = Acceptor(Layout(folder), manifest, info, fingerprint="", widths={})
@@ -215,6 +222,16 @@ def test_a_unit_of_whole_texts_is_taken(tmp_path: Path) -> None:
     assert (taken.rows.num_rows, taken.failures.num_rows, taken.truncated) == (4, 2, 3)
     assert accept(tmp_path, [], [a_failure(0, "d0#"), a_failure(1, "d1#0"), a_failure(1, "d1#1")]).rows.num_rows == 0
     assert accept(tmp_path, [], []).rows.num_rows == 0
+
+
+def test_a_retry_has_the_texts_that_it_does_again_and_no_other(tmp_path: Path) -> None:
+    retry = Retry(unit=0, failed=0, record=2, attempts=1, replaces=2, only="1,3")
+    samples = [a_chunk(1, 0, 2), a_chunk(1, 1, 2)]
+    taken = accept(tmp_path, samples, [a_failure(3, "d3#")], retry=retry)
+    assert (taken.rows.num_rows, taken.failures.num_rows, taken.retry) == (2, 1, retry)
+    for wrong in ([], [a_failure(2, "d2#")], [a_failure(2, "d2#"), a_failure(3, "d3#")]):
+        with pytest.raises(Rejected, match="a text has neither rows nor a failure"):
+            accept(tmp_path, samples, wrong, retry=retry)
 
 
 @pytest.mark.parametrize(

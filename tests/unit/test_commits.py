@@ -206,6 +206,7 @@ def accepted(u: int, rows: int = 2, failures: int = 0) -> Accepted:
             "key": [f"{u}:{rows + i}" for i in range(failures)],
             "code": ["decode"] * failures,
             "message": ["m"] * failures,
+            "attempt": [1] * failures,
         },
         schema=FAILURE_SCHEMA,
     )

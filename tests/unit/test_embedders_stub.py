@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from core.errors import ModelError
 from core.models import ModelConfig
@@ -86,3 +88,20 @@ def test_a_million_samples_take_seconds_not_minutes() -> None:
     for _ in range(100):
         embedder.embed(embedder.prepare(samples))
     assert (time.process_time() - started) / 6400 < 60e-6
+
+
+def test_images_are_decoded_where_the_spec_asks_for_it_and_give_the_same_vectors() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), (9, 99, 200)).save(file, "JPEG")
+    good, cut, none = file.getvalue(), file.getvalue()[:-20], b"no image"
+    samples = [Sample(ordinal=n, key=str(n), image=data) for n, data in enumerate((good, cut, none))]
+    looking, plain = load(stub("stub:8?decode=1", "image"), "cpu"), load(stub("stub:8", "image"), "cpu")
+
+    prepared = looking.prepare(samples)
+
+    assert [getattr(one, "code", "") for one in prepared] == ["", "truncated", "unidentified"]
+    same = plain.embed(plain.prepare(samples[:1]))
+    np.testing.assert_array_equal(looking.embed(prepared[:1])["image"], same["image"])
+    assert looking.fingerprint == plain.fingerprint
+    with pytest.raises(ModelError, match="unknown decode"):
+        load(stub("stub:8?decode=2", "image"), "cpu")

@@ -55,6 +55,7 @@ def test_a_group_has_three_examples_at_most_with_key_unit_source_and_message(
         "unit": unit.unit_id,
         "source": str(tmp_path / "t.jsonl"),
         "message": "the line is blank",
+        "attempt": 1,
     }
 
 
@@ -104,7 +105,8 @@ def test_the_table_has_an_example_for_each_code_and_cannot_steer_the_terminal(
         str(tmp_path / "t.jsonl"),
     ]
     assert lines[1].strip() == "the line is blank"
-    assert lines[2].split()[:3] == ["2", "samples", "missing_text"]
+    assert lines[2].strip() == f"next: mend them in their place, then: embq retry {out} --code empty_text"
+    assert lines[3].split()[:3] == ["2", "samples", "missing_text"]
     assert "\x1b" not in "".join(lines)
 
 

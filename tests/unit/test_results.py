@@ -37,7 +37,9 @@ def test_a_result_survives_its_bytes(dtype: str) -> None:
         {"ordinal": 0, "key": "a", "embedding": [0, 1, 2], "caption": "ä\\udcff", "metadata": '{"n":1}'},
         {"ordinal": 2, "key": "b\\udc80", "embedding": [3, 4, 5], "caption": None, "metadata": None},
     ]
-    assert result.failures.to_pylist() == [{"ordinal": 1, "key": "c\\udcff", "code": "decode", "message": "two lines"}]
+    assert result.failures.to_pylist() == [
+        {"ordinal": 1, "key": "c\\udcff", "code": "decode", "message": "two lines", "attempt": 1}
+    ]
 
 
 def test_a_result_of_two_modalities_has_a_column_for_each() -> None:

@@ -30,8 +30,9 @@ from build_output import (
 from core.commits import Commit
 from core.errors import Exit, InputError, OutputError
 from core.layout import Layout
+from core.live import standing_failures
 from core.manifest import Manifest, write_manifest
-from core.reader import committed, failure_tables, row_tables, vectors
+from core.reader import committed, row_tables, vectors
 from core.rows import RowSpec
 from core.units import Unit
 from embq.cli import run
@@ -764,7 +765,7 @@ def test_the_reader_gives_committed_rows_in_the_order_of_their_ids(out: Path) ->
 
     assert table["id"].to_pylist() == list(range(9))
     assert committed(out)[1].rows == 9
-    assert sum(t.num_rows for t in failure_tables(out)) == 3
+    assert sum(t.num_rows for t in standing_failures(out)) == 3
     by_key = dict(zip(table["key"].to_pylist(), vectors(table), strict=True))
     assert np.array_equal(by_key["b"], stub_vector("second \u00e4\U0001f600".encode(), 8).astype(np.float16))
 

@@ -9,7 +9,7 @@ import hashlib
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from core.units import Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
-from worker.embedders.params import milliseconds_as_s, whole_number
+from worker.embedders.params import choice, milliseconds_as_s, whole_number
 
 EMBEDDER_VERSION = 1
 """Goes up when the same bytes give another vector."""
@@ -84,11 +84,23 @@ class WordSplitter:
 
 
 class StubEmbedder:
-    """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute."""
+    """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute.
+
+    Args:
+        look: raises SampleError for an encoded image that cannot be used; it changes no vector.
+    """
 
     def __init__(
-        self, config: ModelConfig, *, dim: int, batch_size: int, s_per_sample: float, s_per_batch: float
+        self,
+        config: ModelConfig,
+        *,
+        dim: int,
+        batch_size: int,
+        s_per_sample: float,
+        s_per_batch: float,
+        look: Callable[[bytes], object] = len,
     ) -> None:
+        self._look = look
         self._modalities = config.modalities
         self._dim = dim
         self._s_per_sample = s_per_sample
@@ -98,7 +110,7 @@ class StubEmbedder:
         self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
 
     def prepare(self, samples: Sequence[Sample]) -> list[tuple[bytes, ...] | SampleError]:
-        """One digest per modality of each sample; images are not decoded."""
+        """One digest per modality of each sample; images are decoded only where the spec asks for it."""
         return prepare_each(samples, self._digests)
 
     def embed(self, batch: Sequence[tuple[bytes, ...]]) -> dict[str, np.ndarray]:
@@ -116,6 +128,8 @@ class StubEmbedder:
         return WordSplitter(chunking)
 
     def _digests(self, sample: Sample) -> tuple[bytes, ...]:
+        if "image" in self._modalities:
+            self._look(image_of(sample))
         return tuple(
             stub_digest(image_of(sample) if modality == "image" else text_of(sample).encode(), self._dim)
             for modality in self._modalities
@@ -125,7 +139,7 @@ class StubEmbedder:
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     """The stub that `spec` describes; `device` is only a name to it."""
     del device
-    spec.check_params("ms_per_sample", "ms_per_batch", "batch_size")
+    spec.check_params("ms_per_sample", "ms_per_batch", "batch_size", "decode")
     check_modalities(config, *EMBEDS[spec.family])
     return StubEmbedder(
         config,
@@ -133,4 +147,13 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
         batch_size=whole_number(spec, "batch_size", BATCH_SIZE),
         s_per_sample=milliseconds_as_s(spec, "ms_per_sample"),
         s_per_batch=milliseconds_as_s(spec, "ms_per_batch"),
+        look=_decoder() if choice(spec, "decode", "0", ("0", "1")) == "1" else len,
     )
+
+
+def _decoder() -> Callable[[bytes], object]:
+    """What decodes an image as the real models do; imported only where it is asked for."""
+    from worker.embedders.images import open_image, quiet_pillow
+
+    quiet_pillow()
+    return open_image

@@ -1,0 +1,109 @@
+"""`embq retry`: do again what failed, after its cause was mended."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embq.options import broker_option, json_option, settings_with, worker_options
+
+if TYPE_CHECKING:
+    from core.objects import Place
+    from producer.retry import Retried
+
+
+@click.command("retry", epilog="Examples: embq retry out | embq retry out --code truncated --dry-run")
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
+@click.option("--code", "codes", multiple=True, metavar="CODE", help="Only failures of this code; may be repeated.")
+@click.option("--unit", "units", multiple=True, metavar="ID", help="Only failures of this unit; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done again.")
+@worker_options
+@broker_option
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
+def command(
+    output: str,
+    codes: tuple[str, ...],
+    units: tuple[str, ...],
+    dry_run: bool,
+    broker: str,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    """Do the failures of OUT again, once what they are read from has been mended in its place.
+
+    Nothing else is read or computed again. What has a row now takes the place of its failure; what fails again is a
+    failure of a further attempt. With --broker (or EMBQ_BROKER_URL) the work is handed to the resident services of
+    that broker, and this command returns.
+    """
+    import embq
+    from core.objects import place
+    from embq.local import account, work
+    from producer.retry import Chosen, retry
+
+    root = place(output)
+    retried = retry(root, Chosen(codes=codes, units=units), version=embq.__version__, dry_run=dry_run)
+    for line in notes(retried):
+        click.echo(line, err=True)
+    to_do = bool(retried.units or retried.under_way) and not dry_run
+    url = settings_with(broker).broker_url
+    if not to_do or url:
+        if to_do:
+            _hand_over(retried, root, broker)
+        if as_json:
+            click.echo(json.dumps(to_json(retried)))
+        return 0
+    outcome = work(retried.info, root, options, broker="", quiet=quiet or as_json)
+    return account(outcome, root, as_json=as_json)
+
+
+def _hand_over(retried: Retried, root: Place, broker: str) -> None:
+    from core.broker import check, connect
+    from producer.enqueue import hand_over
+
+    settings = settings_with(broker)
+    client = connect(settings.broker_url, password=settings.broker_password)
+    check(client, settings.broker_url)
+    hand_over(client, retried.info, root)
+    click.echo(f"run {retried.info.run}: handed to the workers", err=True)
+
+
+def notes(retried: Retried) -> list[str]:
+    """What is done again, by code, most frequent first, and what is left out."""
+    from producer.retry import shown
+
+    counts = [(count, code, "samples") for code, count in retried.samples.items()]
+    counts += [(count, code, "whole units") for code, count in retried.whole.items()]
+    lines = [f"{count:>12,} {what} failed as {code}" for count, code, what in sorted(counts, reverse=True)]
+    if retried.failures:
+        lines.append(f"to do again: {retried.failures:,} failures, in {retried.units:,} units")
+    else:
+        lines.append("nothing to retry" + (" that is not under way" if retried.under_way else ""))
+    if retried.under_way:
+        lines.append(f"under way: {retried.under_way:,} failures are done again already")
+    if retried.gone:
+        lines.append(f"left out: not there any more: {shown(retried.gone)}")
+    if retried.chunks:
+        lines.append(
+            f"left out: {retried.chunks:,} failures of single chunks, whose texts have rows that stay; "
+            "make a new run of these texts"
+        )
+    return lines
+
+
+def to_json(retried: Retried) -> dict[str, Any]:
+    """What is done again, as `embq retry --dry-run --json` gives it."""
+    return {
+        "schema": 1,
+        "run": retried.info.run,
+        "failures": retried.failures,
+        "units": retried.units,
+        "samples": dict(sorted(retried.samples.items())),
+        "whole_units": dict(sorted(retried.whole.items())),
+        "under_way": retried.under_way,
+        "chunks_left_out": retried.chunks,
+        "gone": list(retried.gone),
+    }

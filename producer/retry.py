@@ -1,0 +1,273 @@
+"""Failures are done again: retry units for those that stand, as one more generation of the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from core.commits import Commit, CommitLog
+from core.control import load_control
+from core.errors import InputError, TryLaterError, UsageError
+from core.layout import Layout, RunInfo, load_run
+from core.live import Retries, covered_by, standing_by_record
+from core.manifest import Manifest, ManifestSummary
+from core.objects import Place
+from core.retries import Retry, key_digest, to_ranges
+from core.units import UNIT_SPEC_MAX_BYTES, Unit
+from producer.growing import Asked, alone, grow
+from producer.mended import Mended
+from sources.listings import listed_once
+from sources.storage import base_name
+
+SHOWN = 3
+RANGES_MIN_BYTES = 8_000
+"""Room for ordinals where a description is as long as it may be without them; a hint has that much room beyond it."""
+
+Row = tuple[int, str, str]
+"""Ordinal, key and code of a sample that failed."""
+
+UNNAMED_CODES = ("duplicate_key",)
+"""Failures that are mended by giving the sample another key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which failures a user wants to have done again.
+
+    Attributes:
+        codes: of them; () for all.
+        units: ids of the units that they are of; () for all.
+    """
+
+    codes: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Retried:
+    """What a retry does again.
+
+    Attributes:
+        info: the run as it is now, with the retry units where they were added.
+        units: retry units.
+        samples, whole: failures of single samples by code, and those that stand for whole units.
+        under_way: failures that an earlier retry does again, which is not done yet.
+        chunks: failures of single chunks of texts, which are left out.
+        gone: files that are not there any more; their failures are left out.
+    """
+
+    info: RunInfo
+    units: int = 0
+    samples: Counter[str] = field(default_factory=Counter)
+    whole: Counter[str] = field(default_factory=Counter)
+    under_way: int = 0
+    chunks: int = 0
+    gone: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> int:
+        """Number of failures that are done again."""
+        return self.samples.total() + self.whole.total()
+
+
+def retry(root: Place, chosen: Chosen, *, version: str, dry_run: bool = False) -> Retried:
+    """Add retry units for the failures that stand, so that their rows and failures take the place of these.
+
+    Whoever repeats it adds nothing for what is under way.
+
+    Args:
+        version: embq version, for the record.
+        dry_run: only look.
+
+    Raises InputError where a source cannot be cut into the planned units any more, or every source is gone;
+    UsageError for a unit that the run does not have; TryLaterError for a run that rests. Then nothing is changed.
+    """
+    layout = Layout(root)
+    load_run(root)
+    _refuse_resting(layout)
+    if dry_run:
+        planning = _Planning(layout, chosen)
+        planning.found.units = sum(1 for _ in planning.units())
+        planning.check()
+        return planning.found
+    layout.make()
+    with alone(layout), listed_once():
+        planning = _Planning(layout, chosen)
+
+        def check(_: ManifestSummary) -> None:
+            planning.check()
+
+        asked = Asked(inputs=(), options=(), version=version)
+        planning.found.units = grow(layout, planning.info, asked, planning.units(), check=check).units
+        planning.found.info = load_run(root)
+    return planning.found
+
+
+def _refuse_resting(layout: Layout) -> None:
+    state = load_control(layout).state
+    info = load_run(layout.root)
+    if state != "running" and not CommitLog(layout).replay(info.units).closed:
+        raise TryLaterError(
+            f"run {info.run} is {state}; nothing was added",
+            next_step=f"let it go on first: embq resume {layout.root}",
+        )
+
+
+class _Planning:
+    """Goes through the failures that stand, and says which units do them again."""
+
+    def __init__(self, layout: Layout, chosen: Chosen) -> None:
+        self.info = load_run(layout.root)
+        self.found = Retried(info=self.info)
+        self._root = layout.root
+        self._chosen = chosen
+        self._manifest = Manifest(layout)
+        self._retries = Retries(self._manifest, lambda _: True)
+        self._mended = Mended(self.info, self._manifest)
+        if missing := set(chosen.units) - {unit_id for unit_id, _ in self._manifest.ids()} if chosen.units else ():
+            raise UsageError(
+                f"run {self.info.run} has no unit {min(missing)}",
+                next_step=f"`embq failures {layout.root} --json` names the units of its examples",
+            )
+
+    def units(self) -> Iterator[Unit]:
+        """The retry units, in the order of what they retry."""
+        number = self.info.units
+        for commit, failures in standing_by_record(self._root):
+            for u, table in self._by_unit(self._picked(failures)):
+                for unit in self._units_of(commit, u, table, number):
+                    yield unit
+                    number += 1
+
+    def check(self) -> None:
+        """Raises InputError where sources have changed in a way that leaves no place for what failed."""
+        self.found.gone = tuple(self._mended.gone)
+        if changed := list(self._mended.changed):
+            more = f" and {len(changed) - SHOWN:,} more" if len(changed) > SHOWN else ""
+            raise InputError(
+                f"not mended but changed: {', '.join(changed[:SHOWN])}{more}; nothing was added",
+                next_step="mend them so that each sample keeps its place, or choose others with --code or --unit",
+                code="input_changed",
+            )
+        if self.found.gone and not self.found.failures:
+            raise InputError(
+                f"not there any more: {shown(self.found.gone)}; nothing was added",
+                next_step="put them back, and give the command again",
+                code="source_missing",
+            )
+
+    def _picked(self, failures: pa.Table) -> pa.Table:
+        if self._chosen.codes:
+            failures = failures.filter(pc.is_in(failures["code"], pa.array(self._chosen.codes)))
+        if self._chosen.units:
+            failures = failures.filter(pc.is_in(failures["unit_id"], pa.array(self._chosen.units)))
+        under_way = covered_by(self._retries, failures)
+        self.found.under_way += int(under_way.sum())
+        return failures.filter(pa.array(~under_way))
+
+    def _by_unit(self, failures: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        for u in failures["u"].unique().to_pylist():
+            yield u, failures.filter(pc.equal(failures["u"], u))
+
+    def _units_of(self, commit: Commit, u: int, failures: pa.Table, number: int) -> Iterator[Unit]:
+        unit = self._manifest.unit(u)
+        again = Retry(
+            unit=self._retries.planned(u),
+            failed=u,
+            record=commit.n,
+            attempts=pc.max(failures["attempt"]).as_py(),
+            replaces=1,
+        )
+        if failures["ordinal"].null_count:
+            found = self._mended.whole(u, unit)
+            if found:
+                self.found.whole[failures["code"][0].as_py()] += 1
+            for first, one in enumerate(found):
+                # The first takes the place of the failure, the others are units that could not be planned before.
+                alone = replace(again, unit=number + first, attempts=0, replaces=0)
+                yield replace(one, retry=alone if first else again)
+            return
+        samples = self._samples(unit, commit, u)
+        named, placed = self._apart(unit, failures)
+        for rows, digest in ((named, key_digest), (placed, _no_digest)):
+            yield from self._narrowed(u, unit, replace(again, samples=samples), rows, digest)
+
+    def _samples(self, unit: Unit, commit: Commit, u: int) -> int | None:
+        """Samples of the unit that was planned first, where they are known."""
+        if unit.retry is not None and unit.retry.only:
+            return unit.retry.samples
+        if unit.samples is not None or self.info.model.chunking is not None:
+            return unit.samples
+        return next(one.rows + one.failures for one in commit.units if one.u == u)
+
+    def _apart(self, unit: Unit, failures: pa.Table) -> tuple[list[Row], list[Row]]:
+        """The samples with a key that they keep when they are mended, and those that are known by their place alone."""
+        rows = sorted(zip(*(failures[name].to_pylist() for name in ("ordinal", "key", "code")), strict=True))
+        if self.info.model.chunking is not None:
+            whole = [(ordinal, key[:-1], code) for ordinal, key, code in rows if key.endswith("#")]
+            self.found.chunks += len(rows) - len(whole)
+            rows = whole
+        name = base_name(unit.source)
+        named = [
+            row
+            for row in rows
+            if unit.kind == "tar" or (row[1] != f"{name}:{unit.first + row[0] + 1}" and row[2] not in UNNAMED_CODES)
+        ]
+        kept = set(named)
+        return named, [row for row in rows if row not in kept]
+
+    def _narrowed(
+        self, u: int, unit: Unit, again: Retry, rows: list[Row], digest: Callable[[Sequence[str]], str]
+    ) -> Iterator[Unit]:
+        """Units for single samples, as many as it takes to describe them."""
+        if not rows:
+            return
+        if unit.kind == "files":
+            there, found = self._mended.files(unit, [ordinal for ordinal, _, _ in rows])
+            rows = [row for row in rows if row[0] in set(there)]
+            if rows:
+                self.found.samples.update(code for _, _, code in rows)
+                yield replace(found, retry=replace(again, replaces=len(rows), only=to_ranges(there)))
+            return
+        for one in self._mended.whole(u, unit)[:1]:
+            self.found.samples.update(code for _, _, code in rows)
+            for some in _cut(one, rows):
+                yield replace(
+                    one,
+                    retry=replace(
+                        again,
+                        replaces=len(some),
+                        only=to_ranges(ordinal for ordinal, _, _ in some),
+                        keys=digest([key for _, key, _ in some]),
+                    ),
+                )
+
+
+def _no_digest(_: Sequence[str]) -> str:
+    return ""
+
+
+def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:
+    """The samples in pieces whose ordinals can be described beside the unit."""
+    room = max(RANGES_MIN_BYTES, UNIT_SPEC_MAX_BYTES - 1_000 - len(json.dumps(unit.describe())))
+    some: list[Row] = []
+    length = 0
+    for row in rows:
+        length += len(str(row[0])) + 1
+        if some and length > room:
+            yield some
+            some, length = [], len(str(row[0])) + 1
+        some.append(row)
+    if some:
+        yield some
+
+
+def shown(names: Collection[str]) -> str:
+    """The first few of some names, and how many there are more."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(list(names)[:SHOWN]) + more
