@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from core.rows import Column
+from core.rows import SIMILARITY, Column
 
 MOST_COLUMNS = 256
 """Columns of a run; the fields that occur most often get them."""
@@ -35,11 +35,12 @@ RESERVED = frozenset(
         "char_start",
         "char_end",
         "image_path",
-        "image_text_similarity",
+        SIMILARITY,
         "similarity",
     }
 )
-"""Columns of rows that are no metadata, and what readers put beside them; "..._embedding" is reserved as well."""
+"""Columns of rows that are no metadata, and what readers put beside them; what ends like an embedding's or a
+similarity's column is reserved as well."""
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FLOAT64_INTEGERS = 2**53
@@ -83,7 +84,7 @@ def fields_of(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator
 def column_name(path: tuple[str, ...]) -> str | None:
     """The name of a field's column, one that every format and reader takes; None where there is no such name."""
     name = ".".join(path)
-    if name.lower() in RESERVED or name.lower().endswith("_embedding"):
+    if name.lower() in RESERVED or name.lower().endswith(("_embedding", f"_{SIMILARITY}")):
         name = f"json_{name}"
     if not name.strip(". ") or "/" in name or not name.isprintable() or len(name.encode()) > MOST_NAME_BYTES:
         return None

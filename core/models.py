@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
 from core.errors import ModelError
+from core.rows import SIMILARITY
 from core.units import content_hash
 
 FAMILIES = {
@@ -27,6 +28,9 @@ EMBEDS = {
     "stub": ("image", "text"),
 }
 """Model family -> the modalities that its models can embed."""
+
+NORMALIZING = ("minilm", "st", "open_clip")
+"""Model families that may bring vectors to length 1 by themselves; with ?normalize=false they leave that out."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 """What is computed in."""
@@ -80,6 +84,26 @@ class ModelSpec:
     def param(self, name: str, default: str) -> str:
         """The value of one parameter."""
         return dict(self.params).get(name, default)
+
+    @property
+    def unit_length(self) -> bool:
+        """Whether all vectors of the model have length 1; False too where only loading it tells."""
+        return self.param("normalize", "true" if self.family in ("minilm", "open_clip") else "") == "true"
+
+    def without_normalizing(self) -> ModelSpec:
+        """The spec of the same model without what it does by itself to bring its vectors to length 1.
+
+        ModelError where the spec asks for that itself.
+        """
+        said = self.param("normalize", "")
+        if said == "true":
+            raise ModelError(
+                f"{self} asks for vectors of length 1, and --no-normalize for others",
+                next_step="leave out one of the two",
+            )
+        if said == "false" or self.family not in NORMALIZING:
+            return self
+        return replace(self, params=tuple(sorted((*self.params, ("normalize", "false")))))
 
     def check_params(self, *known: str) -> None:
         """Raise ModelError where the spec has a parameter that its family does not know."""
@@ -195,6 +219,16 @@ class ModelConfig:
     def output_names(self) -> tuple[str, ...]:
         """The names of `outputs`: what an embedder's vectors are called."""
         return tuple(output.name for output in self.outputs)
+
+    @property
+    def compared(self) -> dict[str, tuple[str, str]]:
+        """Column of a cosine -> names of the two outputs, image and text, of each model that embeds both."""
+        parts = [(f"{one.name}_", one.modalities) for one in self.members] or [("", self.modalities)]
+        return {
+            f"{prefix}{SIMILARITY}": (f"{prefix}image", f"{prefix}text")
+            for prefix, modalities in parts
+            if {"image", "text"} <= set(modalities)
+        }
 
     @property
     def queue_key(self) -> str:

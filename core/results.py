@@ -1,8 +1,8 @@
 """A unit's result as bytes: Arrow IPC for the rows, then Arrow IPC for the failures. Worker and writer share it.
 
-Rows: ordinal int32, key string, one fixed-size list of float16/float32 per embedding, caption string, the columns of
-metadata that the run has, metadata string (JSON text of what is in none of them),
-and, where texts are cut into chunks, the document and where in it the chunk stands.
+Rows: ordinal int32, key string, one fixed-size list per embedding of what the run stores of a vector, the cosine of
+image and text where it was asked for, caption string, the columns of metadata that the run has, metadata string (JSON
+text of what is in none of them), and, where texts are cut into chunks, the document and where in it the chunk stands.
 Failures: ordinal int32 (null for the whole unit), key, code, message, attempt int32 (1: the first).
 """
 
@@ -32,7 +32,8 @@ FAILURE_SCHEMA = pa.schema(
     ]
 )
 
-ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32()}
+ARROW_DTYPES = {"float16": pa.float16(), "float32": pa.float32(), "int8": pa.int8(), "binary": pa.uint8()}
+"""What is stored of a vector -> the type of one item of its list; an item of binary holds eight numbers."""
 
 COLUMN_ARROW = {
     "string": pa.string(),
@@ -61,12 +62,20 @@ PASSAGE_FIELDS = (
 """What a row says of the chunk that it stands for, in a run that cuts its texts; see `core.units.Passage`."""
 
 
-def row_schema(outputs: Sequence[str], dims: Mapping[str, int], rows: RowSpec, *, chunked: bool = False) -> pa.Schema:
+def row_schema(
+    outputs: Sequence[str],
+    dims: Mapping[str, int],
+    rows: RowSpec,
+    *,
+    compared: Sequence[str] = (),
+    chunked: bool = False,
+) -> pa.Schema:
     """Schema of a result's rows.
 
     Args:
         outputs: names of a row's vectors, `core.models.ModelConfig.output_names`.
-        dims: output -> length of its vectors.
+        dims: output -> length of its vectors, as the model gives them.
+        compared: columns of similarities, those of `core.models.ModelConfig.compared` where the run has them.
         chunked: whether the rows are chunks of texts.
     """
     columns = zip(embedding_columns(outputs), outputs, strict=True)
@@ -74,7 +83,8 @@ def row_schema(outputs: Sequence[str], dims: Mapping[str, int], rows: RowSpec, *
         [
             pa.field("ordinal", pa.int32(), nullable=False),
             pa.field("key", pa.string(), nullable=False),
-            *(pa.field(name, pa.list_(ARROW_DTYPES[rows.dtype], dims[output])) for name, output in columns),
+            *(pa.field(name, vector_type(rows, dims[output])) for name, output in columns),
+            *(pa.field(name, pa.float32()) for name in compared),
             pa.field("caption", pa.string()),
             *metadata_fields(rows),
             *(PASSAGE_FIELDS if chunked else ()),
@@ -108,6 +118,11 @@ def _without_width(field: pa.Field) -> pa.Field:
     return field.with_type(pa.list_(field.type.value_field)) if pa.types.is_fixed_size_list(field.type) else field
 
 
+def vector_type(rows: RowSpec, dim: int) -> pa.DataType:
+    """Type of a column of embeddings, where the model gives vectors of `dim` numbers."""
+    return pa.list_(ARROW_DTYPES[rows.dtype], rows.width(dim))
+
+
 def clean_text(text: str) -> str:
     """`text` with lone surrogates, which neither UTF-8 nor Arrow can hold, written as backslash escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -123,18 +138,30 @@ def encode_result(
     """The bytes of one unit's result.
 
     Args:
-        samples: the embedded samples, in order of their ordinals.
-        vectors: column name -> array of shape (len(samples), dim), already in the stored dtype.
+        samples: the embedded samples, in order of their ordinals; where there are none, `vectors` is not looked at.
+        vectors: column name -> array of shape (len(samples), width), already in the stored dtype; of a similarity,
+            float32 of shape (len(samples),).
         failures: the samples (or the unit) without a row.
         schema: what `row_schema` gave.
         columns: the run's columns of metadata.
     """
+    rows = _row_batch(samples, vectors, schema, columns) if samples else pa.RecordBatch.from_pylist([], schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(rows)
+    with pa.ipc.new_stream(sink, FAILURE_SCHEMA) as writer:
+        writer.write_batch(failure_batch(failures))
+    return bytes(sink.getvalue())
+
+
+def _row_batch(
+    samples: Sequence[Sample], vectors: Mapping[str, np.ndarray], schema: pa.Schema, columns: tuple[Column, ...]
+) -> pa.RecordBatch:
     metadata = metadata_arrays(samples, columns)
     arrays: list[pa.Array] = []
     for field in schema:
         if field.name in vectors:
-            flat = pa.array(vectors[field.name].reshape(-1), type=field.type.value_type)
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
+            arrays.append(_array_of(vectors[field.name], field.type))
         elif field.name in metadata:
             arrays.append(metadata[field.name])
         elif field.name == "caption":
@@ -145,13 +172,13 @@ def encode_result(
             arrays.append(pa.array([_of_passage(s, field.name) for s in samples], field.type))
         else:
             arrays.append(pa.array([getattr(s, field.name) for s in samples], field.type))
-    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(rows)
-    with pa.ipc.new_stream(sink, FAILURE_SCHEMA) as writer:
-        writer.write_batch(failure_batch(failures))
-    return bytes(sink.getvalue())
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array_of(values: np.ndarray, type_: pa.DataType) -> pa.Array:
+    if not pa.types.is_fixed_size_list(type_):
+        return pa.array(values, type_)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), type_.value_type), type=type_)
 
 
 def metadata_arrays(samples: Sequence[Sample], columns: tuple[Column, ...]) -> dict[str, pa.Array]:

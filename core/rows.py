@@ -6,15 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from core.errors import InputError
+
 FORMATS = ("parquet", "hdf5", "npy", "arrow")
 """Formats of parts."""
 
-DTYPES = ("float16", "float32")
+DTYPES = ("float16", "float32", "int8", "binary")
 """What is stored of a vector."""
 
 COLUMN_TYPES = ("string", "int64", "float64", "bool", "json")
 """Types that a column of metadata can have; every format and reader has them. A value of "json" is stored as a string:
 its JSON text."""
+
+SIMILARITY = "image_text_similarity"
+"""Column of the cosine of a row's two vectors."""
+
+INT8_RANGE = 1.0
+"""No number of a vector of length 1 is larger."""
+
+LEAST_RANGE, MOST_RANGE = 1e-6, 1e6
+"""Of `int8_range`; beyond them a float32 cannot hold the steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +61,90 @@ class RowSpec:
 
     Attributes:
         dtype: one of `DTYPES`.
+        truncate_dim: how many numbers at the beginning of a vector are kept; 0 for all.
+        normalize: whether vectors are brought to length 1 before they are stored; False also leaves out what a model
+            does of that by itself; None leaves them as the model gives them, but see `unit_length`.
+        int8_range: the number that int8 stores as 127; larger ones are stored as 127, too.
+        similarity: whether a row has the cosine of its image and its text, in the column `SIMILARITY`.
         columns: the columns of metadata, in order; found when the run is made, so they are no part of what it is.
     """
 
     dtype: str = "float16"
+    truncate_dim: int = 0
+    normalize: bool | None = None
+    int8_range: float = INT8_RANGE
+    similarity: bool = False
     columns: tuple[Column, ...] = ()
+
+    @property
+    def unit_length(self) -> bool:
+        """Whether what is stored is made of vectors of length 1.
+
+        The beginning of a unit vector is none, and one range of int8 suits vectors of one length only: both imply it.
+        """
+        return self.normalize or (self.normalize is None and (self.dtype == "int8" or self.truncate_dim > 0))
+
+    def kept(self, dim: int) -> int:
+        """How many numbers are kept of a vector of `dim`."""
+        return min(dim, self.truncate_dim) if self.truncate_dim else dim
+
+    def width(self, dim: int) -> int:
+        """Length of the list that is stored of a vector of `dim` numbers; binary has eight of them in a byte."""
+        return self.kept(dim) // 8 if self.dtype == "binary" else self.kept(dim)
+
+    def check(self, model: str, dim: int) -> None:
+        """Raise InputError where vectors of `dim` numbers cannot be stored so.
+
+        Args:
+            model: its spec, for the message.
+        """
+        if self.truncate_dim > dim:
+            raise InputError(
+                f"--truncate-dim {self.truncate_dim}: the vectors of {model} have {dim} numbers",
+                next_step=f"use --truncate-dim {dim} or less, or leave it out",
+                code="wrong_dimension",
+            )
+        if self.dtype == "binary" and self.kept(dim) % 8:
+            fitting = self.kept(dim) // 8 * 8
+            raise InputError(
+                f"--dtype binary stores 8 numbers in a byte: {self.kept(dim)} of {model} do not fill theirs",
+                next_step=f"use --truncate-dim {fitting}, or another --dtype" if fitting else "use another --dtype",
+                code="wrong_dimension",
+            )
 
     def describe(self) -> dict[str, Any]:
         """The spec as JSON-ready values; `from_description` is its inverse."""
-        return {"dtype": self.dtype, "columns": [column.describe() for column in self.columns]}
+        return {
+            "dtype": self.dtype,
+            "truncate_dim": self.truncate_dim,
+            "normalize": self.normalize,
+            "int8_range": self.int8_range,
+            "similarity": self.similarity,
+            "columns": [column.describe() for column in self.columns],
+        }
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> RowSpec:
         """The spec that `describe` gave; KeyError, TypeError or ValueError on any other shape."""
-        columns = tuple(Column.from_description(one) for one in described["columns"])
-        return cls(dtype=str(described["dtype"]), columns=columns)
+        normalize = described.get("normalize")
+        return cls(
+            dtype=str(described["dtype"]),
+            truncate_dim=int(described.get("truncate_dim", 0)),
+            normalize=None if normalize is None else bool(normalize),
+            int8_range=float(described.get("int8_range", INT8_RANGE)),
+            similarity=bool(described.get("similarity", False)),
+            columns=tuple(Column.from_description(one) for one in described["columns"]),
+        )
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs of one model different ones, by the words of the command line."""
-        return {"dtype": self.dtype}
+        said: dict[str, Any] = {"dtype": self.dtype}
+        if self.truncate_dim:
+            said["truncate dim"] = self.truncate_dim
+        if self.unit_length or self.normalize is False:
+            said["normalize"] = "yes" if self.unit_length else "no"
+        if self.dtype == "int8":
+            said["int8 range"] = self.int8_range
+        if self.similarity:
+            said["similarity"] = "yes"
+        return said

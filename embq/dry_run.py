@@ -119,9 +119,10 @@ def lines(found: Estimate, cost: Cost | None) -> list[str]:
 
 
 def _dims(found: Estimate, cost: Cost | None) -> int | None:
-    if cost is not None and cost.rates:
-        return cost.rates[0].dims
-    return known_dims(found.config)
+    dims = known_dims(found.config, found.stored)
+    if dims is None and cost is not None and cost.rates:
+        return found.kept(cost.rates[0].dims)
+    return dims
 
 
 def _hours(rows: int, rows_per_s: float) -> float:

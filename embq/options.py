@@ -71,10 +71,36 @@ def run_options(function: F) -> F:
             ),
             click.option(
                 "--dtype",
-                type=click.Choice(["float16", "float32"]),
+                type=click.Choice(["float16", "float32", "int8", "binary"]),
                 default="float16",
                 show_default=True,
-                help="What is stored.",
+                help="What is stored of a vector; binary is the signs of its numbers, eight in a byte.",
+            ),
+            click.option(
+                "--truncate-dim",
+                type=click.IntRange(min=1),
+                default=None,
+                metavar="N",
+                help="Store the first N numbers of a vector, brought to length 1 again (matryoshka models).  [all]",
+            ),
+            click.option(
+                "--normalize/--no-normalize",
+                "normalize",
+                default=None,
+                help="Store vectors of length 1, or of the length that they have before the model changes it.  "
+                "[as the model gives them; length 1 with int8 and --truncate-dim]",
+            ),
+            click.option(
+                "--int8-range",
+                type=float,
+                default=None,
+                metavar="X",
+                help="int8 stores numbers from -X to X in equal steps, and those beyond as if they were X.  [1]",
+            ),
+            click.option(
+                "--similarity",
+                is_flag=True,
+                help="A column image_text_similarity: the cosine of a row's image and text.",
             ),
             click.option(
                 "--output-format",

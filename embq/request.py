@@ -10,7 +10,7 @@ from core.control import PRIORITY
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking
 from core.objects import is_url, place
-from core.rows import RowSpec
+from core.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
 from embq.options import INPUT_FORMATS
 from producer.enqueue import Request
 from producer.selection import Selection
@@ -29,7 +29,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         models=options["model"],
         modalities=tuple(m for m in MODALITIES if m in modalities),
         precision=options["precision"],
-        rows=RowSpec(dtype=options["dtype"]),
+        rows=_rows(options, modalities),
         format=options["output_format"],
         part_rows=options["write_batch_size"],
         options=ReadOptions(
@@ -51,6 +51,41 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         ),
         priority=options["priority"] or PRIORITY,
         chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
+    )
+
+
+def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:
+    """What is stored of vectors; UsageError where the options do not go together."""
+    dtype, truncate_dim, normalize = options["dtype"], options["truncate_dim"] or 0, options["normalize"]
+    int8_range, similarity = options["int8_range"], options["similarity"]
+    if int8_range is not None and dtype != "int8":
+        raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
+    if int8_range is not None and not LEAST_RANGE <= int8_range <= MOST_RANGE:  # which is also said of NaN
+        raise UsageError(
+            f"--int8-range {int8_range:g} is not between {LEAST_RANGE:g} and {MOST_RANGE:g}",
+            next_step="give the largest number that the vectors hold; 1 is right for vectors of length 1",
+        )
+    if dtype == "int8" and normalize is False and int8_range is None:
+        raise UsageError(
+            "--dtype int8 --no-normalize needs --int8-range: how large the numbers of the vectors are, only you know",
+            next_step="add --int8-range with the largest of them, or leave out --no-normalize",
+        )
+    if dtype == "binary" and truncate_dim % 8:
+        raise UsageError(
+            f"--dtype binary stores 8 numbers in a byte, and --truncate-dim {truncate_dim} leaves one half empty",
+            next_step=f"use --truncate-dim {max(8, truncate_dim // 8 * 8)}",
+        )
+    if similarity and modalities and set(modalities) != set(MODALITIES):
+        raise UsageError(
+            f"--similarity compares a row's image with its text, and --modality {modalities[0]} embeds one of them",
+            next_step="use --modality image,text, or leave out --similarity",
+        )
+    return RowSpec(
+        dtype=dtype,
+        truncate_dim=truncate_dim,
+        normalize=normalize,
+        int8_range=INT8_RANGE if int8_range is None else int8_range,
+        similarity=similarity,
     )
 
 

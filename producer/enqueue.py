@@ -27,6 +27,7 @@ from core.units import Unit
 from core.uploads import Grown
 from producer.additions import Additions, Differences
 from producer.columns import first_columns
+from producer.dimensions import check_rows
 from producer.growing import Asked, alone, grow, now
 from producer.naming import asked_models, config_of
 from producer.plan import Plan, plan
@@ -144,6 +145,8 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
     refuse_dtype(request.format, request.rows.dtype)
     models = asked_models(request.models)
+    if request.rows.normalize is False:
+        models = tuple(replace(model, spec=model.spec.without_normalizing()) for model in models)
     layout = Layout(place(request.output))
     cut_bytes = CUT_UNIT_BYTES if request.chunking is not None else 0
     planned = plan(
@@ -160,6 +163,7 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
             next_step="add --modality text to embed their texts only, or leave out --chunk-tokens",
             code="chunks_of_images",
         )
+    check_rows(request.rows, config)
     if layout.run_json.exists():
         _refuse_other_run(load_run(layout.root), request, config)
     else:

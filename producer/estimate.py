@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -10,15 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 
 from core.errors import EmbqError
 from core.layout import load_run
 from core.models import Chunking, ModelConfig, ModelSpec
-from core.rows import DTYPES, Column
+from core.rows import DTYPES, Column, RowSpec
 from core.units import Sample, Unit
 from producer.columns import first_columns
+from producer.dimensions import vector_dim
 from producer.enqueue import Request, additions_to, plan_of
 from sources.kinds import read
 
@@ -29,7 +27,8 @@ LOOKED_AT_S = 20.0
 CHARS_PER_TOKEN = 3.3
 """Of text in European languages, with chunks that end with a sentence and so are not quite full. Source code and other
 scripts have fewer."""
-ITEM_BYTES = {"float16": 2, "float32": 4}
+NUMBER_BITS = {"float16": 16, "float32": 32, "int8": 8, "binary": 1}
+"""What is stored -> bits of one number of a vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,7 @@ class Estimate:
             what would be added to it.
         there: units of that run.
         config: the model, with the modalities that the inputs have.
+        stored: what is stored of its vectors.
         kinds: kind of input -> units.
         bytes: of the inputs.
         rows: samples; None where no unit could be read to find out.
@@ -55,6 +55,7 @@ class Estimate:
     run: str
     there: int
     config: ModelConfig
+    stored: RowSpec
     kinds: dict[str, int]
     bytes: int
     rows: int | None
@@ -71,7 +72,12 @@ class Estimate:
 
     def vector_bytes(self, dims: int) -> dict[str, int]:
         """Bytes of all vectors of `dims` numbers a row, by the dtype in which they are stored; {} without `rows`."""
-        return {} if self.rows is None else {dtype: self.rows * dims * ITEM_BYTES[dtype] for dtype in DTYPES}
+        return {} if self.rows is None else {dtype: self.rows * dims * NUMBER_BITS[dtype] // 8 for dtype in DTYPES}
+
+    def kept(self, dims: int) -> int:
+        """How many numbers of a row's vectors are kept, where it has vectors of one length, `dims` numbers together."""
+        count = len(self.config.outputs)
+        return self.stored.kept(dims // count) * count if count else dims
 
 
 def estimate(request: Request) -> Estimate:
@@ -116,6 +122,7 @@ def estimate(request: Request) -> Estimate:
         run=there.run if there is not None else "",
         there=there.units if there is not None else 0,
         config=config,
+        stored=request.rows,
         kinds=dict(kinds),
         bytes=size,
         rows=rows,
@@ -127,42 +134,10 @@ def estimate(request: Request) -> Estimate:
     )
 
 
-def known_dims(config: ModelConfig) -> int | None:
-    """How many numbers a row's vectors have together, where that is known without loading the model."""
-    lengths = [_length_of(ModelSpec.parse(output.spec)) for output in config.outputs]
-    return None if None in lengths else sum(length for length in lengths if length is not None)
-
-
-def _length_of(spec: ModelSpec) -> int | None:
-    """Numbers of one vector of a model, where that is known."""
-    match spec.family:
-        case "stub":
-            return int(spec.name)
-        case "minilm":
-            return 384
-        case "hf":
-            return _field(Path(spec.name) / "config.json", "hidden_size")
-        case "st":
-            return _field(Path(spec.name) / "1_Pooling" / "config.json", "word_embedding_dimension")
-        case "open_clip":
-            return _open_clip(spec.name)
-        case _:
-            return None
-
-
-def _open_clip(name: str) -> int | None:
-    found = find_spec("open_clip")  # looks for the package and imports nothing of it
-    folders = found.submodule_search_locations if found is not None else None
-    arch = name.split("/")[0]
-    return _field(Path(folders[0]) / "model_configs" / f"{arch}.json", "embed_dim") if folders else None
-
-
-def _field(path: Path, name: str) -> int | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")).get(name)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return value if isinstance(value, int) else None
+def known_dims(config: ModelConfig, rows: RowSpec) -> int | None:
+    """How many numbers are kept of a row's vectors together, where that is known without loading the model."""
+    lengths = [vector_dim(ModelSpec.parse(output.spec)) for output in config.outputs]
+    return None if None in lengths else sum(rows.kept(length) for length in lengths if length is not None)
 
 
 def _size(unit: Unit) -> int:

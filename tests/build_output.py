@@ -23,6 +23,7 @@ from core.protocol import VERSION
 from core.results import decode_result, embedding_columns, encode_result, row_schema
 from core.rows import RowSpec
 from core.units import Failure, Sample, Unit
+from core.vectors import similarities, stored
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
 from sources.kinds import read
@@ -176,8 +177,10 @@ def embedded(unit: Unit, info: RunInfo, embedder: Embedder) -> tuple[int, int, b
     made = embedder.embed(prepared) if prepared else {m: np.empty((0, d)) for m, d in embedder.dims.items()}
     outputs = info.model.output_names
     columns = zip(embedding_columns(outputs), outputs, strict=True)
-    vectors = {name: made[output].astype(info.rows.dtype) for name, output in columns}
-    schema = row_schema(outputs, embedder.dims, info.rows)
+    vectors = {name: stored(made[output], info.rows)[0] for name, output in columns}
+    compared = info.model.compared if info.rows.similarity else {}
+    vectors |= {name: similarities(made[image], made[text])[0] for name, (image, text) in compared.items()}
+    schema = row_schema(outputs, embedder.dims, info.rows, compared=tuple(compared))
     data = encode_result(samples, vectors, failures, schema, info.rows.columns)
     return len(samples), len(failures), data
 

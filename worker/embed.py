@@ -9,6 +9,7 @@ import numpy as np
 
 from core.errors import SampleError
 from core.units import Sample
+from core.vectors import Fault, similarities, stored
 from worker.embedders.base import Embedder, Prepared, Truncated
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
@@ -17,8 +18,6 @@ from worker.work import Leases, UnitWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-NUMPY_DTYPES = {"float16": np.float16, "float32": np.float32}
 
 
 class EmbedStage:
@@ -114,19 +113,23 @@ class EmbedStage:
                 start = stop
 
     def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
-        dtype = NUMPY_DTYPES[work.record.rows.dtype]
-        with np.errstate(over="ignore"):  # what does not fit float16 becomes infinite, and a failure below
-            stored = {modality: block.astype(dtype) for modality, block in vectors.items()}
-        good = np.ones(len(samples), dtype=bool)
-        for block in stored.values():
-            good &= np.isfinite(block).all(axis=1)
-        if not good.all():
-            for i in np.flatnonzero(~good).tolist():
-                work.add_failure(samples[i], "non_finite", "the model gave a vector that is not finite")
-            samples = [sample for sample, ok in zip(samples, good, strict=True) if ok]
-            stored = {modality: block[good] for modality, block in stored.items()}
+        rows = work.record.rows
+        kept: dict[str, np.ndarray] = {}
+        faults: dict[int, Fault] = {}
+        for output, block in vectors.items():
+            kept[output], wrong = stored(block, rows)
+            faults |= wrong
+        for column, (image, text) in work.record.model.compared.items() if rows.similarity else ():
+            kept[column], wrong = similarities(vectors[image], vectors[text])
+            faults |= wrong
+        if faults:
+            for i, fault in sorted(faults.items()):
+                work.add_failure(samples[i], fault.code, fault.message)
+            good = [i for i in range(len(samples)) if i not in faults]
+            samples = [samples[i] for i in good]
+            kept = {name: block[good] for name, block in kept.items()}
         if samples:
-            work.add_rows(samples, stored)
+            work.add_rows(samples, kept)
 
     def _finish_if_complete(self, work: UnitWork) -> None:
         if work.lost:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import redis
 
-from core.errors import ConfigError
+from core.errors import ConfigError, InputError
 from core.hints import Hint
 from core.ledger import Ledger, load_scripts, new_token
 from core.log import Events
@@ -19,6 +19,23 @@ from worker.work import Leases, UnitWork
 RECORDS_MAX_AGE_S = 5.0
 
 
+def check_dims(record: RunRecord, dims: Mapping[str, int]) -> None:
+    """Raise InputError where the rows of a run cannot be made of a model's vectors.
+
+    Args:
+        dims: output of the model -> how many numbers its vectors have.
+    """
+    for output in record.model.outputs:
+        record.rows.check(output.spec, dims[output.name])
+    for image, text in record.model.compared.values() if record.rows.similarity else ():
+        if dims[image] != dims[text]:
+            raise InputError(
+                f"--similarity: {record.model.spec} gives images {dims[image]} numbers and texts {dims[text]}",
+                next_step="leave out --similarity",
+                code="wrong_dimension",
+            )
+
+
 class Fetcher:
     """Claims the units that hints name.
 
@@ -27,6 +44,8 @@ class Fetcher:
         bulk: one that waits longer for an answer, because it sends results.
         model: the loaded model's config; hints of other models are dropped.
         fingerprint: the loaded model's; a run that began with another one is refused.
+        dims: output -> how many numbers its vectors have.
+        refuse: takes a run whose rows cannot be made of such vectors.
     """
 
     def __init__(
@@ -39,6 +58,8 @@ class Fetcher:
         name: str,
         model: ModelConfig,
         fingerprint: str,
+        dims: Mapping[str, int],
+        refuse: Callable[[str, InputError], None],
         lease_s: float,
         stopped: Callable[[], bool],
     ) -> None:
@@ -49,6 +70,8 @@ class Fetcher:
         self.name = name
         self.model = model
         self.fingerprint = fingerprint
+        self.dims = dims
+        self.refuse = refuse
         self.lease_s = lease_s
         self.stopped = stopped
         self.log = Events("worker")
@@ -64,6 +87,11 @@ class Fetcher:
         record = self._record(hint.run)
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
+            return
+        try:
+            check_dims(record, self.dims)
+        except InputError as error:
+            self.refuse(record.run, error)
             return
         ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
         token = new_token(hint.gen, self.name)

@@ -103,18 +103,17 @@ class PublishStage:
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
 
     def _encode(self, work: UnitWork) -> bytes:
-        model = work.record.model
+        model, rows = work.record.model, work.record.rows
         outputs = model.output_names
-        schema = row_schema(outputs, self.dims, work.record.rows, chunked=model.chunking is not None)
+        compared = model.compared if rows.similarity else {}
+        schema = row_schema(outputs, self.dims, rows, compared=tuple(compared), chunked=model.chunking is not None)
         order = sorted(range(len(work.samples)), key=lambda i: _place(work.samples[i]))
         in_order = order == list(range(len(order)))
         samples = work.samples if in_order else [work.samples[i] for i in order]
+        columns = {**dict(zip(embedding_columns(outputs), outputs, strict=True)), **{name: name for name in compared}}
         vectors = {}
-        for column, output in zip(embedding_columns(outputs), outputs, strict=True):
-            blocks = work.vectors.get(output)
-            joined = (
-                np.concatenate(blocks) if blocks else np.empty((0, self.dims[output]), dtype=work.record.rows.dtype)
-            )
+        for column, name in columns.items() if samples else ():
+            joined = np.concatenate(work.vectors[name])
             vectors[column] = joined if in_order else joined[order]
         return encode_result(samples, vectors, work.failures, schema, work.record.rows.columns)
 

@@ -13,7 +13,9 @@ import redis
 
 from core import hints
 from core.control import PRIORITY
+from core.errors import InputError
 from core.ledger import load_scripts
+from core.log import Events
 from core.models import ModelConfig
 from core.protocol import TURNS, run_key
 from core.registry import registered
@@ -22,6 +24,8 @@ from worker.turns import Turns
 POLL_S = 0.3
 META = ("state", "priority", "cursor", "total", "bytes", "limit_bytes", "limit_entries")
 """What is asked of each run."""
+
+log = Events("worker")
 
 
 @dataclass(slots=True)
@@ -71,6 +75,7 @@ class Scheduler:
         self.slice_s = slice_s
         self._scripts = load_scripts(client)
         self._refused: set[ModelConfig] = set()
+        self._refused_runs: set[str] = set()
 
     def wait(self, stopped: Callable[[], bool]) -> Turn | None:
         """The first turn of a process that has no model loaded; None when stopped, or when the only run is over."""
@@ -112,6 +117,14 @@ class Scheduler:
         """
         self._refused.add(turn.model)
         self.end(turn, spent_s=0.0)
+
+    def refuse_run(self, run: str, error: InputError) -> None:
+        """Serve a run no more, for what its user should know; raises the error where there is no other to serve."""
+        if self.run:
+            raise error
+        if run not in self._refused_runs:
+            self._refused_runs.add(run)
+            log.error("run_refused", run=run, code=error.code, why=error.message, next=error.next_step)
 
     def wanted(self, model: ModelConfig) -> bool:
         """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed."""
@@ -170,7 +183,8 @@ class Scheduler:
                 look.done.add(record.run)
             elif meta["state"]:
                 look.unfinished.add(record.model)
-            if meta["state"] != "running" or record.model in self._refused:
+            refused = record.model in self._refused or record.run in self._refused_runs
+            if meta["state"] != "running" or refused:
                 continue
             weight = int(meta["priority"] or PRIORITY)
             look.running[record.model] += weight

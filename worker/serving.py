@@ -126,6 +126,8 @@ class ModelService:
             name=options.name,
             model=self.model,
             fingerprint=embedder.fingerprint,
+            dims=embedder.dims,
+            refuse=scheduler.refuse_run,
             lease_s=settings.lease_s,
             stopped=self._over,
         )

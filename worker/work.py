@@ -60,7 +60,7 @@ class UnitWork:
         self._chunks_left: dict[int, int] = {}
 
     def add_rows(self, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
-        """Keep the vectors of some samples: output -> array of shape (len(samples), dim), as stored."""
+        """Keep what is stored of some samples: output -> array of shape (len(samples), width), and the similarities."""
         self.samples.extend(s if s.image is None else replace(s, image=None) for s in samples)
         for output, block in vectors.items():
             self.vectors.setdefault(output, []).append(block)

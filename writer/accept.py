@@ -89,7 +89,9 @@ class Acceptor:
         self.widths = widths
         outputs = info.model.output_names
         lengths = dict.fromkeys(outputs, 8)  # which only a loaded model tells
-        self._schema = row_schema(outputs, lengths, info.rows, chunked=info.model.chunking is not None)
+        compared = tuple(info.model.compared) if info.rows.similarity else ()
+        chunked = info.model.chunking is not None
+        self._schema = row_schema(outputs, lengths, info.rows, compared=compared, chunked=chunked)
 
     def accept(self, entry: Entry) -> Accepted:
         """The result in a stream entry; Rejected where it cannot be trusted."""

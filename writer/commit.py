@@ -231,6 +231,7 @@ class Committer:
             "embq.model": self.info.model.spec,
             "embq.fingerprint": self.fingerprint,
             "embq.version": self.version,
+            **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in self.info.rows.identity().items()},
         }
 
     def _name(self, first_id: int) -> PartName:

@@ -153,19 +153,18 @@ class Files:
             wanted["id"] = pa.int64()
             if self._info.model.chunking is not None:
                 wanted |= {field.name: field.type for field in PASSAGE_FIELDS}
+            if self._info.rows.similarity:
+                wanted |= dict.fromkeys(self._info.model.compared, pa.float32())
             if self._schema is None:
                 self._schema = schema
             elif not schema.equals(self._schema):
                 self._findings.add("schema", file.path, "its columns differ from those of the first rows")
         wrong = [name for name, type_ in wanted.items() if name not in schema.names or schema.field(name).type != type_]
         if file.kind == "rows":
-            dtype = ARROW_DTYPES[self._info.rows.dtype]
             wrong += [
                 name
                 for name in embedding_columns(self._info.model.output_names)
-                if name not in schema.names
-                or not pa.types.is_fixed_size_list(schema.field(name).type)
-                or schema.field(name).type.value_type != dtype
+                if name not in schema.names or not self._holds_vectors(schema.field(name).type)
             ]
             if any(commit.widths.get(name) != width for name, width in vector_widths(schema).items()):
                 self._findings.add("schema", file.path, f"its record says that vectors have {commit.widths} numbers")
@@ -175,6 +174,13 @@ class Files:
         if wrong:
             self._findings.add("schema", file.path, f"columns missing or of another type: {', '.join(wrong)}")
         return not wrong
+
+    def _holds_vectors(self, type_: pa.DataType) -> bool:
+        """Whether a column of this type can hold what the run stores of a vector."""
+        rows = self._info.rows
+        if not pa.types.is_fixed_size_list(type_) or type_.value_type != ARROW_DTYPES[rows.dtype]:
+            return False
+        return not rows.truncate_dim or type_.list_size == rows.width(rows.truncate_dim)
 
     def _check_ids_said(self, file: CommittedFile, groups: list[tuple[int, tuple[int, int]]]) -> None:
         """Whether the lowest and highest ids that a file names are those of rows that count up."""

@@ -20,9 +20,9 @@ from core.units import Unit
 from embq.verification.chunks import Documents
 from embq.verification.findings import Findings
 from embq.verification.rereading import Found, SourceChangedError, SourceUnreadableError, reread
+from embq.verification.stored import COSINE_OFF, differing, wrong_cosines, wrong_norms
 from worker.embedders.stub import stub_digest, stub_vectors
 
-NUMPY_DTYPES = {"float16": np.float16, "float32": np.float32}
 SHOWN = 3
 """Samples named in one violation."""
 
@@ -32,7 +32,7 @@ class Units:
 
     Attributes:
         keys: samples whose keys were compared with the source.
-        recomputed: rows whose vectors were recomputed and compared bit for bit.
+        recomputed: rows whose vectors were recomputed and compared; see `embq.verification.stored.differing`.
     """
 
     def __init__(self, info: RunInfo, findings: Findings) -> None:
@@ -41,7 +41,16 @@ class Units:
         self._findings = findings
         self._columns = embedding_columns(info.model.output_names)
         self._stubs = _stubs(info.model)
-        self._dtype = NUMPY_DTYPES[info.rows.dtype]
+        self._rows = info.rows
+        self._unit_length = {
+            column: info.rows.unit_length or (ModelSpec.parse(output.spec).unit_length and not info.rows.truncate_dim)
+            for column, output in zip(self._columns, info.model.outputs, strict=True)
+        }
+        outputs = dict(zip(info.model.output_names, self._columns, strict=True))
+        self._compared = {
+            column: (outputs[image], outputs[text])
+            for column, (image, text) in (info.model.compared.items() if info.rows.similarity else ())
+        }
         self._chunking = info.model.chunking
 
     def check(
@@ -111,7 +120,24 @@ class Units:
             if not finite.all():
                 key = rows["key"][int(np.argmin(finite))].as_py()
                 self._findings.add("finite", where, f"{int((~finite).sum())} rows hold NaN or infinity, first {key!r}")
+            elif self._unit_length[column] and (wrong := wrong_norms(found[column], self._rows)).any():
+                key = rows["key"][int(np.argmax(wrong))].as_py()
+                self._findings.add("norms", where, f"{int(wrong.sum())} {column}s do not have length 1, first {key!r}")
+        self._check_cosines(where, rows, found)
         return found
+
+    def _check_cosines(self, where: str, rows: pa.Table, found: dict[str, np.ndarray]) -> None:
+        """Whether the similarities are those of the stored vectors, where these are whole enough to tell."""
+        for column, (image, text) in self._compared.items() if rows.num_rows else ():
+            said = rows[column].to_numpy()
+            off = COSINE_OFF.get(self._rows.dtype) if not self._rows.truncate_dim else None
+            if off is not None and image in found and text in found:
+                wrong = wrong_cosines(said, found[image], found[text], off)
+            else:
+                wrong = ~(np.abs(said) <= 1.0)
+            if wrong.any():
+                key = rows["key"][int(np.argmax(wrong))].as_py()
+                self._findings.add("similarity", where, f"{int(wrong.sum())} are not those of their row, first {key!r}")
 
     def _is_whole(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> bool:
         """Whether one failure stands for the whole unit."""
@@ -222,17 +248,15 @@ class Units:
         self._findings.add("keys", where, "; ".join(parts))
 
     def _wrong_vectors(self, check: _Content, rows: _Rows) -> list[tuple[int, str]]:
-        """The samples whose stored vectors are not bit for bit those of their bytes."""
+        """The samples whose stored vectors are not those of their bytes."""
         if not check.positions or any(stub.column not in rows.vectors for stub in self._stubs):
             return []
         good = np.ones(len(check.positions), dtype=bool)
         for stub, digests in zip(self._stubs, check.digests, strict=True):
             stored = rows.vectors[stub.column][check.positions]
-            if stored.shape[1] != stub.dim:
+            if stored.shape[1] != self._rows.width(stub.dim):
                 return [rows.names[position] for position in check.positions]
-            expected = stub_vectors(digests, stub.dim).astype(self._dtype)
-            # As bytes: a comparison of numbers would take -0.0 for 0.0.
-            good &= (_as_bytes(stored) == _as_bytes(expected)).all(axis=1)
+            good &= ~differing(stored, stub_vectors(digests, stub.dim), self._rows)
         self.recomputed += len(check.positions)
         return [rows.names[check.positions[i]] for i in np.flatnonzero(~good).tolist()]
 
@@ -315,10 +339,6 @@ def _pairs(table: pa.Table) -> list[tuple[int, str]]:
     if not table.num_rows:
         return []
     return list(zip(table["ordinal"].to_pylist(), table["key"].to_pylist(), strict=True))
-
-
-def _as_bytes(matrix: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(matrix).view(np.uint8)
 
 
 def _some(samples: Iterable[tuple[int, str]]) -> str:

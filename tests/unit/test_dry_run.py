@@ -16,10 +16,12 @@ from e2e.session import write_shards, write_texts
 from core.embedded import EmbeddedServer
 from core.errors import EmbqError
 from core.ledger import load_scripts
-from core.models import ModelConfig
+from core.models import ModelConfig, ModelSpec
 from core.protocol import RATES
 from core.registry import Rate, measured_rates, report_rate, report_worker
+from core.rows import RowSpec
 from embq.verbs.enqueue import command
+from producer.dimensions import vector_dim
 from producer.estimate import known_dims
 from worker.embedders.hardware import device_name
 from worker.heartbeat import Heartbeat
@@ -48,7 +50,7 @@ def test_texts_are_counted_and_nothing_is_written(tmp_path: Path) -> None:
     answer = said(tmp_path / "a.jsonl", "-o", tmp_path / "out", "-m", "stub:8", "--unit-size", "100")
     assert (answer["units"], answer["rows"], answer["rows_exact"], answer["kinds"]) == (3, 250, True, {"jsonl": 3})
     assert answer["bytes"] == (tmp_path / "a.jsonl").stat().st_size
-    assert answer["vector_bytes"] == {"float16": 250 * 16, "float32": 250 * 32}
+    assert answer["vector_bytes"] == {"float16": 250 * 16, "float32": 250 * 32, "int8": 250 * 8, "binary": 250}
     assert (answer["devices"], answer["total_hours"], answer["run"]) == (None, None, None)
     assert not (tmp_path / "out").exists()
 
@@ -58,6 +60,15 @@ def test_the_columns_of_metadata_are_shown(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text":"t","n":1,"size":{"w":2.5}}\n{"text":"t","n":2}\n')
     assert said(*asked)["columns"] == [{"name": "n", "type": "int64"}, {"name": "size.w", "type": "float64"}]
     assert "n int64, size.w float64" in ask(*asked).stdout
+
+
+def test_only_the_numbers_that_are_kept_are_counted(tmp_path: Path) -> None:
+    write_shards(tmp_path / "in", 2, 10)
+    both = ["-o", tmp_path / "out", "-m", "stub:32", "--modality", "image,text"]
+    answer = said(tmp_path / "in", *both, "--truncate-dim", "8")
+    assert answer["dims"] == 16
+    assert answer["vector_bytes"] == {"float16": 20 * 32, "float32": 20 * 64, "int8": 20 * 16, "binary": 20 * 2}
+    assert said(tmp_path / "in", *both)["dims"] == 64
 
 
 def test_rows_of_shards_are_estimated_from_a_few_that_are_read(tmp_path: Path) -> None:
@@ -145,7 +156,32 @@ def test_speeds_are_kept_by_model_and_device_and_bounded(client: redis.Redis) ->
 def test_the_length_of_vectors_is_known_without_loading_a_model(spec: str, dims: int | None) -> None:
     if spec.startswith("open_clip"):
         assert find_spec("open_clip") is not None
-    assert known_dims(ModelConfig(spec=spec, modalities=("image", "text"), precision="fp32")) == dims
+    config = ModelConfig(spec=spec, modalities=("image", "text"), precision="fp32")
+    assert known_dims(config, RowSpec()) == dims
+    assert known_dims(config, RowSpec(truncate_dim=10)) == (None if dims is None else 20)
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "dim"),
+    [
+        (["Transformer", "Pooling", "Normalize"], {"pooling_mode_mean_tokens": True}, 12),
+        (["Transformer", "Pooling"], {"pooling_mode": "mean", "truncate_dim": 9}, 12),
+        (["Transformer", "Pooling", "Dense"], {"pooling_mode_mean_tokens": True}, None),
+        (["Transformer", "Pooling"], {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, None),
+        (["Transformer", "Pooling"], {"pooling_mode": ["mean", "max"]}, None),
+    ],
+)
+def test_the_length_of_a_folders_vectors_is_known_where_nothing_changes_it(
+    tmp_path: Path, modules: list[str], pooling: dict[str, object], dim: int | None
+) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 12, **pooling}))
+    assert vector_dim(ModelSpec.parse(f"st:{tmp_path}")) is None
+    named = [{"type": f"sentence_transformers.models.{name}"} for name in modules]
+    (tmp_path / "modules.json").write_text(json.dumps(named))
+    assert vector_dim(ModelSpec.parse(f"st:{tmp_path}")) == dim
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 5}))
+    assert vector_dim(ModelSpec.parse(f"st:{tmp_path}")) == (5 if dim else None)
 
 
 def test_a_speed_is_measured_only_while_units_are_in_hand(client: redis.Redis) -> None:

@@ -563,7 +563,7 @@ def test_a_vector_that_is_not_finite_is_named_for_any_model(out: Path, value: fl
 
     rewrite(out, spoil)
     description = json.loads((out / "run.json").read_text())
-    description["model"]["spec"] = "minilm"
+    description["model"]["spec"] = "hf:nowhere"
     (out / "run.json").write_text(json.dumps(description))
 
     report = verify(out)

@@ -31,7 +31,7 @@ from worker.embedders.fingerprint import fingerprint
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
 from worker.embedders.members import check_modalities, prepare_each, text_of
-from worker.embedders.params import choice, whole_number
+from worker.embedders.params import choice, unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
 from worker.embedders.tokens import ThreadCopies, tokenizer_content
 
@@ -60,7 +60,11 @@ Ready = dict[str, torch.Tensor]
 
 
 class ClipEmbedder:
-    """Unit vectors of an open_clip model, with open_clip's own evaluation transform and tokeniser."""
+    """Unit vectors of an open_clip model, with open_clip's own evaluation transform and tokeniser.
+
+    Args:
+        unit_length: False leaves the vectors as the towers give them.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,10 @@ class ClipEmbedder:
         device: torch.device,
         *,
         batch_size: int,
+        unit_length: bool = True,
     ) -> None:
         self._modalities = config.modalities
+        self._unit_length = unit_length
         self._device = device
         self._dtype = dtype_of(config, device)
         self._transform = transform
@@ -84,6 +90,7 @@ class ClipEmbedder:
             "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
             "tokenizer": _tokenizer_content(tokenizer) if "text" in config.modalities else {},
             "layers": _layers(model),
+            **({} if unit_length else {"unit_length": False}),
         }
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
         self._model = model.to(device=device, dtype=self._dtype).eval()
@@ -111,7 +118,7 @@ class ClipEmbedder:
         return ready
 
     def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
-        """Unit vectors of the batch, normalised in float32."""
+        """Vectors of the batch, normalised in float32 unless the spec says not to."""
         return embed_in_halves(self._run, batch, self.dims)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
@@ -166,12 +173,13 @@ class ClipEmbedder:
             else:
                 encoded = self._model.encode_text(stacked, normalize=False)
             # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.
-            vectors[modality] = normalize(encoded.float(), dim=-1)
+            vectors[modality] = normalize(encoded.float(), dim=-1) if self._unit_length else encoded.float()
         return vectors
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     """The model of an `open_clip:` spec; ModelError where it cannot be loaded here."""
+    to_unit_length = unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
@@ -182,14 +190,14 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
         # Images need no tokeniser, and some tokenisers have to be fetched.
         tokenizer = open_clip.get_tokenizer(name) if "text" in config.modalities else None
     batch_size = whole_number(spec, "batch_size", CPU_IMAGE_BATCH if place.type == "cpu" else ACCELERATOR_BATCH)
-    return ClipEmbedder(model, transform, tokenizer, config, place, batch_size=batch_size)
+    return ClipEmbedder(model, transform, tokenizer, config, place, batch_size=batch_size, unit_length=to_unit_length)
 
 
 def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
     """What makes (model, training transform, evaluation transform) of a spec, and the name of its tokeniser."""
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
-        spec.check_params("batch_size")
+        spec.check_params("batch_size", "normalize")
         folder, is_folder = model_source(spec.name.removeprefix("local-dir:"), spec)
         if not is_folder:
             raise ModelError(f"{spec}: there is no folder {folder}", next_step="check the path")
@@ -199,11 +207,11 @@ def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
         name = f"local-dir:{folder}"
         return (lambda: create(name, weights_only=True)), name
     if spec.param("init", ""):
-        spec.check_params("init", "seed", "batch_size")
+        spec.check_params("init", "seed", "batch_size", "normalize")
         choice(spec, "init", "random", ("random",))
         arch, seed = _known_arch(spec, spec.name.replace("/", "-")), whole_number(spec, "seed", 0, least=0)
         return (lambda: _random_model(spec, arch, seed)), arch
-    spec.check_params("batch_size")
+    spec.check_params("batch_size", "normalize")
     arch, _, tag = spec.name.rpartition("/")
     if not arch:
         arch, tag = tag, ""

@@ -35,3 +35,8 @@ def choice(spec: ModelSpec, name: str, default: str, known: tuple[str, ...]) -> 
     if text not in known:
         raise ModelError(f"{spec}: unknown {name} {text!r}", next_step=f"use {name}= one of {', '.join(known)}")
     return text
+
+
+def unit_length(spec: ModelSpec, default: str) -> bool:
+    """The parameter `normalize`: whether the model brings its vectors to length 1."""
+    return choice(spec, "normalize", default, ("true", "false")) == "true"

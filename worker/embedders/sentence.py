@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Transformer
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
@@ -18,7 +18,7 @@ from worker.embedders.device import device_of, dtype_of, embed_by_length, text_b
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
-from worker.embedders.params import whole_number
+from worker.embedders.params import unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
 
@@ -85,7 +85,8 @@ class SentenceEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("batch_size")
+    spec.check_params("batch_size", "normalize")
+    keep_length = not unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
@@ -102,8 +103,22 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
         model.float().eval()
     if not model.supports("text"):
         raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
+    if keep_length:
+        _leave_out_normalizing(model, spec)
     batch_size = whole_number(spec, "batch_size", text_batch_size_of(place))
     return SentenceEmbedder(model, config, place, batch_size)
+
+
+def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:
+    """Take off the modules at the end that bring vectors to length 1; ModelError where one is inside another module."""
+    while len(model) > 1 and isinstance(model[-1], Normalize):
+        del model[-1]
+    within = [module for part in model for module in part.modules() if module is not part]
+    if any(isinstance(module, Normalize) for module in within):
+        raise ModelError(
+            f"{spec}: its vectors are brought to length 1 inside of another module, where that cannot be left out",
+            next_step="leave out --no-normalize and ?normalize=false",
+        )
 
 
 def _minilm_folder() -> str:

@@ -17,7 +17,7 @@ from worker.embedders.device import device_of, dtype_of, embed_by_length, text_b
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
-from worker.embedders.params import choice, whole_number
+from worker.embedders.params import choice, unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, backend_splitter
 from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
 
@@ -107,7 +107,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
     spec.check_params("pooling", "normalize", "max_length", "batch_size")
     pooling = choice(spec, "pooling", POOLINGS[0], POOLINGS)
-    unit_length = choice(spec, "normalize", "false", ("true", "false")) == "true"
+    to_unit_length = unit_length(spec, "false")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
@@ -134,7 +134,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         config,
         place,
         pooling=pooling,
-        unit_length=unit_length,
+        unit_length=to_unit_length,
         max_length=asked,
         batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
     )

@@ -1,0 +1,86 @@
+"""What must be stored of vectors, worked out a second time: by other formulas than `core.vectors`, and in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from core.rows import RowSpec
+
+NORM_OFF = 1e-3
+"""A vector of length 1 in float16 is off by 0.0005 at most: each of its numbers by half a unit in the eleventh bit."""
+
+STEP_OFF = 0.501
+"""Of int8, in steps: half of one by rounding, and what float32 adds."""
+
+COSINE_OFF = {"float16": 2e-3, "float32": 1e-5}
+"""Between a cosine and that of the two vectors as they are stored."""
+
+BIT_VALUES = np.array([128, 64, 32, 16, 8, 4, 2, 1])
+FLOAT_DTYPES = {"float16": np.float16, "float32": np.float32}
+LAST_PLACE = {"float16": (2.0**-10, 2.0**-24), "float32": (2.0**-23, 2.0**-149)}
+"""The unit in the last place of 1, and the least number that there is."""
+
+
+def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
+    """Which of some stored vectors cannot come from one of length 1: bool of shape (n,).
+
+    Of int8, each number may be off by half a step, and where one stands for all that are larger, the vector may be
+    shorter. Binary vectors have no length.
+    """
+    if rows.dtype == "binary":
+        return np.zeros(len(values), dtype=bool)
+    wrong: np.ndarray
+    if rows.dtype in FLOAT_DTYPES:
+        wrong = np.abs(np.linalg.norm(values.astype(np.float64), axis=1) - 1.0) > NORM_OFF
+        return wrong
+    step = rows.int8_range / 127
+    lengths = np.linalg.norm(values.astype(np.float64) * step, axis=1)
+    slack = np.sqrt(values.shape[1]) * step * STEP_OFF
+    whole = (np.abs(values.astype(np.int16)) < 127).all(axis=1)
+    wrong = (lengths > 1.0 + slack) | (whole & (lengths < 1.0 - slack))
+    return wrong
+
+
+def differing(values: np.ndarray, given: np.ndarray, rows: RowSpec) -> np.ndarray:
+    """Which of some stored vectors are not what is stored of those that a model gives: bool of shape (n,).
+
+    Floats that are only cut are compared bit for bit, and so are the signs of binary. What was divided by its length
+    may be off by one unit in the last place, int8 by half a step.
+
+    Args:
+        values: as stored, shape (n, width).
+        given: float32 of shape (n, dim), as the model gives them.
+    """
+    kept = given[:, : rows.truncate_dim].astype(np.float64) if rows.truncate_dim else given.astype(np.float64)
+    if rows.unit_length:
+        kept = kept / np.linalg.norm(kept, axis=1, keepdims=True)
+    wrong: np.ndarray
+    off: np.ndarray
+    if rows.dtype == "binary":
+        signs = (kept > 0).reshape(len(kept), -1, 8)
+        wrong = (signs * BIT_VALUES).sum(axis=2) != values
+    elif rows.dtype == "int8":
+        step = rows.int8_range / 127
+        off = np.abs(values.astype(np.float64) * step - np.clip(kept, -rows.int8_range, rows.int8_range))
+        wrong = (off > STEP_OFF * step) | (values == -128)
+    elif rows.unit_length:
+        relative, least = LAST_PLACE[rows.dtype]
+        off = np.abs(values.astype(np.float64) - kept)
+        wrong = off > relative * np.abs(kept) + least
+    else:
+        # As bytes: a comparison of numbers would take -0.0 for 0.0.
+        wrong = _as_bytes(values) != _as_bytes(kept.astype(FLOAT_DTYPES[rows.dtype]))
+    return np.asarray(wrong.any(axis=1))
+
+
+def wrong_cosines(cosines: np.ndarray, images: np.ndarray, texts: np.ndarray, off: float) -> np.ndarray:
+    """Which of some cosines are more than `off` from those of their vectors: bool of shape (n,)."""
+    first, second = images.astype(np.float64), texts.astype(np.float64)
+    first = first / np.linalg.norm(first, axis=1, keepdims=True)
+    second = second / np.linalg.norm(second, axis=1, keepdims=True)
+    right: np.ndarray = np.abs((first * second).sum(axis=1) - cosines) <= off
+    return ~right  # so that NaN is wrong as well
+
+
+def _as_bytes(matrix: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(matrix).view(np.uint8)

