@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from core.errors import Exit
-from core.layout import RunInfo
+from core.layout import Layout, RunInfo, load_run
 from core.objects import Place
 from core.stopping import StopFlag
 from embq.display import Display, duration
@@ -71,6 +71,8 @@ def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:
 
 def account_lines(progress: Progress, root: Place) -> list[str]:
     """The account of a run: in = rows + failures, where it is, how long it took."""
+    from core.formats import row_folders
+
     total = progress.rows + progress.failures
     lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]
     if progress.state != "done":
@@ -91,7 +93,7 @@ def account_lines(progress: Progress, root: Place) -> list[str]:
             f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; "
             f"{duration(timing['wall_s'])} in all, {timing.get('load_s', 0):.1f} s of them loading the model"
         )
-    lines.append(f"rows in {root / 'parts'}")
+    lines.append(f"rows in {', '.join(map(str, row_folders(Layout(root), load_run(root))))}")
     if progress.failures:
         lines.append(f"failures in {root / 'failures'}; list them with: embq failures {root}")
     return lines

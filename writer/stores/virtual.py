@@ -72,7 +72,9 @@ def _write(root: Path, files: list[CommittedFile], temporary: Path, libver: tupl
                 for path in _views(part, columns):
                     source = part[path]
                     view = views.setdefault(path, h5py.VirtualLayout((rows, *source.shape[1:]), source.dtype))
-                    view[start : start + file.rows] = h5py.VirtualSource(file.path, path, source.shape, source.dtype)
+                    view[start : start + file.rows] = h5py.VirtualSource(
+                        file.path, path.replace("%", "%%"), source.shape, source.dtype
+                    )
                 for column in columns:
                     if (path := f"{NUL}/{column.path}") in part:
                         nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
