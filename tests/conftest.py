@@ -33,6 +33,7 @@ from core.ledger import Ledger, load_scripts, new_token
 from core.manifest import write_manifest
 from core.models import ModelConfig
 from core.protocol import RUNS, VERSION, run_key
+from core.reader import row_tables
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.rows import RowSpec
@@ -281,13 +282,9 @@ class RunCase:
 
     def rows(self) -> list[tuple[int, str, list[float]]]:
         """(id, key, embedding) of every committed row, in order of the files."""
-        found = []
-        for commit in CommitLog(self.layout).read():
-            for file in commit.files:
-                if file.kind == "rows":
-                    table = pq.read_table(self.layout.root / file.path)
-                    found += zip(*(table[name].to_pylist() for name in ("id", "key", "embedding")), strict=True)
-        return found
+        names = ["id", "key", "embedding"]
+        tables = row_tables(self.layout.root, names)
+        return [row for table in tables for row in zip(*(table[name].to_pylist() for name in names), strict=True)]
 
     def failures(self) -> list[tuple[str, str]]:
         """(key, code) of every committed failure."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -15,10 +16,13 @@ import psutil
 import pytest
 import redis
 from conftest import RunCase, make_case
+from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
 
 from core.commits import CommitLog
 from core.embedded import EmbeddedServer
+from core.rows import FORMATS
+from embq.verify import verify
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery
@@ -44,6 +48,7 @@ class Sweep:
     second result of unit 0 and one of a fingerprint that is refused. Each unit becomes a part of its own.
 
     Attributes:
+        format: of its parts.
         second: a writer has died before, with part of it committed, the rest delivered, and its files lying about.
     """
 
@@ -51,13 +56,14 @@ class Sweep:
     client: redis.Redis
     zygote: Zygote
     folder: Path
+    format: str = "parquet"
     second: bool = False
     made: int = 0
 
     def published(self) -> tuple[RunCase, dict[int, str]]:
         """The run, and the token of each unit's result."""
         self.made += 1
-        run = make_case(self.client, self.folder / f"out{self.made}", 4, part_rows=3)
+        run = make_case(self.client, self.folder / f"out{self.made}", 4, part_rows=3, format=self.format)
         run.build()
         tokens = {u: run.claim(u) for u in (0, 1, 3)}
         data = run.data(0)
@@ -85,10 +91,10 @@ class Sweep:
         if self.second:
             assert len(run.ledger.read_results(">", count=9, block_ms=None)) == 1
             number = first.committer.state.n + 1
+            files = {file.path for commit in CommitLog(run.layout).read() for file in commit.files}
             for orphan in (
-                run.layout.parts / f"part-{number:08d}.parquet",
-                run.layout.failures / f"failures-{number:08d}.parquet",
-                run.layout.temporary / f"part-{number:08d}.1.parquet",
+                *(run.layout.root / re.sub(r"\d{8}", f"{number:08d}", path) for path in files),
+                run.layout.temporary / f"part-{number:08d}.1.rows.unfinished",
                 run.layout.temporary / f"commit-{number:08d}.{first.id}.json",
             ):
                 orphan.write_bytes(b"half")
@@ -121,6 +127,10 @@ class Sweep:
         units = [unit for commit in CommitLog(run.layout).read() for unit in commit.units]
         assert {unit.u: unit.token for unit in units} == tokens, "a unit was computed again"
         run.assert_exact(failures=[("1:2", "decode"), ("", "crash")], whole=[2])
+        assert verify(run.layout.root, mode="quick").ok
+        if self.format == "hdf5":
+            joined = [key for _, key, _ in run.rows()]
+            assert read_joined_hdf5(run.layout.root)["key"] == joined
         assert {path.name for path in run.layout.staging.iterdir()} == {".shared"}
         meta = run.ledger.meta()
         assert (meta["state"], meta["done"], meta["bytes"]) == ("done", "4", "0")
@@ -161,20 +171,25 @@ def undisturbed(sweep: Sweep) -> list[Call]:
 
 
 @pytest.mark.fault("C1", "SIGKILL for the writer at a system call", gate=True)
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_writer_killed_at_some_calls_is_followed_exactly(
-    sweep: Sweep, recovery: Recovery, random_: random.Random
+    sweep: Sweep, recovery: Recovery, random_: random.Random, format: str
 ) -> None:
+    sweep.format = format
     calls = undisturbed(sweep)
     names = [call for call in calls if call.name in ("fsync", "rename", "link", "unlink")]
-    chosen = [*random_.sample(names, 5), *random_.sample(calls, 5)]
+    chosen = [*random_.sample(names, 3), *random_.sample(calls, 2)]
     assert [wrong for call in chosen if (wrong := killed_at(sweep, recovery, call))] == []
 
 
 @pytest.mark.fault("C1", "SIGKILL for the writer at every system call that changes anything")
 @pytest.mark.parametrize("second", [False, True], ids=["the first writer", "the one after it"])
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.timeout(900)
-def test_a_writer_killed_at_any_call_is_followed_exactly(sweep: Sweep, recovery: Recovery, second: bool) -> None:
-    sweep.second = second
+def test_a_writer_killed_at_any_call_is_followed_exactly(
+    sweep: Sweep, recovery: Recovery, format: str, second: bool
+) -> None:
+    sweep.format, sweep.second = format, second
     calls = undisturbed(sweep)
     assert Counter(call.name for call in calls).keys() >= {"write", "fsync", "rename", "link", "unlink", "sendto"}
     assert [wrong for call in calls if (wrong := killed_at(sweep, recovery, call))] == []

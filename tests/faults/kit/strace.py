@@ -30,7 +30,7 @@ from core.embedded import die_with_parent
 
 CALLS = (
     "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,"
-    "mkdir,mkdirat,ftruncate,sendto"
+    "mkdir,mkdirat,fallocate,truncate,ftruncate,sendto"
 )
 """Calls by which a process changes files, or sends something to the broker."""
 ZYGOTE = Path(__file__).with_name("zygote.py")

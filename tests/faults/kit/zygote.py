@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 
+import h5py  # noqa: F401 - imported here so that a command need not
 import pyarrow as pa
 import pyarrow.parquet as pq
 
