@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,21 +108,20 @@ class EmbedStage:
         for stop in range(1, len(batch) + 1):
             if stop == len(batch) or batch[stop][0] is not batch[start][0]:
                 work = batch[start][0]
-                rows = {modality: block[start:stop] for modality, block in vectors.items()}
+                rows = {output: block[start:stop] for output, block in vectors.items()}
                 self._store(work, [sample for _, sample, _ in batch[start:stop]], rows)
                 self._finish_if_complete(work)
                 start = stop
 
     def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
-        rows = work.record.rows
-        kept: dict[str, np.ndarray] = {}
-        faults: dict[int, Fault] = {}
-        for output, block in vectors.items():
-            kept[output], wrong = stored(block, rows)
-            faults |= wrong
-        for column, (image, text) in work.record.model.compared.items() if rows.similarity else ():
-            kept[column], wrong = similarities(vectors[image], vectors[text])
-            faults |= wrong
+        rows, model = work.record.rows, work.record.model
+        made = [(output, *stored(block, rows)) for output, block in vectors.items()]
+        for column, (image, text) in model.compared.items() if rows.similarity else ():
+            made.append((column, *similarities(vectors[image], vectors[text])))
+        faults: dict[int, Fault] = {}  # of each sample the first
+        for name, _, wrong in made:
+            faults = (_named(wrong, name) if model.members else wrong) | faults
+        kept = {name: values for name, values, _ in made}
         if faults:
             for i, fault in sorted(faults.items()):
                 work.add_failure(samples[i], fault.code, fault.message)
@@ -142,3 +142,8 @@ class EmbedStage:
         work.lost = True
         work.samples, work.vectors = [], {}
         self.leases.remove(work)
+
+
+def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:
+    """Faults that say whose they are, where there are several models."""
+    return {i: replace(fault, message=f"{name}: {fault.message}") for i, fault in faults.items()}

@@ -216,6 +216,30 @@ def test_a_vector_that_is_not_finite_is_a_failure_and_its_neighbours_are_rows(
     assert [(f.ordinal, f.code) for f in work.failures] == [(1, "non_finite"), (2, "non_finite")]
 
 
+def test_of_several_models_the_first_whose_vector_is_not_finite_is_named(
+    stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [NamedModel(name=name, spec="stub:8", modalities=("text",)) for name in ("a", "b")]
+    model = ModelConfig.several(members, modalities=("text",), precision="fp32")
+    embedder = load(model, "cpu")
+    real = embedder.embed
+
+    def spoiled(batch: Any) -> dict[str, np.ndarray]:
+        vectors = real(batch)
+        vectors["b"][:2] = np.nan
+        vectors["a"][1:2] = np.inf
+        return vectors
+
+    monkeypatch.setattr(embedder, "embed", spoiled)
+    stages.embed.embedder = stages.read.embedder = embedder
+    work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")
+    work.record = replace(work.record, model=model)
+    drive(stages, work)
+    assert [sample.text for sample in work.samples] == ["three"]
+    assert {name: len(blocks[0]) for name, blocks in work.vectors.items()} == {"a": 1, "b": 1}
+    assert [(f.ordinal, f.message.partition(":")[0]) for f in work.failures] == [(0, "b"), (1, "a")]
+
+
 def test_the_last_attempt_goes_sample_by_sample_and_leaves_out_what_ended_a_worker(
     stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
