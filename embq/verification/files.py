@@ -16,6 +16,7 @@ from core.parts.joined import Cursor, Part, opened
 from core.reader import part_tables
 from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
 from embq.verification.findings import Findings
+from embq.verification.metadata import columns_of
 
 SHARED_NONCE = ".shared"
 """By this file in the staging folder workers know that they share storage with the writer; it stays."""
@@ -150,7 +151,7 @@ class Files:
         if file.kind == "failures":
             wanted |= {field.name: field.type for field in FAILURE_SCHEMA}
         else:
-            wanted["id"] = pa.int64()
+            wanted |= {"id": pa.int64(), "caption": pa.string(), **columns_of(self._info)}
             if self._info.model.chunking is not None:
                 wanted |= {field.name: field.type for field in PASSAGE_FIELDS}
             if self._info.rows.similarity:

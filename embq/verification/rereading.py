@@ -57,12 +57,14 @@ class Found:
         key: its key.
         image: encoded bytes; None where there is none, or where images were not asked for.
         text: caption or text; None where there is none that is UTF-8.
+        metadata: further fields; None where there are none, or nothing that is an object.
         changed: why this one sample cannot be checked, or "".
     """
 
     key: str
     image: bytes | None = None
     text: str | None = None
+    metadata: dict[str, Any] | None = None
     changed: str = ""
 
 
@@ -166,6 +168,7 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
                 key=_stored(key),
                 image=_content(tar, image) if images and not again else None,
                 text=None if again else _decoded(_content(tar, caption)),
+                metadata=_object(None if again else _content(tar, of_key.get("json"))),
             )
 
 
@@ -206,7 +209,8 @@ def _files(unit: Unit, images: bool) -> Iterator[Found]:
         ending = next((f".{one}" for one in endings if path.lower().endswith(f".{one}")), os.path.splitext(path)[1])
         beside = (f"{path.removesuffix(path[len(path) - len(ending) :])}.{caption}" for caption in captions)
         text = next((data for name in beside if (data := _whole(name)) is not None), None)
-        yield Found(key=key, image=_whole(path) if images else None, text=_decoded(text))
+        metadata = _object(_whole(f"{path.removesuffix(path[len(path) - len(ending) :])}.json"))
+        yield Found(key=key, image=_whole(path) if images else None, text=_decoded(text), metadata=metadata)
 
 
 def _whole(path: str) -> bytes | None:
@@ -218,8 +222,8 @@ def _whole(path: str) -> bytes | None:
 
 def _rows_of(read: Callable[[Unit, bool], Iterator[Row]]) -> Callable[[Unit, bool], Iterator[Found]]:
     def rows(unit: Unit, images: bool) -> Iterator[Found]:
-        for key, image, text in read(unit, images):
-            yield Found(key=_stored(key), image=image, text=_decoded(text))
+        for key, image, text, metadata in read(unit, images):
+            yield Found(key=_stored(key), image=image, text=_decoded(text), metadata=metadata)
 
     return rows
 
@@ -246,23 +250,30 @@ def _jsonl(unit: Unit, _images: bool) -> Iterator[Found]:
     named = dict(unit.options)
     with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
-            key, text = _key_and_text(_decoded(line), named.get("id_column", ""), named.get("text_column", ""))
-            yield Found(key=_stored(key or f"{name}:{number}"), text=text)
+            key, text, metadata = _parts_of(_object(line) or {}, named)
+            yield Found(key=_stored(key or f"{name}:{number}"), text=text, metadata=metadata)
 
 
-def _key_and_text(line: str | None, id_column: str, text_column: str) -> tuple[str, str | None]:
-    """The id of a line ("" where its number stands for it) and its text."""
+def _object(data: bytes | None) -> dict[str, Any] | None:
+    """The JSON object in some bytes, or None; NaN and infinity, which JSON has not, are null."""
     try:
-        fields: Any = json.loads(line or "")
+        fields = json.loads(_decoded(data) or "", parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        return "", None
-    if not isinstance(fields, dict):
-        return "", None
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _parts_of(fields: dict[str, Any], named: dict[str, str]) -> tuple[str, str | None, dict[str, Any]]:
+    """The id of a line ("" where its number stands for it), its text, and what else is kept of it."""
+    id_column, text_column = named.get("id_column", ""), named.get("text_column", "")
     text_name = text_column or next((name for name in TEXT_COLUMNS if name in fields), "")
     id_name = id_column or next((name for name in ID_COLUMNS if name in fields and name != text_name), "")
     identity, text = fields.get(id_name), fields.get(text_name)
     usable = isinstance(identity, (str, int)) and not isinstance(identity, bool) and identity != ""
-    return str(identity) if usable else "", text if isinstance(text, str) else None
+    kept = named.get("metadata_columns", "*").split(",")
+    taken = {text_name, id_name} if usable else {text_name}
+    rest = {name: one for name, one in fields.items() if (name not in taken if "*" in kept else name in kept)}
+    return str(identity) if usable else "", text if isinstance(text, str) else None, rest
 
 
 def _cut(file: IO[bytes], start: int, stop: int) -> Iterator[bytes | None]:

@@ -11,6 +11,7 @@ import csv
 import gzip
 import itertools
 import lzma
+import math
 import os
 import re
 import sys
@@ -31,8 +32,8 @@ LINKS = ("image_path", "image_file", "image")
 
 CSV_FIELD_MAX_BYTES = 64_000_000
 
-Row = tuple[str, bytes | None, bytes | None]
-"""Key, image and text of a row."""
+Row = tuple[str, bytes | None, bytes | None, dict[str, Any] | None]
+"""Key, image, text and metadata of a row."""
 
 
 # --- parquet and arrow ---
@@ -47,8 +48,46 @@ def table_rows(unit: Unit, images: bool) -> Iterator[Row]:
     texts = _as_bytes(rows[text]) if text else nothing
     pictures = _pictures(rows[image], os.path.dirname(unit.source)) if image and images else nothing
     keys = _as_bytes(rows[key]) if key else nothing
+    others = {name: _json_values(rows[name]) for name in kept(table.schema, dict(unit.options), (text, image, key))}
     for number, row in enumerate(zip(keys, pictures, texts, strict=True), start=unit.first + 1):
-        yield _key(row[0]) or f"{os.path.basename(unit.source)}:{number}", row[1], row[2]
+        metadata = {name: values[number - unit.first - 1] for name, values in others.items()}
+        yield _key(row[0]) or f"{os.path.basename(unit.source)}:{number}", row[1], row[2], metadata
+
+
+def kept(schema: pa.Schema, named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
+    """The columns that are metadata."""
+    wanted = named.get("metadata_columns", "")
+    if "*" not in wanted.split(","):
+        return wanted.split(",") if wanted else []
+    usable = (field.name for field in schema if _role(field.type) not in ("bytes", "image"))
+    return [name for name in usable if name not in taken and "binary" not in str(schema.field(name).type)]
+
+
+def _json_values(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column as JSON has them."""
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.string())
+    try:
+        return [_json_value(value) for value in column.to_pylist()]
+    except (ValueError, OverflowError):
+        return [_json_scalar(value) for chunk in column.chunks for value in chunk]
+
+
+def _json_scalar(value: pa.Scalar) -> Any:
+    try:
+        return _json_value(value.as_py())
+    except (ValueError, OverflowError):  # a sample with such a value has no row
+        return None
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _json_value(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, bool, int)) else str(value)
 
 
 @lru_cache(maxsize=1)
@@ -202,6 +241,7 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
         KEPT.rows = (0, _records(reader, len(head)), head)
     position, records, head = KEPT.rows
     text, image, key = pick(dict.fromkeys(head, "text"), dict(unit.options))
+    others = _other_columns(head, dict(unit.options), (text, image, key))
     folder = os.path.dirname(unit.source)
     rows = itertools.islice(records, unit.first - position, unit.first - position + (unit.samples or 0))
     for number, fields in enumerate(rows, start=unit.first + 1):
@@ -212,7 +252,13 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
             _key(row.get(key)) or f"{os.path.basename(unit.source)}:{number}",
             _linked(folder, os.fsdecode(link)) if link else None,
             row.get(text),
+            {name: _key(row[name]) for name in others if name in row},
         )
+
+
+def _other_columns(head: list[str], named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
+    wanted = named.get("metadata_columns", "*").split(",")
+    return [name for name in head if name not in taken] if "*" in wanted else wanted
 
 
 def _first_of(line: str) -> str:
@@ -255,7 +301,7 @@ def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
             if low < high:
                 ids = file[path].parent[named["ids"]][low:high] if "ids" in named else [None] * (high - low)
                 for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=at + low + 1):
-                    yield _key(key) or f"{os.path.basename(unit.source)}:{number}", None, bytes(text)
+                    yield _key(key) or f"{os.path.basename(unit.source)}:{number}", None, bytes(text), None
             at += len(texts)
 
 

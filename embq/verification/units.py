@@ -19,6 +19,7 @@ from core.retries import Retry
 from core.units import Unit
 from embq.verification.chunks import Documents
 from embq.verification.findings import Findings
+from embq.verification.metadata import StoredMetadata
 from embq.verification.rereading import Found, SourceChangedError, SourceUnreadableError, reread
 from embq.verification.stored import COSINE_OFF, differing, wrong_cosines, wrong_norms
 from worker.embedders.stub import stub_digest, stub_vectors
@@ -33,11 +34,13 @@ class Units:
     Attributes:
         keys: samples whose keys were compared with the source.
         recomputed: rows whose vectors were recomputed and compared; see `embq.verification.stored.differing`.
+        beside: rows with metadata that fit no column.
     """
 
     def __init__(self, info: RunInfo, findings: Findings) -> None:
         self.keys = 0
         self.recomputed = 0
+        self.beside = 0
         self._findings = findings
         self._columns = embedding_columns(info.model.output_names)
         self._stubs = _stubs(info.model)
@@ -75,10 +78,12 @@ class Units:
         self._check_ids(where, said, rows, failures)
         self._check_codes(where, said, failures)
         stored = self._vectors(where, rows)
+        metadata = StoredMetadata(rows, self._rows.columns)
+        self.beside += metadata.beside
         if self._is_whole(where, said, rows, failures):
             return
         if self._chunking is not None:
-            self._check_chunks(where, unit, rows, failures, stored, again)
+            self._check_chunks(where, unit, rows, failures, _Rows(rows, stored, metadata), again)
             return
         samples = _pairs(rows) + _pairs(failures)
         ordinals = {ordinal for ordinal, _ in samples}
@@ -87,7 +92,7 @@ class Units:
         if unit is not None:
             retried = _retried(again, failures)
             samples = [pair for pair in samples if pair[0] not in retried]
-            self._compare(where, unit, samples, retried, _Rows(rows, stored))
+            self._compare(where, unit, samples, retried, _Rows(rows, stored, metadata))
 
     def _check_ids(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
         for name, table in (("row", rows), ("failure", failures)):
@@ -186,6 +191,8 @@ class Units:
         self._compare_keys(where, samples, keys)
         if check.captions:
             self._findings.add("captions", where, f"not the text of the source: {_some(check.captions)}")
+        if check.metadata:
+            self._findings.add("metadata", where, f"not those of the source: {_listed(check.metadata)}")
         wrong = check.absent + self._wrong_vectors(check, rows)
         if wrong:
             self._findings.add("vectors", where, f"not what the sample's bytes give: {_some(wrong)}")
@@ -196,7 +203,7 @@ class Units:
         unit: Unit | None,
         rows: pa.Table,
         failures: pa.Table,
-        stored: dict[str, np.ndarray],
+        by_place: _Rows,
         again: Sequence[Retry],
     ) -> None:
         """Compare the rows of cut texts with an independent second reading of the source."""
@@ -204,6 +211,7 @@ class Units:
         if unit is None:
             return
         wrong: list[str] = []
+        check = _Content(by_place, self._stubs)
         count = 0
         retried, wanted = _retried(again, failures), None if unit.wanted is None else frozenset(unit.wanted)
         try:
@@ -213,6 +221,8 @@ class Units:
                     continue
                 if why := found.changed or documents.check(ordinal, found.key, found.text):
                     wrong.append(f"text {found.key!r}: {why}")
+                for position in by_place.positions.get(ordinal, ()):
+                    check.take_metadata(position, found)
         except SourceChangedError as error:
             self._findings.add("source_changed", where, str(error))
             return
@@ -225,10 +235,9 @@ class Units:
         if documents.ordinals - (set(range(count)) if wanted is None else wanted):
             self._findings.add("keys", where, f"it has rows or failures of more than the {count} texts of the source")
         if wrong:
-            more = f" (and {len(wrong) - SHOWN} more texts)" if len(wrong) > SHOWN else ""
-            self._findings.add("chunks", where, "; ".join(wrong[:SHOWN]) + more)
-        by_place = _Rows(rows, stored)
-        check = _Content(by_place, self._stubs)
+            self._findings.add("chunks", where, _listed(wrong))
+        if check.metadata:
+            self._findings.add("metadata", where, f"not those of the source: {_listed(check.metadata)}")
         for position, text in enumerate(rows["caption"].to_pylist() if rows.num_rows else ()):
             check.take_row(position, text)
         if bad := self._wrong_vectors(check, by_place):
@@ -290,11 +299,15 @@ def _retried(again: Sequence[Retry], failures: pa.Table) -> Set[int]:
 
 
 class _Rows:
-    """A unit's rows, found by ordinal."""
+    """A unit's rows, found by ordinal; of a text that was cut, there are several."""
 
-    def __init__(self, rows: pa.Table, stored: dict[str, np.ndarray]) -> None:
+    def __init__(self, rows: pa.Table, stored: dict[str, np.ndarray], metadata: StoredMetadata) -> None:
         self.names = _pairs(rows)
         self.position = {ordinal: i for i, (ordinal, _) in enumerate(self.names)}
+        self.positions: dict[int, list[int]] = {}
+        for i, (ordinal, _) in enumerate(self.names):
+            self.positions.setdefault(ordinal, []).append(i)
+        self.metadata = metadata
         self.vectors = stored
         self.captions = rows["caption"].to_pylist() if "caption" in rows.column_names else None
 
@@ -304,6 +317,7 @@ class _Content:
 
     def __init__(self, rows: _Rows, stubs: tuple[_Stub, ...]) -> None:
         self.captions: list[tuple[int, str]] = []
+        self.metadata: list[str] = []
         self.absent: list[tuple[int, str]] = []
         self.positions: list[int] = []
         self.digests: list[list[bytes]] = [[] for _ in stubs]
@@ -317,7 +331,13 @@ class _Content:
         text = None if found.text is None else found.text.encode("utf-8", "backslashreplace")
         if captions is not None and captions[position] != (None if text is None else text.decode()):
             self.captions.append(self._rows.names[position])
+        self.take_metadata(position, found)
         self._digest(position, found.image, text)
+
+    def take_metadata(self, position: int, found: Found) -> None:
+        """The metadata of one row."""
+        if why := self._rows.metadata.differs(position, found.metadata):
+            self.metadata.append(f"{self._rows.names[position][1]!r}: {why}")
 
     def take_row(self, position: int, text: str | None) -> None:
         """One chunk, whose text has been compared with its source."""
@@ -339,6 +359,11 @@ def _pairs(table: pa.Table) -> list[tuple[int, str]]:
     if not table.num_rows:
         return []
     return list(zip(table["ordinal"].to_pylist(), table["key"].to_pylist(), strict=True))
+
+
+def _listed(what: list[str]) -> str:
+    """The first few, and how many there are more."""
+    return "; ".join(what[:SHOWN]) + (f" (and {len(what) - SHOWN} more)" if len(what) > SHOWN else "")
 
 
 def _some(samples: Iterable[tuple[int, str]]) -> str:

@@ -140,6 +140,8 @@ class FullWalk:
         if self._empty:
             which = f"{self._empty:,} units hold no sample, such as {self._an_empty_one}"
             notes.append(f"{which}: check how it was written")
+        if beside := self._units.beside:
+            notes.append(f"{beside:,} rows hold metadata that fit no column; they are JSON text in 'metadata'")
         if repeated := self._repeated_keys():
             notes.append(f"{repeated:,} keys stand for more than one row")
         return notes
