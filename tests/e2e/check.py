@@ -127,7 +127,11 @@ def _read_retries(folder: Path) -> dict[int, dict[str, Any]]:
     paths = sorted(folder.glob("[0-9]*.parquet"))
     for record in sorted(folder.glob("gen-*.json")):
         paths += [folder / name for name in json.loads(record.read_bytes())["segments"]]
-    units = [json.loads(text) for path in paths for text in pq.read_table(path)["description"].to_pylist()]
+    units = [
+        json.loads(text.decode("utf-8", "surrogateescape"))
+        for path in paths
+        for text in pq.read_table(path)["description"].to_pylist()
+    ]
     return {u: unit["retry"] for u, unit in enumerate(units) if "retry" in unit}
 
 
