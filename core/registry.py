@@ -25,6 +25,7 @@ class RunRecord:
         output: absolute path of the output folder.
         model: what the workers load.
         units: number of units.
+        retries: units among them that do samples of others again.
         rows: what the run's rows hold.
     """
 
@@ -33,6 +34,7 @@ class RunRecord:
     model: ModelConfig
     units: int
     rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
+    retries: int = 0
 
     def to_json(self) -> str:
         """The record as JSON text."""
@@ -44,6 +46,7 @@ class RunRecord:
                 **self.model.describe(),
                 "rows": self.rows.describe(),
                 "units": self.units,
+                "retries": self.retries,
             }
         )
 
@@ -59,6 +62,7 @@ class RunRecord:
             model=ModelConfig.from_description(data),
             rows=RowSpec.from_description(data["rows"]),
             units=data["units"],
+            retries=data["retries"],
         )
 
 

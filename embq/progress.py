@@ -187,12 +187,17 @@ class BrokerWatch:
             self.record.output,
             self.record.model.spec,
             _Counts(rows, failures, done, quarantined, received, in_flight, units, int(meta.get("truncated", 0))),
-            (rows + failures, True) if closed else (round((rows + failures) / done * units) if done else None, False),
+            (rows + failures, True) if closed else (self._estimate(rows + failures, done, units), False),
             Control().with_wishes(meta | asked),
             live_workers(self.client),
             meta,
             closed=closed,
         )
+
+    def _estimate(self, samples: int, done: int, units: int) -> int | None:
+        """Samples of the run, from those of the units that are done; retries, which come last, add none."""
+        units -= self.record.retries
+        return round(samples / min(done, units) * units) if done and units > 0 else None
 
 
 class _Counts(NamedTuple):

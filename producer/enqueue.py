@@ -310,7 +310,14 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
 
 def record_of(info: RunInfo, output: Place) -> RunRecord:
     """The run as the services know it."""
-    return RunRecord(run=info.run, output=str(place(output)), model=info.model, rows=info.rows, units=info.units)
+    return RunRecord(
+        run=info.run,
+        output=str(place(output)),
+        model=info.model,
+        rows=info.rows,
+        units=info.units,
+        retries=info.retries,
+    )
 
 
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
