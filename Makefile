@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench install test-faults soak clean
+.PHONY: demo test check bench install test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -18,6 +18,14 @@ demo: install   ## embed real texts and photographs, verify, search
 
 test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas and DuckDB make of the outputs
+	$(BIN)/python -m pytest -q tests/readers
+
+.venv-readers/installed: tests/readers/requirements.txt
+	$(PYTHON) -m venv .venv-readers
+	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 check: install   ## lint, types, architecture
 	$(BIN)/ruff check .
@@ -46,4 +54,4 @@ soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=2
 		--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --jobs $(or $(JOBS),1) --results bench/results/soak.json
 
 clean:
-	rm -rf .venv build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-readers build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

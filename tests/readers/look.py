@@ -1,0 +1,134 @@
+"""Reads an output folder as another program does, in that program's own environment. Nothing of embq is imported here.
+
+    python look.py READER FOLDER
+
+prints one JSON object: what was found, as lists in the order in which the program has them.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+
+def embedding_reader_npy(root):
+    """A folder of vectors alone, as autofaiss and `clip-retrieval index` read it."""
+    from embedding_reader import EmbeddingReader
+
+    reader = EmbeddingReader(embeddings_folder=str(root), file_format="npy")
+    blocks = [block for block, _ in reader(batch_size=128, show_progress=False)]
+    return {"vectors": np.concatenate(blocks).tolist(), "count": int(reader.count), "dimension": int(reader.dimension)}
+
+
+def embedding_reader_parquet_npy(root):
+    """Vectors with the columns beside them: both lists of files sorted, and paired by position."""
+    from embedding_reader import EmbeddingReader
+
+    folder = next(path for path in (root / "img_emb", root / "text_emb") if path.exists())
+    reader = EmbeddingReader(
+        embeddings_folder=str(folder),
+        metadata_folder=str(root / "metadata"),
+        file_format="parquet_npy",
+        meta_columns=["key", "id"],
+    )
+    return _pairs(reader)
+
+
+def embedding_reader_parquet(root):
+    """Vectors in a column of parquet files."""
+    from embedding_reader import EmbeddingReader
+
+    reader = EmbeddingReader(
+        embeddings_folder=str(root / "parts"),
+        file_format="parquet",
+        embedding_column="embedding",
+        meta_columns=["key", "id"],
+    )
+    return _pairs(reader)
+
+
+def _pairs(reader):
+    found = {"vectors": [], "keys": [], "ids": []}
+    for block, table in reader(batch_size=128, show_progress=False):
+        found["vectors"] += block.tolist()
+        found["keys"] += list(table["key"])
+        found["ids"] += [int(number) for number in table["id"]]
+    return found
+
+
+def autofaiss_npy(root):
+    """An index over a folder of .npy files; the nearest neighbour of each vector."""
+    vectors = np.concatenate([np.load(path) for path in sorted(root.glob("*.npy"))]).astype("float32")
+    return {"neighbours": _neighbours(vectors, embeddings=str(root), file_format="npy")}
+
+
+def autofaiss_parquet(root):
+    """An index over a column of parquet files; the nearest neighbour of each vector."""
+    import pyarrow.parquet as pq
+
+    columns = [pq.read_table(path)["embedding"].to_pylist() for path in sorted((root / "parts").glob("*.parquet"))]
+    vectors = np.array([vector for column in columns for vector in column], "float32")
+    options = {"file_format": "parquet", "embedding_column_name": "embedding"}
+    return {"neighbours": _neighbours(vectors, embeddings=str(root / "parts"), **options)}
+
+
+def _neighbours(vectors, **options):
+    from autofaiss import build_index
+
+    with tempfile.TemporaryDirectory() as folder:
+        index, _ = build_index(
+            index_path=f"{folder}/knn.index",
+            index_infos_path=f"{folder}/infos.json",
+            index_key="Flat",
+            metric_type="l2",
+            current_memory_available="2G",
+            max_index_memory_usage="1G",
+            **options,
+        )
+        assert index is not None
+        return [int(row[0]) for row in index.search(vectors, 1)[1]]
+
+
+def clip_back(root):
+    """The rules of the clip-retrieval back end: `metadata/*.parquet`, sorted, concatenated; a number is a row of it."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    files = sorted((root / "metadata").glob("*.parquet"))
+    frame = pd.concat([pd.read_parquet(path) for path in files])
+    schemas = [pq.read_schema(path) for path in files]
+    return {
+        "keys": list(frame["key"]),
+        "ids": [int(number) for number in frame["id"]],
+        "columns": list(frame.columns),
+        "image_paths": list(frame["image_path"]) if "image_path" in frame else None,
+        "captions": list(frame["caption"]),
+        "one_schema": all(schema.remove_metadata().equals(schemas[0].remove_metadata()) for schema in schemas),
+        "unnamed": [name for name in frame.columns if name.startswith("__index")],
+    }
+
+
+def duckdb_parquet(root):
+    """A query over all parts."""
+    import duckdb
+
+    rows = duckdb.sql(f"SELECT id, key, embedding FROM '{root}/parts/*.parquet' ORDER BY id").fetchall()
+    ids, keys, vectors = zip(*rows, strict=True)
+    return {"ids": list(ids), "keys": list(keys), "vectors": [list(map(float, vector)) for vector in vectors]}
+
+
+def pandas_parquet(root):
+    """A data frame of all parts."""
+    import pandas as pd
+
+    frame = pd.read_parquet(root / "parts")
+    vectors = [list(map(float, vector)) for vector in frame["embedding"]]
+    return {"ids": [int(number) for number in frame["id"]], "keys": list(frame["key"]), "vectors": vectors}
+
+
+if __name__ == "__main__":
+    reader, folder = sys.argv[1:]
+    answer = globals()[reader](Path(folder))
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
