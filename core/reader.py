@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -53,7 +53,7 @@ def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa
 
 def part_tables(
     root: Place, files: Sequence[CommittedFile], columns: Sequence[str] | None = None
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table, None, None]:
     """The rows of one part, or one file of failures, a bounded number at a time.
 
     Args:

@@ -23,6 +23,7 @@ VERBS = {
     "cancel": "Stop a run; what is committed stays.",
     "status": "Show how far a run is.",
     "verify": "Re-read inputs and outputs and check every invariant.",
+    "export": "Write committed rows as files for other tools.",
     "failures": "List what has no embedding, grouped by cause.",
     "retry": "Do again what failed, after its cause was mended.",
     "gc": "Remove what nobody will use any more.",

@@ -13,6 +13,7 @@ from core.layout import Layout, load_run
 from core.objects import Place
 from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation
+from embq.verification.layouts import check_clip_retrieval
 from embq.verification.manifest import check_digests, check_manifest
 from embq.verification.records import Records
 from embq.verification.retried import Retried
@@ -24,6 +25,8 @@ Mode = Literal["full", "quick"]
 """What is checked. Quick: the log, the manifest's digest, the size and the footer of each file, litter. Full: the hash
 of each file, each row, and a second reading of the inputs as well."""
 
+Readers = Literal["clip-retrieval"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -31,7 +34,8 @@ class Report:
 
     Attributes:
         mode: what was checked.
-        seconds: spent, by what on: "manifest", "log", "files", "rows" and "inputs", which is the second reading.
+        seconds: spent, by what on: "layout", "manifest", "log", "files", "rows", and "inputs", which is the second
+            reading.
         state: "complete" where every unit is committed, else "incomplete".
         rows, failures, units, quarantined: committed, added up from the records; failures that were retried are not
             among them.
@@ -71,11 +75,18 @@ class Report:
         return self.violations_total == 0
 
 
-def verify(root: Place, *, mode: Mode = "full", on_record: Callable[[int, int], None] | None = None) -> Report:
+def verify(
+    root: Place,
+    *,
+    mode: Mode = "full",
+    readers: Readers | None = None,
+    on_record: Callable[[int, int], None] | None = None,
+) -> Report:
     """Check an output folder.
 
     Args:
         mode: how much of it.
+        readers: other programs that are to find in the folder what they take it for.
         on_record: told (units checked, units of the run) after each commit record.
 
     Raises InputError where the folder holds no run, OutputError where run.json or a commit record is damaged.
@@ -83,6 +94,9 @@ def verify(root: Place, *, mode: Mode = "full", on_record: Callable[[int, int], 
     layout = Layout(root)
     info = load_run(root)
     findings, watch = Findings(), Stopwatch()
+    if readers is not None:
+        with watch.on("layout"):
+            check_clip_retrieval(layout, info, findings)
     with watch.on("manifest"):
         manifest = (check_manifest if mode == "full" else check_digests)(layout, info, findings)
     records = Records(layout, info, manifest, findings)

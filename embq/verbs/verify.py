@@ -11,7 +11,7 @@ from core.errors import Exit
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from embq.verify import Mode, Report
+    from embq.verify import Mode, Readers, Report
 
 SHOWN = 20
 """Violations that are printed; --json has up to 1,000."""
@@ -26,13 +26,20 @@ SHOWN = 20
     default="full",
     help="Only the commit log, the manifest's digest, sizes and footers of the files, and litter.",
 )
+@click.option(
+    "--layout",
+    "readers",
+    type=click.Choice(["clip-retrieval"]),
+    default=None,
+    help="Also check that these programs find in an npy output what they take it for.",
+)
 @json_option
-def command(output: str, mode: Mode, as_json: bool) -> int:
+def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> int:
     """Re-read the inputs and the output OUT, and check every invariant.
 
     Checks the commit log, every file's hash, that each sample of each committed unit is there exactly once as a row
     or as a failure, and the vectors: recomputed for stub: models, finite for others. An unfinished run is checked as
-    far as it got.
+    far as it got. With --quick, files are not read to their ends, and inputs not at all.
 
     Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
     """
@@ -40,10 +47,10 @@ def command(output: str, mode: Mode, as_json: bool) -> int:
     from embq.verify import verify
 
     if sys.stderr.isatty():
-        report = verify(place(output), mode=mode, on_record=_show_progress)
+        report = verify(place(output), mode=mode, readers=readers, on_record=_show_progress)
         click.echo(err=True)
     else:
-        report = verify(place(output), mode=mode)
+        report = verify(place(output), mode=mode, readers=readers)
     if as_json:
         _print_json(report)
     else:

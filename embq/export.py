@@ -1,0 +1,236 @@
+"""Plain files for other tools from the committed rows of a run, by the stores that write its parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from core.commits import CommitLog, CommittedFile, LogState
+from core.durable import output_error, publish, write_new
+from core.errors import InputError
+from core.layout import Layout, RunInfo, load_run
+from core.manifest import Manifest
+from core.objects import Place
+from core.parts.joined import Cursor, opened
+from core.reader import part_tables
+from core.rows import FORMATS, RowSpec
+from embq.exporting.folder import new_folder
+from embq.exporting.order import Places, sorted_tables
+from embq.exporting.stored import converted, wanted_rows
+from writer.stores import for_format
+from writer.stores.base import PartName
+
+FILE_BYTES = 256 * 1024 * 1024
+"""Of vectors in one file, and of rows in memory while they are put in order, unless the user asks for other files."""
+
+MOST_ROWS = 1_000_000
+"""Of one file, unless the user asks for others."""
+
+ACCOUNT = "export.json"
+"""What an export says of itself, beside its files."""
+
+ALWAYS = ("id", "key")
+"""Columns that are there whatever the user leaves out, with the vectors."""
+
+Order = Literal["committed", "manifest"]
+"""By id, or by unit and ordinal. The latter is the same for every run of the same input, but for the ids in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        format: of the files, one of `core.rows.FORMATS`.
+        order: of the rows.
+        dtype: what is stored of a vector; "" for what the run stores.
+        int8_range: where the run stores floats and `dtype` is int8: the number that is stored as 127; None for
+            the 1 that suits vectors of length 1.
+        rows_per_file: most rows of a file; 0 for as many as `FILE_BYTES` hold.
+        columns: names of the columns to keep beside `ALWAYS` and the vectors; None for all.
+    """
+
+    format: str
+    order: Order = "committed"
+    dtype: str = ""
+    int8_range: float | None = None
+    rows_per_file: int = 0
+    columns: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was exported.
+
+    Attributes:
+        records: commit records whose rows are in it; a later export may have more.
+        state: "complete" where every unit of the run was committed, else "incomplete".
+        ids: "committed": a row has the id that it has in the run. They count from 0 in the order of commits.
+        columns: of a row, in order.
+        files: path below the folder, rows, bytes and sha256 of each.
+    """
+
+    run: str
+    model: str
+    fingerprint: str
+    format: str
+    order: Order
+    dtype: str
+    rows: int
+    bytes: int
+    records: int
+    state: str
+    ids: str
+    columns: tuple[str, ...]
+    files: tuple[dict[str, Any], ...]
+
+
+def export(root: Place, folder: Path, wish: Wish, *, on_rows: Callable[[int, int], None] | None = None) -> Export:
+    """Write the rows that are committed now as files in a new folder.
+
+    Holds one file's rows in memory, and, in the manifest's order, as much again while they are put in order.
+
+    Args:
+        on_rows: told (rows written, rows in all) after each file.
+
+    Raises InputError where `folder` is in use, the run holds no rows, or the wish cannot be met; OutputError where the
+    run cannot be read, or the folder not be written. Nothing is left of it then.
+    """
+    info = load_run(root)
+    _refuse_inside(root, folder)
+    state, places = _committed(root, info, Manifest(Layout(root)))
+    if not places.parts:
+        raise InputError(f"{root} holds no committed rows", next_step="run it, and export then", code="empty_input")
+    rows = wanted_rows(info.rows, wish.dtype or info.rows.dtype, wish.int8_range)
+    _refuse_npy(wish.format, rows.dtype)
+    with opened(root, places.parts[0]) as part:
+        schema = part.schema
+    if rows.dtype == "binary" != info.rows.dtype:
+        for one in _vector_types(schema):
+            rows.check(info.model.spec, one.list_size)
+    columns = _columns(schema, wish.columns)
+    per_file = wish.rows_per_file or min(MOST_ROWS, _rows_within(FILE_BYTES, schema))
+    as_run = replace(info, format=wish.format, rows=_rows_of(rows, columns))
+    notes = {
+        "embq.run": info.run,
+        "embq.model": info.model.spec,
+        "embq.fingerprint": state.fingerprint,
+        "embq.version": info.version,
+        **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in rows.identity().items()},
+    }
+    window_rows = _rows_within(FILE_BYTES, schema)
+    with closing(_tables(root, places, wish.order, window_rows)) as tables, new_folder(folder) as unfinished:
+        made = (converted(table.select(columns), info.rows, rows) for table in tables)
+        files: list[CommittedFile] = []
+        for written in _files(made, Layout(unfinished), as_run, per_file, notes):
+            files += written
+            if on_rows is not None:
+                on_rows(sum(file.rows for file in files if file.kind == "rows"), state.rows)
+        done = Export(
+            run=info.run,
+            model=info.model.spec,
+            fingerprint=state.fingerprint,
+            format=wish.format,
+            order=wish.order,
+            dtype=rows.dtype,
+            rows=sum(file.rows for file in files if file.kind == "rows"),
+            bytes=sum(file.bytes for file in files),
+            records=state.n,
+            state="complete" if state.count == info.units else "incomplete",
+            ids="committed",
+            columns=tuple(columns),
+            files=tuple({name: getattr(f, name) for name in ("path", "rows", "bytes", "sha256")} for f in files),
+        )
+        account = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
+        write_new(unfinished / ACCOUNT, account, temporary=unfinished / f"_{ACCOUNT}")
+    return done
+
+
+def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState, Places]:
+    """What the log says now, and where it says that rows are."""
+    log, state, places = CommitLog(Layout(root)), LogState(units=info.units), Places()
+    for commit in log.read():
+        log.advance(state, commit)
+        if state.units > len(manifest):
+            manifest = Manifest(Layout(root))
+        places.take(commit, manifest)
+    log.ends_with(state.n)
+    return state, places
+
+
+def _tables(root: Place, places: Places, order: Order, window_rows: int) -> Generator[pa.Table, None, None]:
+    if order == "manifest":
+        yield from sorted_tables(root, places, window_rows=window_rows)
+    else:
+        for files in places.parts:
+            yield from part_tables(root, files)
+
+
+def _files(
+    tables: Iterator[pa.Table], layout: Layout, info: RunInfo, per_file: int, notes: dict[str, str]
+) -> Iterator[list[CommittedFile]]:
+    """Write the rows as files numbered from 0, and give what was written of each number."""
+    store, cursor, number = for_format(info), Cursor(tables), 0
+    layout.temporary.mkdir()
+    while (table := cursor.take(per_file)).num_rows:
+        name = PartName(number=number, first_id=table["id"][0].as_py(), epoch=0, layout=layout)
+        written = store.write(table, name, notes)
+        for draft in written:
+            path = layout.root / draft.file.path
+            try:
+                path.parent.mkdir(exist_ok=True)
+                publish(draft.temporary, path)
+            except OSError as error:
+                raise output_error(error, path) from error
+        yield [draft.file for draft in written]
+        number += 1
+    layout.temporary.rmdir()
+
+
+def _columns(schema: pa.Schema, wanted: Sequence[str] | None) -> list[str]:
+    """The columns to keep, in the order of the run; InputError where one is not there."""
+    if wanted is None:
+        return list(schema.names)
+    if absent := [name for name in wanted if name not in schema.names]:
+        raise InputError(
+            f"rows have no column {', '.join(absent)}",
+            next_step=f"they have {', '.join(schema.names)}",
+            code="no_column",
+        )
+    kept = {*ALWAYS, *wanted, *(field.name for field in schema if field.type in _vector_types(schema))}
+    return [name for name in schema.names if name in kept]
+
+
+def _rows_of(rows: RowSpec, columns: Sequence[str]) -> RowSpec:
+    return replace(rows, columns=tuple(column for column in rows.columns if column.name in columns))
+
+
+def _rows_within(size: int, schema: pa.Schema) -> int:
+    """How many rows have `size` bytes of vectors; by the columns alone, so that equal runs give equal files."""
+    row_bytes: int = sum(one.list_size * one.value_type.bit_width // 8 for one in _vector_types(schema))
+    return max(1, size // max(1, row_bytes))
+
+
+def _vector_types(schema: pa.Schema) -> list[pa.FixedSizeListType]:
+    return [field.type for field in schema if pa.types.is_fixed_size_list(field.type)]
+
+
+def _refuse_npy(format: str, dtype: str) -> None:
+    assert format in FORMATS
+    if format == "npy" and not dtype.startswith("float"):
+        raise InputError(
+            f"readers of npy files know floats only, and the rows would hold {dtype}",
+            next_step="use --dtype float16, or another --to" if dtype == "int8" else "use another --to",
+            code="format_dtype",
+        )
+
+
+def _refuse_inside(root: Place, folder: Path) -> None:
+    if isinstance(root, Path) and folder.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{folder} lies in the output folder", next_step="choose a folder outside of it")

@@ -1,0 +1,53 @@
+"""A folder that is there whole, under its name, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from core.durable import fsync_folder, output_error
+from core.errors import InputError
+
+UNFINISHED = ".unfinished-"
+"""Within the name of a folder beside the one that is to be made. One that stays is of a process that was killed."""
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write in, which becomes `path` when the block ends, durably; where it fails, it is removed.
+
+    Raises InputError where `path` is there and not an empty folder, OutputError where it cannot be made.
+    """
+    refuse_used(path)
+    unfinished = path.with_name(f"{path.name}{UNFINISHED}{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise output_error(error, path) from error
+    try:
+        yield unfinished
+        for folder, _, _ in os.walk(unfinished):
+            fsync_folder(Path(folder))
+        refuse_used(path)
+        os.rename(unfinished, path)  # over an empty folder, but not over one that is in use
+        fsync_folder(path.parent)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise output_error(error, path) from error
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def refuse_used(path: Path) -> None:
+    """Raise InputError where `path` is there and not an empty folder."""
+    if not path.exists():
+        return
+    if path.is_mount():
+        raise InputError(f"{path} is a file system of its own", next_step="name a new folder in it")
+    if not path.is_dir() or any(path.iterdir()):
+        raise InputError(f"{path} is not empty", next_step="choose an empty or a new folder", code="foreign_output")

@@ -1,0 +1,91 @@
+"""`embq export`: plain files for other tools."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core.errors import UsageError
+from embq.options import json_option
+
+if TYPE_CHECKING:
+    from embq.export import Export
+
+
+@click.command("export", epilog="Example: embq export ./out ./for-clip-retrieval --to npy --sorted")
+@click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
+@click.argument("folder", metavar="DIR", type=click.Path())
+@click.option("--to", "format", type=click.Choice(["npy", "hdf5", "parquet", "arrow"]), required=True, help="Format.")
+@click.option(
+    "--sorted",
+    "order",
+    flag_value="manifest",
+    default="committed",
+    help="In the order of the inputs, not of the commits.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "int8", "binary"]),
+    default=None,
+    help="What is stored of a vector.  [what the run stores]",
+)
+@click.option(
+    "--int8-range",
+    type=float,
+    default=None,
+    metavar="X",
+    help="int8 stores numbers from -X to X in equal steps, and those beyond as if they were X.  [1]",
+)
+@click.option(
+    "--rows-per-file",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Rows of each file but the last; they are held in memory.  [as many as have 256 MB of vectors]",
+)
+@click.option(
+    "--columns",
+    default=None,
+    metavar="LIST",
+    help="Columns to keep, beside id, key and the vectors.  [all]",
+)
+@json_option
+def command(output: str, folder: str, columns: str | None, as_json: bool, **wishes: Any) -> int:
+    """Write the committed rows of OUT as files in DIR, which is new or empty.
+
+    Rows keep their ids, and stand in the order of these; with --sorted, in the order of the inputs. DIR is there when
+    all of it is written, with an account of it in export.json. An unfinished run is exported as far as it got.
+    """
+    from pathlib import Path
+
+    from core.objects import place
+    from embq.export import Wish, export
+
+    kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    if wishes["int8_range"] is not None and wishes["dtype"] != "int8":
+        raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
+    wish = Wish(columns=kept, **{name: value for name, value in wishes.items() if value is not None})
+    on_rows = _show_progress if sys.stderr.isatty() else None
+    done = export(place(output), Path(folder), wish, on_rows=on_rows)
+    if on_rows is not None:
+        click.echo(err=True)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        click.echo(json.dumps({"schema": 1, "folder": folder, **asdict(done)}))
+    else:
+        _print_account(folder, done)
+    return 0
+
+
+def _show_progress(rows: int, total: int) -> None:
+    click.echo(f"\r{rows:,} of {total:,} rows", nl=False, err=True)
+
+
+def _print_account(folder: str, done: Export) -> None:
+    if done.state == "incomplete":
+        click.echo("note: the run is not complete; what is committed now was exported", err=True)
+    click.echo(f"{done.rows:,} rows in {len(done.files):,} files ({done.bytes / 1e6:,.1f} MB), {done.dtype}: {folder}")
