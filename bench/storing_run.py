@@ -13,7 +13,7 @@ from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.layout import Layout, RunInfo
 from core.ledger import Ledger, load_scripts
-from core.manifest import write_manifest
+from core.manifest import first_segment_writer
 from core.models import ModelConfig
 from core.protocol import VERSION
 from core.registry import RunRecord
@@ -39,7 +39,7 @@ class StoredRun:
         self.layout = Layout(root)
         self.layout.make()
         self.units = [Unit(kind="lines", source=f"/{seed}/{i}", samples=UNIT_ROWS) for i in range(units)]
-        summary = write_manifest(self.layout, self.units)
+        summary = first_segment_writer(self.layout).write(self.units)
         self.info = RunInfo(
             run=f"{seed:016x}",
             inputs=(),

@@ -121,16 +121,23 @@ class Layout:
                 probe(self.root / "_writer")
             except OSError as error:
                 raise output_error(error, self.root) from error
-        folders = (self.manifest, self.commits, self.failures, *rows)
-        own = (self.staging, self.temporary, self.plan_lock.parent)
-        for folder in (self.root, *folders, *own):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise output_error(error, folder) from error
+        _make(self.root, self.manifest, self.commits, self.failures, *rows)
+        self.make_own()
+
+    def make_own(self) -> None:
+        """Create the folders of this machine that `make` creates as well."""
+        _make(self.staging, self.temporary, self.plan_lock.parent)
 
 
 _NUMBERED = re.compile(r"(?:(?:part|failures|commit|checkpoint)-|(?:metadata|.*_emb)_)(\d+)(?:\.|$)")
+
+
+def _make(*folders: Place) -> None:
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise output_error(error, folder) from error
 
 
 def _hashed(root: Place) -> str:

@@ -56,14 +56,12 @@ class ManifestSummary:
     digest: str
 
 
-def write_manifest(layout: Layout, units: Iterable[Unit]) -> ManifestSummary:
-    """Write the segments of a new run, durably; they are real only once run.json is there, so leftovers go."""
-    return first_segment_writer(layout).write(units)
-
-
 def first_segment_writer(layout: Layout) -> SegmentWriter:
-    """Writes the segments of a new run. In a folder the caller holds the lock on planning, so what is there is left
-    over, and goes; on an object store another plan may be at work, so each gives its segments names of their own."""
+    """Writes the segments of a new run, which are real once run.json names them.
+
+    In a folder the caller holds the lock on planning, so what is there is left over, and goes. On an object store
+    another plan may be at work, so each gives its segments names of their own.
+    """
     if not isinstance(layout.root, Path):
         return SegmentWriter(layout, f"{PREFIX}0000-{secrets.token_hex(4)}-")
     for leftover in layout.manifest.iterdir():

@@ -41,6 +41,8 @@ def alone(layout: Layout) -> Iterator[None]:
     conditional create of run.json or of a generation's record decides whose are real.
     """
     path = layout.plan_lock
+    if not isinstance(layout.root, Path):
+        layout.make_own()  # another machine may have made the run
     try:
         lock = open(path, "w")  # noqa: SIM115 - closed below
     except OSError as error:

@@ -30,8 +30,9 @@ from core.formats import row_folders
 from core.hints import Hint, HintJob, drop, hint_queue
 from core.layout import Layout, RunInfo, run_id
 from core.ledger import Ledger, load_scripts, new_token
-from core.manifest import write_manifest
+from core.manifest import first_segment_writer
 from core.models import ModelConfig
+from core.objects import Place
 from core.protocol import RUNS, VERSION, run_key
 from core.reader import row_tables
 from core.registry import RunRecord, register
@@ -339,7 +340,7 @@ MakeRun = Callable[..., RunCase]
 
 
 def write_run(
-    root: Path,
+    root: Place,
     units: Sequence[Unit],
     *,
     rows: RowSpec = RowSpec(),  # noqa: B008 - it is frozen
@@ -349,7 +350,8 @@ def write_run(
     """Write a run without planning it."""
     layout = Layout(root)
     layout.make(layout.parts)
-    summary = write_manifest(layout, units)
+    segments = first_segment_writer(layout)
+    summary = segments.write(units)
     info = RunInfo(
         run="",
         inputs=("nowhere",),
@@ -363,13 +365,14 @@ def write_run(
         manifest_digest=summary.digest,
         version="test",
         created="2026-01-01T00:00:00+00:00",
+        segments=tuple(segments.names),
     )
     info = replace(info, run=run_id(info.identity(), root))
     info.publish(layout)
     return info
 
 
-def make_case(client: redis.Redis, root: Path, units: int = 8, *, samples: int = 3, **options: object) -> RunCase:
+def make_case(client: redis.Redis, root: Place, units: int = 8, *, samples: int = 3, **options: object) -> RunCase:
     """A run of a number of equal units with a model, and so a queue, of its own."""
     listed = [unit_of(number, samples) for number in range(units)]
     info = write_run(root, listed, **options)  # type: ignore[arg-type]
@@ -400,6 +403,17 @@ def make_run(client: redis.Redis, tmp_path: Path) -> Iterator[MakeRun]:
 def run(make_run: MakeRun) -> RunCase:
     """A run of 8 units of 3 samples."""
     return make_run()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The endpoint of an S3 server with the bucket `bucket`, which this and other processes find in the environment."""
+    import boto3
+    from servers import s3_server
+
+    with s3_server() as variables:
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield variables["AWS_ENDPOINT_URL"]
 
 
 @pytest.fixture

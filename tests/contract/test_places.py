@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import Server, environment, gcs_server, s3_proxy, s3_server
+from servers import Server, environment, gcs_server, s3_proxy
 
 from core import objects
 from core.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
@@ -24,15 +24,6 @@ def fresh_clients() -> Iterator[None]:
     objects._connect.cache_clear()
     yield
     objects._connect.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    with s3_server() as variables:
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield variables["AWS_ENDPOINT_URL"]
 
 
 @pytest.fixture(scope="module")

@@ -70,8 +70,8 @@ def read_output(root: Path) -> Output:
     """Read an output folder; asserts what holds at every moment: the chain of records, and the files they name."""
     output = Output(root)
     output.records = _read_records(root)
-    output.manifest, output.ends = _read_manifest(root / "manifest")
-    output.retries = _read_retries(root / "manifest")
+    output.manifest, output.ends = _read_manifest(root)
+    output.retries = _read_retries(root)
     tables = []
     failures: list[tuple[int, str, int | None, str, str]] = []
     for record in output.records:
@@ -105,8 +105,10 @@ def read_output(root: Path) -> Output:
     return output
 
 
-def _read_manifest(folder: Path) -> tuple[list[str], list[int]]:
-    ids = [id_ for path in sorted(folder.glob("[0-9]*.parquet")) for id_ in pq.read_table(path)["unit_id"].to_pylist()]
+def _read_manifest(root: Path) -> tuple[list[str], list[int]]:
+    folder = root / "manifest"
+    first = json.loads((root / "run.json").read_bytes())["segments"]
+    ids = [id_ for name in first for id_ in pq.read_table(folder / name)["unit_id"].to_pylist()]
     ends = [len(ids)]
     for number, path in enumerate(sorted(folder.glob("gen-*.json")), start=1):
         record = json.loads(path.read_bytes())
@@ -123,8 +125,9 @@ def _read_manifest(folder: Path) -> tuple[list[str], list[int]]:
     return ids, ends
 
 
-def _read_retries(folder: Path) -> dict[int, dict[str, Any]]:
-    paths = sorted(folder.glob("[0-9]*.parquet"))
+def _read_retries(root: Path) -> dict[int, dict[str, Any]]:
+    folder = root / "manifest"
+    paths = [folder / name for name in json.loads((root / "run.json").read_bytes())["segments"]]
     for record in sorted(folder.glob("gen-*.json")):
         paths += [folder / name for name in json.loads(record.read_bytes())["segments"]]
     units = [

@@ -38,7 +38,7 @@ def write(folder: Path, name: str, files: int) -> None:
 
 def assert_each_input_once(root: Path, folder: Path) -> None:
     """Compare the units of a manifest with the files themselves: slices that follow each other, with all lines."""
-    ids, ends = _read_manifest(root / "manifest")
+    ids, ends = _read_manifest(root)
     assert ends[-1] == len(ids) == len(set(ids))
     slices: dict[Path, list[tuple[int, int, int]]] = defaultdict(list)
     for path in sorted((root / "manifest").glob("*.parquet")):
@@ -81,7 +81,7 @@ def test_an_enqueue_that_is_killed_at_ten_random_moments_and_repeated_is_exact(
                 ends.append(enqueue.process.wait())
             assert not before or run_of(root) == before
             if run_of(root):
-                _read_manifest(root / "manifest")  # all that it names is there, each unit once
+                _read_manifest(root)  # all that it names is there, each unit once
         assert set(ends) <= {0, -signal.SIGKILL}
         assert -signal.SIGKILL in ends
 

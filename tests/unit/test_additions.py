@@ -357,7 +357,7 @@ def kill_at_random(inputs: str, output: Path, kills: int, rng: random.Random) ->
 def assert_whole(output: Path) -> None:
     """Whatever was killed: there is no run, or all of its manifest can be read."""
     if (output / "run.json").exists():
-        ids, ends = _read_manifest(output / "manifest")
+        ids, ends = _read_manifest(output)
         assert ends[-1] == len(ids) == load_run(output).units
 
 
@@ -370,7 +370,7 @@ def test_a_plan_killed_at_random_moments_and_repeated_is_exact(request_: Request
     wanted = unit_list(folder, 2)
     killed = kill_at_random(request_.inputs[0], request_.output, 5, rng)
     prepare(asked)
-    assert _read_manifest(request_.output / "manifest") == (wanted, [len(wanted)])
+    assert _read_manifest(request_.output) == (wanted, [len(wanted)])
 
     # And the same while units are added: the old generation or the new one, never a mix.
     for number in range(20):
@@ -378,7 +378,7 @@ def test_a_plan_killed_at_random_moments_and_repeated_is_exact(request_: Request
     later = [id_ for id_ in unit_list(folder, 2) if id_ not in set(wanted)]
     killed += kill_at_random(request_.inputs[0], request_.output, 5, rng)
     prepare(asked)
-    ids, ends = _read_manifest(request_.output / "manifest")
+    ids, ends = _read_manifest(request_.output)
     assert (ids, ends) == (wanted + later, [len(wanted), len(wanted + later)])
     assert killed >= 2
     names = {path.name for path in (request_.output / "manifest").iterdir()}
@@ -405,7 +405,7 @@ def test_two_that_add_at_once_add_each_unit_once(request_: Request, tmp_path: Pa
     for process in processes:
         process.communicate(timeout=60)
         assert process.returncode == 0
-    ids, ends = _read_manifest(request_.output / "manifest")
+    ids, ends = _read_manifest(request_.output)
     assert sorted(ids) == sorted(unit_list(tmp_path / "in", 2))
     assert len(ends) == 2
 

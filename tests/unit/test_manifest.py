@@ -11,7 +11,7 @@ import pytest
 from core import manifest as module
 from core.errors import OutputError
 from core.layout import Layout
-from core.manifest import Manifest, ManifestSummary, write_manifest
+from core.manifest import Manifest, ManifestSummary, first_segment_writer
 from core.units import Unit
 
 RAW = b"/data/\xff\x80 raw".decode("utf-8", "surrogateescape")
@@ -36,7 +36,7 @@ def layout(tmp_path: Path) -> Layout:
 
 def test_units_survive_the_manifest_with_names_that_are_not_utf8(layout: Layout) -> None:
     units = [unit(number) for number in range(5)]
-    summary = write_manifest(layout, iter(units))
+    summary = first_segment_writer(layout).write(iter(units))
     there = Manifest(layout)
     assert list(there) == units
     assert [there.unit_id(u) for u in range(5)] == [one.unit_id for one in units]
@@ -47,7 +47,7 @@ def test_units_survive_the_manifest_with_names_that_are_not_utf8(layout: Layout)
 def test_a_manifest_of_several_segments_is_read_at_random(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_UNITS", 4)
     units = [unit(number) for number in range(11)]
-    write_manifest(layout, units)
+    first_segment_writer(layout).write(units)
     assert [path.name for path in sorted(layout.manifest.iterdir())] == [f"0000{n}.parquet" for n in range(3)]
     there = Manifest(layout)
     for u in random.Random(0).choices(range(11), k=40):
@@ -57,7 +57,7 @@ def test_a_manifest_of_several_segments_is_read_at_random(layout: Layout, monkey
 
 def test_a_segment_ends_at_its_size_too(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SEGMENT_BYTES", 1)
-    write_manifest(layout, [unit(number) for number in range(3)])
+    first_segment_writer(layout).write([unit(number) for number in range(3)])
     assert len(list(layout.manifest.iterdir())) == 3
     assert len(Manifest(layout)) == 3
 
@@ -66,11 +66,11 @@ def test_the_digest_tells_lists_apart_and_not_how_they_were_cut(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     units = [unit(number) for number in range(3)]
-    whole = write_manifest(layout, units)
+    whole = first_segment_writer(layout).write(units)
     monkeypatch.setattr(module, "SEGMENT_UNITS", 1)
-    assert write_manifest(layout, units) == whole
-    assert write_manifest(layout, units[::-1]).digest != whole.digest
-    assert write_manifest(layout, units[:2]).digest != whole.digest
+    assert first_segment_writer(layout).write(units) == whole
+    assert first_segment_writer(layout).write(units[::-1]).digest != whole.digest
+    assert first_segment_writer(layout).write(units[:2]).digest != whole.digest
 
 
 def test_leftovers_of_a_plan_that_was_killed_do_not_join_the_list(
@@ -78,19 +78,19 @@ def test_leftovers_of_a_plan_that_was_killed_do_not_join_the_list(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(module, "SEGMENT_UNITS", 1)
-        write_manifest(layout, [unit(number) for number in range(4)])
-    write_manifest(layout, [unit(9)])
+        first_segment_writer(layout).write([unit(number) for number in range(4)])
+    first_segment_writer(layout).write([unit(9)])
     assert list(Manifest(layout)) == [unit(9)]
 
 
 def test_the_number_of_samples_is_unknown_where_one_unit_does_not_say(layout: Layout) -> None:
-    summary = write_manifest(layout, [unit(0), Unit(kind="tar", source="/a.tar")])
+    summary = first_segment_writer(layout).write([unit(0), Unit(kind="tar", source="/a.tar")])
     assert (summary.units, summary.samples) == (2, None)
     assert isinstance(summary, ManifestSummary)
 
 
 def test_people_can_read_the_columns(layout: Layout) -> None:
-    write_manifest(layout, [unit(7)])
+    first_segment_writer(layout).write([unit(7)])
     (row,) = pq.read_table(layout.manifest / "00000.parquet").drop_columns(["description"]).to_pylist()
     assert row["source"] == "/data/\\udcff\\udc80 raw7"
     assert (row["unit_id"], row["kind"], row["samples"]) == (unit(7).unit_id, "files", 2)
@@ -98,18 +98,18 @@ def test_people_can_read_the_columns(layout: Layout) -> None:
 
 @pytest.mark.parametrize("u", [-1, 3])
 def test_a_unit_beyond_the_list_is_an_index_error(layout: Layout, u: int) -> None:
-    write_manifest(layout, [unit(number) for number in range(3)])
+    first_segment_writer(layout).write([unit(number) for number in range(3)])
     with pytest.raises(IndexError):
         Manifest(layout).unit(u)
 
 
 def test_a_damaged_segment_is_named(layout: Layout) -> None:
-    write_manifest(layout, [unit(0)])
+    first_segment_writer(layout).write([unit(0)])
     (layout.manifest / "00000.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(OutputError, match=r"00000\.parquet cannot be read"):
         Manifest(layout)
 
 
 def test_an_empty_list_is_an_empty_manifest(layout: Layout) -> None:
-    assert write_manifest(layout, []).units == 0
+    assert first_segment_writer(layout).write([]).units == 0
     assert list(Manifest(layout)) == []

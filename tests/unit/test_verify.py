@@ -31,7 +31,7 @@ from core.commits import Commit
 from core.errors import Exit, InputError, OutputError
 from core.layout import Layout
 from core.live import standing_failures
-from core.manifest import Manifest, write_manifest
+from core.manifest import Manifest, first_segment_writer
 from core.reader import committed, row_tables, vectors
 from core.rows import RowSpec
 from core.units import Unit
@@ -653,7 +653,7 @@ def test_a_file_of_a_folder_that_changed_since_cannot_be_checked(
 def test_a_manifest_of_other_units_is_named(out: Path) -> None:
     layout = Layout(out)
     units = list(Manifest(layout))
-    write_manifest(layout, [units[1], units[0], *units[2:]])
+    first_segment_writer(layout).write([units[1], units[0], *units[2:]])
 
     assert broken(verify(out)) >= {"manifest", "unit_known"}
 
@@ -663,7 +663,7 @@ def test_units_that_leave_a_part_of_their_file_out_are_named(tmp_path: Path) -> 
     out = build(tmp_path / "out", [texts(tmp_path)], only=0)
     layout = Layout(out)
     units = list(Manifest(layout))
-    summary = write_manifest(layout, [units[0], *units[2:]])
+    summary = first_segment_writer(layout).write([units[0], *units[2:]])
     description = json.loads((out / "run.json").read_text())
     description |= {"units": summary.units, "manifest_digest": summary.digest}
     (out / "run.json").write_text(json.dumps(description))

@@ -14,7 +14,7 @@ from build_output import build, data_record, file_path, record_path, records, re
 
 from core.errors import Exit, OutputError
 from core.layout import Layout
-from core.manifest import Manifest, write_manifest
+from core.manifest import Manifest, first_segment_writer
 from embq.cli import run
 from embq.verification.stopwatch import Stopwatch
 from embq.verify import verify
@@ -93,7 +93,7 @@ def _miscount_a_unit(out: Path) -> None:
 
 def _swap_units(out: Path) -> None:
     units = list(Manifest(Layout(out)))
-    write_manifest(Layout(out), [units[1], units[0], *units[2:]])
+    first_segment_writer(Layout(out)).write([units[1], units[0], *units[2:]])
 
 
 def _drop_a_record(out: Path) -> None:

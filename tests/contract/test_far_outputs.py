@@ -1,0 +1,255 @@
+"""An output on an object store: planned, written, taken over, cleaned up, each time with the exact rows in the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import redis
+from conftest import RunCase, make_case
+
+from core import objects
+from core.commits import CommitLog
+from core.control import Control, load_control, save_control
+from core.errors import ConfigError, InputError, TryLaterError
+from core.formats import row_folders
+from core.layout import Layout, load_run
+from core.live import standing_failures
+from core.manifest import Manifest
+from core.objects import ObjectPath
+from core.reader import committed, row_tables
+from core.settings import Settings
+from embq.gc import collect
+from embq.verify import verify
+from producer.enqueue import Request, prepare
+from sources.base import ReadOptions
+from writer.service import RunWriter
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What belongs to this machine goes into the test's folder; clients are of the server that is there now."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    objects._connect.cache_clear()
+    yield
+    objects._connect.cache_clear()
+
+
+@pytest.fixture
+def root(s3: str, tmp_path: Path) -> ObjectPath:
+    return ObjectPath(f"s3://bucket/{tmp_path.name}/out")
+
+
+@pytest.fixture
+def run(client: redis.Redis, root: ObjectPath) -> RunCase:
+    """A run of 8 units of 3 samples."""
+    return make_case(client, root)
+
+
+def keys(root: ObjectPath) -> list[str]:
+    """What the bucket holds of the output, as the store itself lists it."""
+    bucket, _, prefix = str(root).removeprefix("s3://").partition("/")
+    listed = boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/")
+    return [one["Key"].removeprefix(f"{prefix}/") for one in listed.get("Contents", ())]
+
+
+def assert_exact(run: RunCase, root: ObjectPath, folder: Path, **wanted: Any) -> None:
+    """As in a folder, with a copy of the bucket that was made without embq; and nothing is left on this machine."""
+    bucket, _, prefix = str(root).removeprefix("s3://").partition("/")
+    copy = Layout(folder / "copy")
+    copy.make(*row_folders(copy, run.info))
+    for key in keys(root):
+        (copy.root / key).parent.mkdir(exist_ok=True)
+        boto3.client("s3").download_file(bucket, f"{prefix}/{key}", str(copy.root / key))
+    replace(run, layout=copy).assert_exact(**wanted)
+    assert list(run.layout.temporary.iterdir()) == []
+
+
+def begin_upload(root: ObjectPath, name: str) -> None:
+    """What a writer leaves that is killed while it sends a large part."""
+    bucket, _, prefix = str(root).removeprefix("s3://").partition("/")
+    boto3.client("s3").create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{name}")
+
+
+# --- writing ---
+
+
+def test_results_become_rows_that_every_reader_finds(run: RunCase, root: ObjectPath, tmp_path: Path) -> None:
+    writer = run.writer()
+    run.work_one(0, failed=[1])
+    run.finish(writer)
+    assert_exact(run, root, tmp_path, failures=[("0:1", "decode")])
+    _, state = committed(root)
+    assert (state.closed, state.rows, state.failures) == (True, 23, 1)
+    assert sum(table.num_rows for table in row_tables(root, ["id", "key"])) == 23
+    assert [table["key"].to_pylist() for table in standing_failures(root)] == [["0:1"]]
+    assert not [name for name in keys(root) if name.startswith(("_staging", "_tmp", "_broker", "_writer/probe"))]
+    report = verify(root, mode="quick")
+    assert (report.ok, report.state, report.litter) == (True, "complete", 0)
+
+
+@pytest.mark.parametrize("format_", ["hdf5", "npy", "arrow"])
+def test_parts_of_every_format_are_read_back(client: redis.Redis, root: ObjectPath, format_: str) -> None:
+    run = make_case(client, root, 4, format=format_)
+    run.finish(run.writer())
+    rows = [row for table in row_tables(root) for row in table.to_pylist()]
+    assert sorted(row["key"] for row in rows) == sorted(f"{u}:{i}" for u in range(4) for i in range(3))
+    assert all(row["embedding"][:2] == [float(part) for part in row["key"].split(":")] for row in rows)
+
+
+def test_a_takeover_ends_the_first_writer_at_its_next_commit(run: RunCase, root: ObjectPath, tmp_path: Path) -> None:
+    first = run.writer()
+    run.work_one(0)
+    first.step()
+    second = RunWriter(run.client, run.record, version="test", clock=run.clock, takeover=True)
+    with pytest.raises(TryLaterError, match="taken over"):
+        first.flush()
+    run.finish(second)
+    assert_exact(run, root, tmp_path)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killing(at: int, *, after: bool) -> Callable[..., Any]:
+    """`ObjectPath._ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
+    real, left = ObjectPath._ask, [at]
+
+    def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            return real(path, request)
+        with suppress(Exception):
+            if left[0] == -1 and after:
+                real(path, request)
+        raise Killed
+
+    return ask
+
+
+@pytest.mark.parametrize(("at", "after"), [(0, True), (2, False), (4, False), (4, True), (6, False)])
+def test_a_writer_killed_at_any_request_is_followed_by_one_that_ends_exactly(
+    run: RunCase, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, after: bool
+) -> None:
+    first = run.writer()
+    for u in range(4):
+        run.work_one(u, failed=[2] if u == 3 else [])
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPath, "_ask", killing(at, after=after))
+        with pytest.raises(Killed):
+            first.drain()
+    run.finish(run.writer())
+    assert_exact(run, root, tmp_path, failures=[("3:2", "decode")])
+
+
+def test_what_a_dead_writer_left_goes_after_the_fence(run: RunCase, root: ObjectPath, tmp_path: Path) -> None:
+    run.writer()
+    (root / "parts" / "part-00000002.parquet").create(b"never named")
+    begin_upload(root, "parts/part-00000002.parquet")
+    second = run.writer()
+    assert "parts/part-00000002.parquet" not in keys(root)
+    assert root.unfinished() == []
+    run.finish(second)
+    assert_exact(run, root, tmp_path)
+
+
+def test_a_store_that_lets_a_name_be_created_twice_holds_nothing_of_a_run(
+    texts: Request, root: ObjectPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectPath, "create", ObjectPath.replace)
+    with pytest.raises(ConfigError, match="created twice"):
+        prepare(texts)
+    assert keys(root) == []
+
+
+# --- planning ---
+
+
+@pytest.fixture
+def texts(root: ObjectPath, tmp_path: Path) -> Request:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(25)))
+    return Request(
+        inputs=(str(tmp_path / "a.txt"),),
+        output=root,
+        models=("stub:4",),
+        modalities=(),
+        precision="fp32",
+        part_rows=1000,
+        options=ReadOptions(unit_samples=10),
+        version="test",
+    )
+
+
+def test_a_run_is_made_found_and_added_to(texts: Request, root: ObjectPath, tmp_path: Path) -> None:
+    made = prepare(texts)
+    assert (made.new, made.info.units, load_run(root)) == (True, 3, made.info)
+    again = prepare(texts)
+    assert (again.new, again.added) == (False, 0)
+    more = prepare(replace(texts, inputs=(*texts.inputs, str(tmp_path / "b.txt"))))
+    assert (more.added, more.info.units, len(Manifest(Layout(root)))) == (3, 6, 6)
+    with pytest.raises(InputError, match="another run"):
+        prepare(replace(texts, models=("stub:8",)))
+    save_control(Layout(root), Control(state="paused", priority=7))
+    assert load_control(Layout(root)) == Control(state="paused", priority=7)
+
+
+@pytest.mark.parametrize("first_there", [False, True], ids=["a new run", "more of a run"])
+def test_of_two_plans_at_the_same_time_one_is_told_to_try_again(
+    texts: Request, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_there: bool
+) -> None:
+    """The other plans on another machine, whose lock this one does not see."""
+    if first_there:
+        prepare(texts)
+        texts = replace(texts, inputs=(*texts.inputs, str(tmp_path / "b.txt")))
+    (tmp_path / "c.txt").write_text("c\n" * 5)
+    other = replace(texts, inputs=(*texts.inputs, str(tmp_path / "c.txt")))
+    real, planned = ObjectPath.create, []
+
+    def create(path: ObjectPath, data: bytes) -> None:
+        if path.name in ("run.json", "gen-0001.json") and not planned:
+            planned.append("begun")
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+            thread = threading.Thread(target=lambda: planned.append(prepare(other)))
+            thread.start()
+            thread.join()
+        real(path, data)
+
+    monkeypatch.setattr(ObjectPath, "create", create)
+    with pytest.raises(TryLaterError, match="at the same time"):
+        prepare(texts)
+    info = load_run(root)
+    assert planned[1].info == info
+    manifest = Manifest(Layout(root))
+    assert len(manifest) == info.units == sum(1 for _ in manifest)
+    named = {*info.segments, *(name for one in info.added for name in one.segments)}
+    assert {name.removeprefix("manifest/") for name in keys(root) if name.endswith("0.parquet")} == named
+
+
+# --- cleaning up ---
+
+
+def test_gc_removes_what_nothing_names_and_nothing_else(
+    run: RunCase, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.finish(run.writer())
+    (root / "parts" / "part-00000077.parquet").create(b"never named")
+    (root / "manifest" / "gen-0001-abcdef01-00000.parquet").create(b"of a plan that may be at work")
+    begin_upload(root, "failures/failures-00000077.parquet")
+    before = set(keys(root))
+    young = collect(root, Settings(), asked=False, older_than_s=3600.0, dry_run=True)
+    assert (young.found.litter, young.found.young, young.found.in_use) == ((), 1, 1)
+    assert set(keys(root)) == before
+    old = collect(root, Settings(), asked=False, older_than_s=0.0, dry_run=False)
+    assert [item.path for item in old.found.litter] == ["parts/part-00000077.parquet"]
+    assert len(old.found.uploads) == 1
+    assert set(keys(root)) == before - {"parts/part-00000077.parquet"}
+    assert root.unfinished() == []
+    assert CommitLog(Layout(root)).replay(8).closed
