@@ -216,11 +216,16 @@ def test_images_by_value_keep_their_captions_and_names_and_more_are_sent_alone(
         (folder / key).parent.mkdir(exist_ok=True)
         (folder / key).write_bytes(picture(key))
         expected[key] = picture(key)
+    # The laptop, which does not see the run, finds a column that the run does not have.
+    (folder / "new" / "b.json").write_text('{"found": "later"}')
     second = setting.enqueue(folder, "--inline")
     assert second.wait() == 0, second.said
     setting.await_closed(2)
     assert sent.items() <= {path: path.stat().st_ino for path in (setting.root / "_inputs").rglob("*.jpg")}.items()
-    check_complete(setting.root, expected, units=2, dim=DIM)
+    output = check_complete(setting.root, expected, units=2, dim=DIM)
+    assert output.rows is not None
+    assert "found" not in output.rows.column_names
+    assert [text for text in output.rows["metadata"].to_pylist() if text] == ['{"found":"later"}']
 
 
 def test_without_a_writer_the_broker_keeps_it_and_says_so(setting: Setting, short_tmp: Path) -> None:
