@@ -38,10 +38,16 @@ def first_columns(units: Iterator[Unit]) -> tuple[tuple[Column, ...], Iterator[U
     first = list(islice(units, LOOK_AMONG))
     deadline = time.monotonic() + LOOK_S
     texts: list[str] = []
-    for unit in islice(filter(may_have_metadata, first), LOOK_UNITS):
+    looked = 0
+    for unit in first:
+        if looked == LOOK_UNITS:
+            break
         if (left_s := deadline - time.monotonic()) <= 0:
             log.warning("metadata_slow", source=unit.source, after_s=LOOK_S)
             break
+        if not may_have_metadata(unit):
+            continue
+        looked += 1
         try:
             texts += first_metadata(unit, LOOK_SAMPLES, wait_s=left_s)
         except EmbqError as error:

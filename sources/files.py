@@ -24,8 +24,8 @@ from sources.urls import is_url
 
 log = Events("sources")
 
-_LOOKED_AT = 100
-"""Images beside which metadata is looked for when a run is made."""
+_ASKED = 10
+"""Images of a unit beside which metadata are looked for, before a unit is looked into."""
 
 _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """Errors of one file; any other says something about the disk, and the unit is worth another try."""
@@ -94,7 +94,7 @@ class FilesSource:
         if is_url(unit.source):
             return ".json" in dict(unit.options).get("beside", "").split(",")
         stem = extensions_of(unit.options).stem
-        paths = (os.path.join(unit.source, f"{stem(relative)}.json") for relative, _ in unit.items[:_LOOKED_AT])
+        paths = (os.path.join(unit.source, f"{stem(relative)}.json") for relative, _ in unit.items[:_ASKED])
         return any(map(os.path.lexists, paths))
 
     def first_metadata(self, unit: Unit, most: int) -> list[str]:
