@@ -23,21 +23,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from core.errors import AwayError, ConfigError, OutputError, UsageError
+from core.object_clients import NEEDED, connect, http_status, translate
 
-NEEDED = {"s3": "embq[s3]", "gs": "embq[gcs]"}
-"""Scheme -> what has to be installed to write there."""
 SPELLINGS = {"s3a": "s3", "gcs": "gs"}
 """Other names of the same schemes; an output has one name, because a run's id is made of it."""
 
-CONNECT_S, ANSWER_S = 10, 60
-"""Seconds without a connection, and without an answer, after which a request has failed."""
-ATTEMPTS = 5
-"""Of one request; the client libraries wait up to 20 s between them, and longer each time."""
 PIECE_BYTES = 8 << 20
 """Of a large upload; S3 takes up to 10,000 of them, so 84 GB."""
 AT_ONCE = 4
@@ -247,12 +242,12 @@ class ObjectPath:
         """What the store answers; errors as they are described above."""
         for pause in (*BUSY_S, None):
             try:
-                return request(_connect(self._url.partition(":")[0]), _key(self._url))
+                return request(connect(self._url.partition(":")[0]), _key(self._url))
             except Exception as error:
-                if _http_status(error) == 409 and pause is not None:
+                if http_status(error) == 409 and pause is not None:
                     time.sleep(pause * random.uniform(1.0, 1.5))
                     continue
-                raise _translate(self._url, error) from error
+                raise translate(self._url, error) from error
         raise AssertionError("unreachable")
 
 
@@ -378,43 +373,9 @@ def opened(path: Place) -> Path | io.BufferedReader:
     return path if isinstance(path, Path) else path.open()
 
 
-# --- the client libraries ---
-
-
 def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
     found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
     return found
-
-
-@cache
-def _connect(scheme: str) -> Any:
-    """The client of a scheme, the same one for all threads of this process; ConfigError where it is not installed."""
-    try:
-        if scheme == "s3":
-            import s3fs
-
-            return s3fs.S3FileSystem(
-                use_listings_cache=False,
-                skip_instance_cache=True,
-                config_kwargs={
-                    "connect_timeout": CONNECT_S,
-                    "read_timeout": ANSWER_S,
-                    "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
-                },
-            )
-        import aiohttp
-        from gcsfs.core import GCSFileSystem
-
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
-        # Not gcsfs's class for zonal buckets, which asks another service about the bucket before each call.
-        return GCSFileSystem(
-            use_listings_cache=False, skip_instance_cache=True, requests_timeout=timeout, consistency="md5"
-        )
-    except ImportError as error:
-        raise ConfigError(
-            f"writing to {scheme}:// needs a package that is not installed: {error}",
-            next_step=f"pip install '{NEEDED[scheme]}'",
-        ) from error
 
 
 def _key(url: str) -> str:
@@ -430,44 +391,3 @@ def _seconds(when: Any) -> float:
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     return float(when.timestamp()) if isinstance(when, datetime) else 0.0
-
-
-def _translate(url: str, error: Exception) -> Exception:
-    """What a client library's error is to embq; `url` has no credentials in it."""
-    status, told = _http_status(error), _one_line(error)
-    if isinstance(error, (ConfigError, AwayError)):
-        return error
-    if isinstance(error, FileExistsError) or status == 412:
-        return FileExistsError(errno.EEXIST, "it is there already", url)
-    if isinstance(error, FileNotFoundError) or status == 404:
-        bucket = "bucket" in told and "exist" in told
-        return FileNotFoundError(
-            errno.ENOENT, "the bucket does not exist" if bucket else "there is no such object", url
-        )
-    if isinstance(error, PermissionError) or status in (401, 403) or told.startswith("Forbidden"):
-        return PermissionError(errno.EACCES, told, url)
-    if type(error).__name__ in ("NoCredentialsError", "DefaultCredentialsError", "PartialCredentialsError"):
-        return PermissionError(errno.EACCES, f"this machine has no credentials for {url.partition(':')[0]}://", url)
-    if status is not None and 400 <= status < 500 and status not in (408, 409, 429):
-        return OutputError(f"{url}: the store refuses the request: {told}")
-    if isinstance(error, OSError) and error.errno not in (None, errno.EBUSY, errno.EIO, errno.ETIMEDOUT):
-        return error  # of this machine's own files
-    return AwayError(f"{url}: the store does not answer: {told}", next_step="check the network and the store")
-
-
-def _http_status(error: BaseException | None) -> int | None:
-    """The HTTP status that an error of aiohttp, botocore or gcsfs carries, or the one that it was made of."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:
-            status = next((s for name in ("status", "code") if isinstance(s := getattr(error, name, None), int)), None)
-        if isinstance(status, int):
-            return status
-        error = error.__cause__
-    return None
-
-
-def _one_line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -14,7 +14,7 @@ import pytest
 import redis
 from conftest import RunCase, make_case
 
-from core import objects
+from core import object_clients
 from core.commits import CommitLog
 from core.control import Control, load_control, save_control
 from core.errors import ConfigError, InputError, TryLaterError
@@ -36,9 +36,9 @@ from writer.service import RunWriter
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What belongs to this machine goes into the test's folder; clients are of the server that is there now."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    objects._connect.cache_clear()
+    object_clients.connect.cache_clear()
     yield
-    objects._connect.cache_clear()
+    object_clients.connect.cache_clear()
 
 
 @pytest.fixture

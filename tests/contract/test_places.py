@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from servers import Server, environment, gcs_server, s3_proxy
 
-from core import objects
+from core import object_clients, objects
 from core.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
 from core.errors import AwayError, ConfigError, OutputError, UsageError
 from core.objects import ObjectPath, Place, opened, place, probe
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWar
 @pytest.fixture(autouse=True)
 def fresh_clients() -> Iterator[None]:
     """Clients take their endpoint from the environment when they are made."""
-    objects._connect.cache_clear()
+    object_clients.connect.cache_clear()
     yield
-    objects._connect.cache_clear()
+    object_clients.connect.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def test_a_store_that_is_busy_is_asked_again_and_then_said_to_be_away(s3: str, t
         write_new(root / "record", b"mine", temporary=tmp_path / "t")
         assert proxy.asked["PUT busy"] == 2
     with environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(objects, "ATTEMPTS", 1)
-        objects._connect.cache_clear()
+        patch.setattr(object_clients, "ATTEMPTS", 1)
+        object_clients.connect.cache_clear()
         with pytest.raises(AwayError, match="does not answer") as away:
             (root / "record").read_bytes()
     assert away.value.exit_code == 69
