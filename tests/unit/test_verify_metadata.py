@@ -16,6 +16,7 @@ import pytest
 from build_output import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 
 from core.layout import load_run
+from core.rows import FORMATS
 from core.units import Unit
 from embq.verification.metadata import leaves
 from embq.verification.rereading import reread
@@ -59,6 +60,27 @@ def test_columns_and_what_stands_beside_them_are_the_fields_of_the_source(out: P
     report = verify(out)
     assert report.ok, report.violations
     assert [note for note in report.notes if "2 rows hold metadata that fit no column" in note]
+
+
+ODD: dict[str, list[Any]] = {
+    "s": ["", "\0", "a\0b", "ä" * 3000, "\ud800", None, 'x\n"y'],
+    "n": [2**63 - 1, -(2**63), 0, None, 7, 8, -9],
+    "f": [-0.0, 1e308, 5e-324, 1, 2**53, None, -1e-300],
+    "b": [True, False, None, True, None, None, True],
+    "j": [[1], "s", None, 2, {"a": 1}, [None, {"q": "\0"}], "\ud800"],
+    "a b%'\"\\": [1] * 7,
+    "🙂": [None, {"é": 1}, None, None, {"é": 2, "x.y": {"z": 0.5}}, None, None],
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_gives_back_the_same_values(tmp_path: Path, format: str) -> None:
+    lines = [{"text": f"text {i}", **{name: values[i] for name, values in ODD.items()}} for i in range(7)]
+    root = build(tmp_path / "out", [write_jsonl(tmp_path / "in.jsonl", lines)], format=format, unit_samples=4)
+    types = {column.name: column.type for column in load_run(root).rows.columns}
+    assert [types[name] for name in ("s", "n", "f", "b", "j")] == ["string", "int64", "float64", "bool", "json"]
+    report = verify(root)
+    assert report.ok, report.violations
 
 
 @pytest.mark.parametrize(
