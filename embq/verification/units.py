@@ -229,7 +229,7 @@ class Units:
         except SourceUnreadableError as error:
             self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")
             return
-        self.keys += rows.num_rows + failures.num_rows
+        self.keys += rows.num_rows + sum(ordinal not in retried for ordinal, _ in _pairs(failures))
         if unit.samples is not None and unit.samples != count:
             self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
         if documents.ordinals - (set(range(count)) if wanted is None else wanted):

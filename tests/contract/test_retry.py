@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from collections import Counter
@@ -24,16 +25,20 @@ from core.layout import Layout, load_run
 from core.ledger import Entry
 from core.live import standing_failures
 from core.manifest import Manifest
+from core.models import Chunking
 from core.reader import committed, row_tables
+from core.results import failure_batch
+from core.retries import key_digest
 from core.rows import RowSpec
-from core.units import Unit
+from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit
 from embq.progress import Watch
 from embq.verify import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.growing import Asked, grow
 from producer.retry import Chosen, Retried, retry
 from sources.base import ReadOptions
-from writer.accept import Acceptor
+from writer.accept import Accepted, Acceptor
+from writer.commit import Committer
 
 BAD = frozenset({1, 4, 5, 9})
 """Samples that cannot be used until they are mended, of ten in units of three or four."""
@@ -91,8 +96,14 @@ def hdf5(root: Path, bad: frozenset[int]) -> Path:
     return root / "t.h5"
 
 
+def packed(root: Path, bad: frozenset[int]) -> Path:
+    path = root / "t.jsonl.gz"
+    path.write_bytes(gzip.compress(jsonl(root, bad).read_bytes()))
+    return path
+
+
 Write = Callable[[Path, frozenset[int]], Path]
-KINDS: list[Write] = [folder, shard, jsonl, lines, delimited, parquet, hdf5]
+KINDS: list[Write] = [folder, shard, jsonl, lines, delimited, parquet, hdf5, packed]
 
 
 def made(root: Path, source: Path, **options: object) -> Path:
@@ -141,11 +152,15 @@ def assert_verified(root: Path) -> None:
 def enqueued(root: Path, source: Path) -> Planned:
     """The same inputs planned for the same output once more."""
     info = load_run(root)
-    request = Request(
+    return prepare(request_for(root, source, info.model.spec, info.model.modalities))
+
+
+def request_for(root: Path, source: Path, model: str, modalities: tuple[str, ...]) -> Request:
+    return Request(
         inputs=(str(source),),
         output=root,
-        models=(info.model.spec,),
-        modalities=info.model.modalities,
+        models=(model,),
+        modalities=modalities,
         precision="fp32",
         rows=RowSpec(),
         format="parquet",
@@ -153,7 +168,6 @@ def enqueued(root: Path, source: Path) -> Planned:
         options=ReadOptions(unit_samples=3),
         version="0",
     )
-    return prepare(request)
 
 
 # --- mended and done again ---
@@ -388,6 +402,58 @@ def test_a_mended_source_that_changes_again_is_refused_as_an_input(tmp_path: Pat
     source.write_text("another text\n" * SAMPLES)
     with pytest.raises(InputError, match="inputs are not what was planned"):
         enqueued(out, source)
+
+
+# --- units and texts of odd sizes ---
+
+
+def test_more_ordinals_than_one_description_holds_make_several_units(tmp_path: Path) -> None:
+    count = 24_000
+    (tmp_path / "t.txt").write_text("text\n\n" * (count // 2))
+    out = build(tmp_path / "out", [tmp_path / "t.txt"], unit_samples=count)
+    (tmp_path / "t.txt").write_text("text\nmore\n" * (count // 2))
+    planned = again(out)
+    assert planned.units == 2
+    for _, unit in Manifest(Layout(out)).retries():
+        assert len(json.dumps(unit.describe())) <= UNIT_SPEC_MAX_BYTES
+    go_on(out)
+    assert account(out) == (count, 0, 0)
+    assert_verified(out)
+
+
+def test_a_text_that_failed_as_a_whole_is_cut_again_and_a_single_chunk_is_left_alone(tmp_path: Path) -> None:
+    out, path = tmp_path / "out", jsonl(tmp_path, frozenset())
+    info = prepare(replace(request_for(out, path, "stub:8", ("text",)), chunking=Chunking(tokens=16, overlap=0))).info
+    log = CommitLog(Layout(out))
+    committer = Committer(Layout(out), info, log, log.replay(info.units), writer="w", version="0")
+    committer.take_epoch()
+    whole, *chunks = [
+        Failure(ordinal=n, key=key, code="empty_text", message="m") for n, key in ((0, "k0#"), (1, "k1#0"), (1, "k1#1"))
+    ]
+    failures = pa.Table.from_batches([failure_batch([whole, *chunks])])
+    unit_id = Manifest(Layout(out)).unit_id(0)
+    committer.commit(
+        [
+            Accepted(
+                entry="0-1",
+                u=0,
+                unit_id=unit_id,
+                token="t",
+                rows=pa.table({}),
+                failures=failures,
+                quarantined="",
+                staged="",
+                bytes=0,
+            )
+        ]
+    )
+
+    planned = again(out)
+
+    assert (planned.failures, planned.chunks) == (1, 2)
+    ((_, unit),) = Manifest(Layout(out)).retries()
+    assert unit.retry is not None
+    assert (unit.retry.only, unit.retry.keys) == ("0", key_digest(["k0"]))
 
 
 # --- the record, and what a verification makes of it ---
