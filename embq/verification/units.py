@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
@@ -12,20 +11,18 @@ import pyarrow as pa
 from core.commits import CommittedUnit
 from core.errors import OutputError
 from core.layout import RunInfo
-from core.models import ModelConfig, ModelSpec
+from core.models import ModelSpec
 from core.reader import vectors
 from core.results import embedding_columns
 from core.retries import Retry
 from core.units import Unit
 from embq.verification.chunks import Documents
+from embq.verification.content import Content, Rows, listed, pairs, some, stubs_of
 from embq.verification.findings import Findings
 from embq.verification.metadata import StoredMetadata
 from embq.verification.rereading import Found, SourceChangedError, SourceUnreadableError, reread
 from embq.verification.stored import COSINE_OFF, differing, wrong_cosines, wrong_norms
-from worker.embedders.stub import stub_digest, stub_vectors
-
-SHOWN = 3
-"""Samples named in one violation."""
+from worker.embedders.stub import stub_vectors
 
 
 class Units:
@@ -43,7 +40,7 @@ class Units:
         self.beside = 0
         self._findings = findings
         self._columns = embedding_columns(info.model.output_names)
-        self._stubs = _stubs(info.model)
+        self._stubs = stubs_of(info.model)
         self._rows = info.rows
         self._unit_length = {
             column: info.rows.unit_length or (ModelSpec.parse(output.spec).unit_length and not info.rows.truncate_dim)
@@ -83,16 +80,16 @@ class Units:
         if self._is_whole(where, said, rows, failures):
             return
         if self._chunking is not None:
-            self._check_chunks(where, unit, rows, failures, _Rows(rows, stored, metadata), again)
+            self._check_chunks(where, unit, rows, failures, Rows(rows, stored, metadata), again)
             return
-        samples = _pairs(rows) + _pairs(failures)
+        samples = pairs(rows) + pairs(failures)
         ordinals = {ordinal for ordinal, _ in samples}
         if len(ordinals) != len(samples):
             self._findings.add("ordinals", where, f"{len(samples) - len(ordinals)} samples are there twice")
         if unit is not None:
             retried = _retried(again, failures)
             samples = [pair for pair in samples if pair[0] not in retried]
-            self._compare(where, unit, samples, retried, _Rows(rows, stored, metadata))
+            self._compare(where, unit, samples, retried, Rows(rows, stored, metadata))
 
     def _check_ids(self, where: str, said: CommittedUnit, rows: pa.Table, failures: pa.Table) -> None:
         for name, table in (("row", rows), ("failure", failures)):
@@ -153,12 +150,12 @@ class Units:
             self._findings.add("whole_unit", where, "it failed whole and has rows or further failures")
         return whole
 
-    def _compare(self, where: str, unit: Unit, samples: list[tuple[int, str]], retried: Set[int], rows: _Rows) -> None:
+    def _compare(self, where: str, unit: Unit, samples: list[tuple[int, str]], retried: Set[int], rows: Rows) -> None:
         """Compare with an independent second reading of the source."""
         keys: list[tuple[int, str]] = []
         count = 0
         changed: list[str] = []
-        check = _Content(rows, self._stubs)
+        check = Content(rows, self._stubs)
         images = any(stub.modality == "image" for stub in self._stubs)
         wanted = None if unit.wanted is None else frozenset(unit.wanted)
         try:
@@ -190,12 +187,12 @@ class Units:
             self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
         self._compare_keys(where, samples, keys)
         if check.captions:
-            self._findings.add("captions", where, f"not the text of the source: {_some(check.captions)}")
+            self._findings.add("captions", where, f"not the text of the source: {some(check.captions)}")
         if check.metadata:
-            self._findings.add("metadata", where, f"not those of the source: {_listed(check.metadata)}")
+            self._findings.add("metadata", where, f"not those of the source: {listed(check.metadata)}")
         wrong = check.absent + self._wrong_vectors(check, rows)
         if wrong:
-            self._findings.add("vectors", where, f"not what the sample's bytes give: {_some(wrong)}")
+            self._findings.add("vectors", where, f"not what the sample's bytes give: {some(wrong)}")
 
     def _check_chunks(
         self,
@@ -203,7 +200,7 @@ class Units:
         unit: Unit | None,
         rows: pa.Table,
         failures: pa.Table,
-        by_place: _Rows,
+        by_place: Rows,
         again: Sequence[Retry],
     ) -> None:
         """Compare the rows of cut texts with an independent second reading of the source."""
@@ -211,7 +208,7 @@ class Units:
         if unit is None:
             return
         wrong: list[str] = []
-        check = _Content(by_place, self._stubs)
+        check = Content(by_place, self._stubs)
         count = 0
         retried, wanted = _retried(again, failures), None if unit.wanted is None else frozenset(unit.wanted)
         try:
@@ -229,19 +226,19 @@ class Units:
         except SourceUnreadableError as error:
             self._findings.add("keys", where, f"it has rows or failures, and a second reading fails: {error}")
             return
-        self.keys += rows.num_rows + sum(ordinal not in retried for ordinal, _ in _pairs(failures))
+        self.keys += rows.num_rows + sum(ordinal not in retried for ordinal, _ in pairs(failures))
         if unit.samples is not None and unit.samples != count:
             self._findings.add("keys", where, f"the manifest says {unit.samples} samples, the source has {count}")
         if documents.ordinals - (set(range(count)) if wanted is None else wanted):
             self._findings.add("keys", where, f"it has rows or failures of more than the {count} texts of the source")
         if wrong:
-            self._findings.add("chunks", where, _listed(wrong))
+            self._findings.add("chunks", where, listed(wrong))
         if check.metadata:
-            self._findings.add("metadata", where, f"not those of the source: {_listed(check.metadata)}")
+            self._findings.add("metadata", where, f"not those of the source: {listed(check.metadata)}")
         for position, text in enumerate(rows["caption"].to_pylist() if rows.num_rows else ()):
             check.take_row(position, text)
         if bad := self._wrong_vectors(check, by_place):
-            self._findings.add("vectors", where, f"not what the chunk's bytes give: {_some(bad)}")
+            self._findings.add("vectors", where, f"not what the chunk's bytes give: {some(bad)}")
 
     def _compare_keys(self, where: str, samples: list[tuple[int, str]], expected: list[tuple[int, str]]) -> None:
         self.keys += len(samples)
@@ -251,12 +248,12 @@ class Units:
         missing, extra = list((source - there).elements()), list((there - source).elements())
         parts = [f"{len(samples)} samples, the source has {len(expected)}"]
         if missing:
-            parts.append(f"without row and failure: {_some(missing)}")
+            parts.append(f"without row and failure: {some(missing)}")
         if extra:
-            parts.append(f"not in the source: {_some(extra)}")
+            parts.append(f"not in the source: {some(extra)}")
         self._findings.add("keys", where, "; ".join(parts))
 
-    def _wrong_vectors(self, check: _Content, rows: _Rows) -> list[tuple[int, str]]:
+    def _wrong_vectors(self, check: Content, rows: Rows) -> list[tuple[int, str]]:
         """The samples whose stored vectors are not those of their bytes."""
         if not check.positions or any(stub.column not in rows.vectors for stub in self._stubs):
             return []
@@ -270,22 +267,6 @@ class Units:
         return [rows.names[check.positions[i]] for i in np.flatnonzero(~good).tolist()]
 
 
-@dataclass(frozen=True, slots=True)
-class _Stub:
-    """A column of vectors that can be recomputed from the bytes of the samples' `modality`."""
-
-    column: str
-    modality: str
-    dim: int
-
-
-def _stubs(model: ModelConfig) -> tuple[_Stub, ...]:
-    """Those of a run's columns that stub models made."""
-    columns = zip(embedding_columns(model.output_names), model.outputs, strict=True)
-    specs = [(column, output.modality, ModelSpec.parse(output.spec)) for column, output in columns]
-    return tuple(_Stub(column, modality, int(spec.name)) for column, modality, spec in specs if spec.family == "stub")
-
-
 def numbered(unit: Unit, *, images: bool) -> Iterator[tuple[int, Found]]:
     """(ordinal, sample) of what a second reading of the unit finds; of a retry of files, only those are named."""
     found = reread(unit, images=images)
@@ -296,78 +277,3 @@ def _retried(again: Sequence[Retry], failures: pa.Table) -> Set[int]:
     """The ordinals of failures that a later retry does again."""
     failed = set(failures["ordinal"].to_pylist()) if failures.num_rows else set()
     return {ordinal for retry in again for ordinal in retry.ordinals if ordinal in failed}
-
-
-class _Rows:
-    """A unit's rows, found by ordinal; of a text that was cut, there are several."""
-
-    def __init__(self, rows: pa.Table, stored: dict[str, np.ndarray], metadata: StoredMetadata) -> None:
-        self.names = _pairs(rows)
-        self.position = {ordinal: i for i, (ordinal, _) in enumerate(self.names)}
-        self.positions: dict[int, list[int]] = {}
-        for i, (ordinal, _) in enumerate(self.names):
-            self.positions.setdefault(ordinal, []).append(i)
-        self.metadata = metadata
-        self.vectors = stored
-        self.captions = rows["caption"].to_pylist() if "caption" in rows.column_names else None
-
-
-class _Content:
-    """Collects what the bytes of a unit's samples say about its rows; keeps digests, never the bytes."""
-
-    def __init__(self, rows: _Rows, stubs: tuple[_Stub, ...]) -> None:
-        self.captions: list[tuple[int, str]] = []
-        self.metadata: list[str] = []
-        self.absent: list[tuple[int, str]] = []
-        self.positions: list[int] = []
-        self.digests: list[list[bytes]] = [[] for _ in stubs]
-        self._rows = rows
-        self._stubs = stubs
-
-    def take(self, ordinal: int, found: Found) -> None:
-        """One sample that has a row."""
-        position = self._rows.position[ordinal]
-        captions = self._rows.captions
-        text = None if found.text is None else found.text.encode("utf-8", "backslashreplace")
-        if captions is not None and captions[position] != (None if text is None else text.decode()):
-            self.captions.append(self._rows.names[position])
-        self.take_metadata(position, found)
-        self._digest(position, found.image, text)
-
-    def take_metadata(self, position: int, found: Found) -> None:
-        """The metadata of one row."""
-        if why := self._rows.metadata.differs(position, found.metadata):
-            self.metadata.append(f"{self._rows.names[position][1]!r}: {why}")
-
-    def take_row(self, position: int, text: str | None) -> None:
-        """One chunk, whose text has been compared with its source."""
-        self._digest(position, None, None if text is None else text.encode())
-
-    def _digest(self, position: int, image: bytes | None, text: bytes | None) -> None:
-        if not self._stubs:
-            return
-        contents = [image if stub.modality == "image" else text for stub in self._stubs]
-        if any(content is None for content in contents):
-            self.absent.append(self._rows.names[position])
-            return
-        self.positions.append(position)
-        for stub, digests, content in zip(self._stubs, self.digests, contents, strict=True):
-            digests.append(stub_digest(content or b"", stub.dim))
-
-
-def _pairs(table: pa.Table) -> list[tuple[int, str]]:
-    if not table.num_rows:
-        return []
-    return list(zip(table["ordinal"].to_pylist(), table["key"].to_pylist(), strict=True))
-
-
-def _listed(what: list[str]) -> str:
-    """The first few, and how many there are more."""
-    return "; ".join(what[:SHOWN]) + (f" (and {len(what) - SHOWN} more)" if len(what) > SHOWN else "")
-
-
-def _some(samples: Iterable[tuple[int, str]]) -> str:
-    """The first few of (ordinal, key), and how many there are more."""
-    listed = list(samples)
-    shown = ", ".join(f"{key!r} (sample {ordinal})" for ordinal, key in listed[:SHOWN])
-    return shown + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
