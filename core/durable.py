@@ -13,6 +13,7 @@ import ctypes
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,14 +121,17 @@ def drop(path: Place) -> None:
         path.unlink(missing_ok=True)
 
 
-def publish(temporary: Path, path: Place) -> None:
+def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: None) -> None:
     """Give a finished, closed temporary file its final name, durably.
 
     An orphan of that name, which a dead writer left, is replaced; on an object store FileExistsError says that it is
     in the way.
+
+    Args:
+        moved: called as it goes on, where it is sent over a network.
     """
     if isinstance(path, ObjectPath):
-        path.take(temporary)
+        path.take(temporary, moved)
         drop(temporary)
         return
     fsync_file(temporary)

@@ -54,8 +54,8 @@ def connect(scheme: str) -> Any:
 def translate(url: str, error: Exception) -> Exception:
     """What a client library's error is to embq; `url` has no credentials in it."""
     status, told = http_status(error), _one_line(error)
-    if isinstance(error, (ConfigError, AwayError)):
-        return error
+    if isinstance(error, (ConfigError, AwayError, TypeError, AttributeError, LookupError, NotImplementedError)):
+        return error  # told already, or a bug
     if isinstance(error, FileExistsError) or status == 412:
         return FileExistsError(errno.EEXIST, "it is there already", url)
     if isinstance(error, FileNotFoundError) or status == 404:

@@ -189,12 +189,18 @@ class ObjectPath:
         """Write it, in place of what was there."""
         self._ask(lambda store, key: store.pipe_file(key, data))
 
-    def take(self, local: Path) -> None:
+    def take(self, local: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
 
         The client libraries send a checksum along, which the store verifies; the size is asked for afterwards.
+
+        Args:
+            moved: called for each piece that was sent.
         """
-        options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES}
+        from fsspec.callbacks import Callback
+
+        told = Callback(hooks={"moved": lambda *_, **__: moved()})
+        options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES, "callback": told}
         if self._url.startswith("s3:"):
             options["max_concurrency"] = AT_ONCE
         try:

@@ -7,7 +7,7 @@ removes after its fence; a crash after it leaves entries to acknowledge and stag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -33,6 +33,7 @@ class Committer:
 
     Args:
         swept: number of a record up to which earlier writers have left nothing to sweep.
+        moved: called as a part is sent to an object store, which may take long.
         writer: random id of this process.
         version: embq version, for the record.
     """
@@ -47,12 +48,14 @@ class Committer:
         writer: str,
         version: str,
         swept: int = 0,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
         self.layout = layout
         self.info = info
         self.log = log
         self.state = state
         self._swept = swept
+        self._moved = moved
         self.writer = writer
         self.version = version
         self.epoch = 0
@@ -266,7 +269,7 @@ class Committer:
         """Give a finished file its final name, durably; an orphan of that name from a dead writer is replaced."""
         path = self.layout.root / draft.file.path
         try:
-            publish(draft.temporary, path)
+            publish(draft.temporary, path, self._moved)
         except OSError as error:
             raise output_error(error, path) from error
 

@@ -81,7 +81,16 @@ class RunWriter:
         kept = checkpoint.load(self.layout, self.info.units)
         swept = kept.n
         state = log.replay(self.info.units, start=kept)
-        self.committer = Committer(self.layout, self.info, log, state, writer=self.id, version=version, swept=swept)
+        self.committer = Committer(
+            self.layout,
+            self.info,
+            log,
+            state,
+            writer=self.id,
+            version=version,
+            swept=swept,
+            moved=self._keeper.moved if self._keeper is not None else lambda: None,
+        )
         # Units may have been added between the two looks at the folder.
         state.grow(len(self.manifest))
         self.finished = state.closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import boto3
 import pytest
 import redis
 from conftest import RunCase, make_case
+from faults.kit.disk import DiskError, SmallDisk
 
 from core import object_clients
 from core.commits import CommitLog
 from core.control import Control, load_control, save_control
-from core.errors import ConfigError, InputError, TryLaterError
+from core.errors import ConfigError, InputError, OutputError, TryLaterError
 from core.formats import row_folders
 from core.layout import Layout, load_run
 from core.live import standing_failures
@@ -158,6 +159,28 @@ def test_what_a_dead_writer_left_goes_after_the_fence(run: RunCase, root: Object
     assert root.unfinished() == []
     run.finish(second)
     assert_exact(run, root, tmp_path)
+
+
+def test_no_room_on_this_machine_stops_the_writer_and_loses_nothing(
+    run: RunCase, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        disk = SmallDisk(1)
+    except DiskError as error:
+        pytest.skip(str(error))
+    with closing(disk):
+        monkeypatch.setenv("EMBQ_SPOOL", str(disk.path))
+        writer = run.writer()
+        run.work_one(0)
+        writer.step()
+        disk.fill()
+        with pytest.raises(OutputError) as full:
+            writer.flush()
+        assert (full.value.code, "EMBQ_SPOOL" in full.value.next_step) == ("no_space", True)
+        assert not [name for name in keys(root) if name.startswith("parts/")]
+        disk.make_room()
+        run.finish(run.writer())
+        assert_exact(run, root, tmp_path)
 
 
 def test_a_store_that_lets_a_name_be_created_twice_holds_nothing_of_a_run(

@@ -97,6 +97,13 @@ def test_a_finished_file_gets_its_name_whole(root: Place, tmp_path: Path, size: 
     assert file_sha256(folder / "part-1") == digest
 
 
+def test_a_large_file_that_is_sent_is_seen_to_go_on(s3_root: ObjectPath, gcs: Server, tmp_path: Path) -> None:
+    for root in (s3_root, ObjectPath(f"gs://bucket/{tmp_path.name}")):
+        moved: list[int] = []
+        publish(made(tmp_path / "u", bytes(3 * objects.PIECE_BYTES)), root / "part", lambda: moved.append(1))  # noqa: B023
+        assert len(moved) >= 3
+
+
 def test_what_is_overwritten_has_the_new_content(root: Place, tmp_path: Path) -> None:
     for data in (b"one", b"two"):
         overwrite(root / "control.json", data, temporary=tmp_path / "t")
