@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -90,14 +91,22 @@ def with_attempts(failures: pa.Table) -> pa.Table:
 
 def covered_by(retries: Retries, failures: pa.Table) -> np.ndarray:
     """Which rows of a table of failures a later unit does again: a mask."""
-    mask = np.zeros(failures.num_rows, dtype=bool)
+    masks = [
+        retries.covered(u, pc.fill_null(some["ordinal"], -1).to_numpy())
+        if retries.of(u)
+        else np.zeros(some.num_rows, dtype=bool)
+        for u, some in by_unit(failures)
+    ]
+    return np.concatenate(masks) if masks else np.zeros(0, dtype=bool)
+
+
+def by_unit(failures: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """(index of the unit, its failures) in order; those of a unit follow each other."""
     units = failures["u"].to_numpy()
-    ordinals = pc.fill_null(failures["ordinal"], -1).to_numpy()
-    for u in np.unique(units).tolist():
-        if retries.of(u):
-            rows = np.flatnonzero(units == u)
-            mask[rows] = retries.covered(u, ordinals[rows])
-    return mask
+    borders = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), len(units)]
+    for start, stop in pairwise(borders):
+        if start < stop:
+            yield int(units[start]), failures.slice(start, stop - start)
 
 
 def record_failures(root: Place, number: int) -> pa.Table:

@@ -14,8 +14,8 @@ from core.commits import Commit, CommitLog
 from core.control import load_control
 from core.errors import InputError, TryLaterError, UsageError
 from core.layout import Layout, RunInfo, load_run
-from core.live import Retries, covered_by, standing_by_record
-from core.manifest import Manifest, ManifestSummary
+from core.live import Retries, by_unit, covered_by, standing_by_record
+from core.manifest import Manifest
 from core.objects import Place
 from core.retries import Retry, key_digest, to_ranges
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
@@ -75,42 +75,39 @@ class Retried:
         return self.samples.total() + self.whole.total()
 
 
-def retry(root: Place, chosen: Chosen, *, version: str, dry_run: bool = False) -> Retried:
+def look(root: Place, chosen: Chosen) -> Retried:
+    """What `retry` would do again; raises as it does. Writes nothing."""
+    with listed_once():
+        planning = _Planning(Layout(root), chosen)
+        planning.found.units = sum(1 for _ in planning.units())
+        planning.check()
+    return planning.found
+
+
+def retry(root: Place, chosen: Chosen, *, version: str) -> Retried:
     """Add retry units for the failures that stand, so that their rows and failures take the place of these.
 
     Whoever repeats it adds nothing for what is under way.
 
     Args:
         version: embq version, for the record.
-        dry_run: only look.
 
     Raises InputError where a source cannot be cut into the planned units any more, or every source is gone;
     UsageError for a unit that the run does not have; TryLaterError for a run that rests. Then nothing is changed.
     """
     layout = Layout(root)
     load_run(root)
-    _refuse_resting(layout)
-    if dry_run:
-        planning = _Planning(layout, chosen)
-        planning.found.units = sum(1 for _ in planning.units())
-        planning.check()
-        return planning.found
     layout.make()
     with alone(layout), listed_once():
         planning = _Planning(layout, chosen)
-
-        def check(_: ManifestSummary) -> None:
-            planning.check()
-
         asked = Asked(inputs=(), options=(), version=version)
-        planning.found.units = grow(layout, planning.info, asked, planning.units(), check=check).units
-        planning.found.info = load_run(root)
+        summary = grow(layout, planning.info, asked, planning.units(), check=lambda _: planning.check())
+        planning.found.units, planning.found.info = summary.units, load_run(root)
     return planning.found
 
 
-def _refuse_resting(layout: Layout) -> None:
+def _refuse_resting(layout: Layout, info: RunInfo) -> None:
     state = load_control(layout).state
-    info = load_run(layout.root)
     if state != "running" and not CommitLog(layout).replay(info.units).closed:
         raise TryLaterError(
             f"run {info.run} is {state}; nothing was added",
@@ -123,6 +120,7 @@ class _Planning:
 
     def __init__(self, layout: Layout, chosen: Chosen) -> None:
         self.info = load_run(layout.root)
+        _refuse_resting(layout, self.info)
         self.found = Retried(info=self.info)
         self._root = layout.root
         self._chosen = chosen
@@ -139,7 +137,7 @@ class _Planning:
         """The retry units, in the order of what they retry."""
         number = self.info.units
         for commit, failures in standing_by_record(self._root):
-            for u, table in self._by_unit(self._picked(failures)):
+            for u, table in by_unit(self._picked(failures)):
                 for unit in self._units_of(commit, u, table, number):
                     yield unit
                     number += 1
@@ -169,10 +167,6 @@ class _Planning:
         under_way = covered_by(self._retries, failures)
         self.found.under_way += int(under_way.sum())
         return failures.filter(pa.array(~under_way))
-
-    def _by_unit(self, failures: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-        for u in failures["u"].unique().to_pylist():
-            yield u, failures.filter(pc.equal(failures["u"], u))
 
     def _units_of(self, commit: Commit, u: int, failures: pa.Table, number: int) -> Iterator[Unit]:
         unit = self._manifest.unit(u)

@@ -42,22 +42,34 @@ def command(
     import embq
     from core.objects import place
     from embq.local import account, work
-    from producer.retry import Chosen, retry
+    from producer.retry import Chosen, look, retry
 
     root = place(output)
-    retried = retry(root, Chosen(codes=codes, units=units), version=embq.__version__, dry_run=dry_run)
+    chosen = Chosen(codes=codes, units=units)
+    retried = look(root, chosen) if dry_run else retry(root, chosen, version=embq.__version__)
     for line in notes(retried):
         click.echo(line, err=True)
     to_do = bool(retried.units or retried.under_way) and not dry_run
     url = settings_with(broker).broker_url
-    if not to_do or url:
-        if to_do:
+    if not to_do or url or _at_work(root):
+        if to_do and url:
             _hand_over(retried, root, broker)
+        elif to_do:
+            click.echo(f"the process that is at work on {root} does them", err=True)
         if as_json:
             click.echo(json.dumps(to_json(retried)))
         return 0
     outcome = work(retried.info, root, options, broker="", quiet=quiet or as_json)
     return account(outcome, root, as_json=as_json)
+
+
+def _at_work(root: Place) -> bool:
+    """Whether an `embq run` is at work on the output, on this machine; its writer finds the units that were added."""
+    from core.embedded import kept_off
+    from core.layout import Layout
+
+    with kept_off(Layout(root).broker) as alone:
+        return not alone
 
 
 def _hand_over(retried: Retried, root: Place, broker: str) -> None:

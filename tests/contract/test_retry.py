@@ -35,7 +35,7 @@ from embq.progress import Watch
 from embq.verify import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.growing import Asked, grow
-from producer.retry import Chosen, Retried, retry
+from producer.retry import Chosen, Retried, look, retry
 from sources.base import ReadOptions
 from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
@@ -118,8 +118,8 @@ def made(root: Path, source: Path, **options: object) -> Path:
     )
 
 
-def again(root: Path, *, codes: tuple[str, ...] = (), units: tuple[str, ...] = (), dry_run: bool = False) -> Retried:
-    return retry(root, Chosen(codes=codes, units=units), version="0", dry_run=dry_run)
+def again(root: Path, *, codes: tuple[str, ...] = ()) -> Retried:
+    return retry(root, Chosen(codes=codes), version="0")
 
 
 def standing(root: Path) -> list[dict[str, object]]:
@@ -236,7 +236,7 @@ def test_a_source_that_was_not_mended_gives_the_same_failures_once_more(tmp_path
 def test_repeating_the_command_adds_nothing_for_what_is_under_way(tmp_path: Path) -> None:
     out = made(tmp_path, folder(tmp_path, BAD))
     units = load_run(out).units
-    assert again(out, dry_run=True).failures == 4
+    assert look(out, Chosen()).failures == 4
     assert load_run(out).units == units
     first = again(out)
     second = again(out)
@@ -250,12 +250,12 @@ def test_repeating_the_command_adds_nothing_for_what_is_under_way(tmp_path: Path
 def test_only_the_codes_and_units_that_are_named_are_done_again(tmp_path: Path) -> None:
     out = made(tmp_path, jsonl(tmp_path, BAD))
     unit = Manifest(Layout(out)).unit_id(1)
-    assert again(out, codes=("empty_text",), dry_run=True).samples == {"empty_text": 1}
-    assert again(out, units=(unit,), dry_run=True).samples == {"empty_text": 1, "missing_text": 1}
-    assert again(out, units=(unit,), codes=("missing_text",), dry_run=True).samples == {"missing_text": 1}
+    assert look(out, Chosen(codes=("empty_text",))).samples == {"empty_text": 1}
+    assert look(out, Chosen(units=(unit,))).samples == {"empty_text": 1, "missing_text": 1}
+    assert look(out, Chosen(units=(unit,), codes=("missing_text",))).samples == {"missing_text": 1}
     assert again(out, codes=("crash",)).units == 0
     with pytest.raises(UsageError, match="has no unit abc"):
-        again(out, units=("abc",))
+        retry(out, Chosen(units=("abc",)), version="0")
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled"])
