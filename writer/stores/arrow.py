@@ -11,7 +11,7 @@ from core.layout import Layout
 from writer.stores.base import Draft, HashingFile, PartName, slices, whole_or_none
 from writer.stores.parquet import with_notes
 
-BATCH_ROWS = 65_536
+BATCH_ROWS = 16_384
 """Rows of one record batch: readers find a row by one division, and hold one batch at a time."""
 
 
