@@ -75,6 +75,11 @@ def rows_table(schema: pa.Schema, rows: int, offset: int = 0) -> pa.Table:
     return pa.concat_tables([table.slice(0, half), table.slice(half)]) if half else table
 
 
+def float32_schema(dim: int) -> pa.Schema:
+    """Of rows with one long vector."""
+    return row_schema(("text",), {"text": dim}, RowSpec(dtype="float32"))
+
+
 class Output:
     """An output folder of one format, without a broker, and what was committed to it."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from contract.storing import Output, rows_table
+from contract.storing import Output, float32_schema, rows_table
 from faults.kit.disk import DiskError, SmallDisk
 
 from core.commits import CommitLog
@@ -105,8 +107,7 @@ def test_a_full_disk_leaves_nothing_behind_and_the_part_is_written_once_there_is
     except DiskError as error:
         pytest.skip(str(error))
     try:
-        schema = row_schema(("text",), {"text": 4096}, RowSpec(dtype="float32"))
-        output = Output(disk.path / "out", format, schema=schema, columns=())
+        output = Output(disk.path / "out", format, schema=float32_schema(4096), columns=())
         output.commit(3)
         with pytest.raises(OutputError, match="no space left") as caught:
             output.commit(1000)
@@ -116,6 +117,49 @@ def test_a_full_disk_leaves_nothing_behind_and_the_part_is_written_once_there_is
         output.assert_exact()
     finally:
         disk.close()
+
+
+MEETS_A_FULL_DISK = """
+import sys
+from pathlib import Path
+from contract.storing import Output, float32_schema
+from core.errors import OutputError
+output = Output(Path(sys.argv[1]), sys.argv[2], schema=float32_schema(4096), columns=())
+for _ in range(2):
+    try:
+        output.commit(1000)
+    except OutputError as error:
+        print(error.code)
+"""
+
+
+def test_a_process_that_meets_a_full_disk_lives_to_its_end(format: str) -> None:
+    """HDF5 ends its process at exit, if not before, where it could not write all of a file."""
+    try:
+        disk = SmallDisk(8)
+    except DiskError as error:
+        pytest.skip(str(error))
+    try:
+        given = [sys.executable, "-c", MEETS_A_FULL_DISK, str(disk.path / "out"), format]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(given, capture_output=True, text=True, timeout=120, env=environment)
+        assert (done.returncode, done.stdout) == (0, "no_space\nno_space\n"), done.stderr
+    finally:
+        disk.close()
+
+
+def test_offsets_that_lead_out_of_a_file_are_one_error(tmp_path: Path) -> None:
+    output = Output(tmp_path / "out", "arrow", columns=())
+    output.commit(40)
+    (path,) = victims(output)
+    ends = np.cumsum([len(key.encode()) for key in output.wanted()["key"].to_pylist()]).astype(np.int32)
+    offsets = ends.tobytes()
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, (ends + 1_000_000).tobytes()))
+    with pytest.raises(OutputError) as caught:
+        list(row_tables(output.root))
+    assert caught.value.code == "part_damaged"
 
 
 def test_an_orphan_of_the_same_name_is_replaced(output: Output) -> None:
@@ -188,8 +232,9 @@ def test_damage_anywhere_ends_no_process(output: Output) -> None:
             child = os.fork()
             if child == 0:
                 try:
-                    list(row_tables(output.root))
-                except OutputError:
+                    for table in row_tables(output.root):
+                        table.to_pydict()
+                except (OutputError, UnicodeDecodeError):
                     os._exit(0)
                 except BaseException:  # noqa: BLE001 - it is told by the status
                     os._exit(1)
