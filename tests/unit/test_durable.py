@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+from faults.kit.disk import DiskError, SmallDisk
 
 from core import durable
-from core.durable import drop, file_sha256, output_error, publish, write_new
+from core.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:
@@ -95,3 +96,37 @@ def test_what_cannot_be_removed_stays_and_hides_no_other_error(tmp_path: Path) -
     (tmp_path / "temporary").mkdir()
     with pytest.raises(FileExistsError):
         write_new(tmp_path / "file", b"data", temporary=tmp_path / "temporary")
+
+
+def test_room_that_is_not_there_is_refused_before_anything_is_written() -> None:
+    try:
+        disk = SmallDisk(2)
+    except DiskError as error:
+        pytest.skip(str(error))
+    try:
+        path = disk.path / "file"
+        path.touch()
+        with pytest.raises(OSError, match="No space left") as caught:
+            reserve(path, 4 << 20)
+        assert caught.value.errno == errno.ENOSPC
+        assert path.stat().st_size == 0
+    finally:
+        disk.close()
+
+
+def test_room_that_was_set_aside_and_not_used_is_given_back() -> None:
+    try:
+        disk = SmallDisk(2)
+    except DiskError as error:
+        pytest.skip(str(error))
+    try:
+        path = disk.path / "file"
+        path.write_bytes(b"used")
+        free = os.statvfs(disk.path).f_bfree
+        reserve(path, 1 << 20)
+        assert path.read_bytes() == b"used"
+        assert os.statvfs(disk.path).f_bfree < free - 200
+        trim(path)
+        assert (path.read_bytes(), os.statvfs(disk.path).f_bfree) == (b"used", free)
+    finally:
+        disk.close()
