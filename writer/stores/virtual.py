@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from core.commits import CommittedFile
-from core.durable import drop, output_error, publish
+from core.durable import drop, output_error, publish, reserve, trim
 from core.errors import OutputError
 from core.layout import Layout
 from core.objects import ObjectPath
@@ -24,6 +24,9 @@ from core.parts.hdf5 import NUL, VALID, H5Column, columns_of, h5py_module
 NAME = "dataset.h5"
 ROWS = "embq.rows"
 """Attribute: how many rows the joined parts have together."""
+
+FIXED_BYTES, VIEW_BYTES = 256 * 1024, 1024
+"""What is set aside for the file, and for each part that a column is seen in; see `writer.stores.hdf5` for why."""
 
 
 def join_parts(layout: Layout, parts: Iterable[CommittedFile], *, libver: tuple[str, str]) -> None:
@@ -78,10 +81,13 @@ def _write(root: Path, files: list[CommittedFile], temporary: Path, libver: tupl
                 for column in columns:
                     if (path := f"{NUL}/{column.path}") in part:
                         nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
+        found = sum(array.nbytes for arrays in nul.values() for array in arrays)
+        reserve(temporary, FIXED_BYTES + found + VIEW_BYTES * len(views) * (len(files) + 16))
         for path, view in views.items():
             joined.create_virtual_dataset(path, view, fillvalue=True if path.startswith(f"{VALID}/") else None)
-        for path, found in nul.items():
-            joined.create_dataset(path, data=np.concatenate(found))
+        for path, arrays in nul.items():
+            joined.create_dataset(path, data=np.concatenate(arrays))
+    trim(temporary)
 
 
 def _views(part: Any, columns: Iterable[H5Column]) -> Iterator[str]:
