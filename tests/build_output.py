@@ -19,6 +19,7 @@ from core.errors import SampleError, SourceError
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Entry
 from core.manifest import Manifest
+from core.objects import Place
 from core.protocol import VERSION
 from core.results import decode_result, embedding_columns, encode_result, row_schema
 from core.rows import RowSpec
@@ -105,7 +106,7 @@ def build(
     return root
 
 
-def go_on(root: Path) -> None:
+def go_on(root: Place) -> None:
     """Do what is left of a run: read, embed, through the writer's own checks, commit each unit by itself, close."""
     info, manifest = load_run(root), Manifest(Layout(root))
     log = CommitLog(Layout(root))

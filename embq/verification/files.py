@@ -150,6 +150,8 @@ class Files:
         wanted = {"unit_id": pa.string(), "key": pa.string(), "ordinal": pa.int32()}
         if file.kind == "failures":
             wanted |= {field.name: field.type for field in FAILURE_SCHEMA}
+            if "attempt" not in schema.names:  # of a version that did not count them
+                del wanted["attempt"]
         else:
             wanted |= {"id": pa.int64(), "caption": pa.string(), **columns_of(self._info)}
             if self._info.model.chunking is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import boto3
 import pytest
 import redis
+from build_output import go_on
 from conftest import RunCase, make_case
 from faults.kit.disk import DiskError, SmallDisk
 
@@ -29,6 +30,7 @@ from core.settings import Settings
 from embq.gc import collect
 from embq.verify import verify
 from producer.enqueue import Request, prepare
+from producer.retry import Chosen, look, retry
 from sources.base import ReadOptions
 from writer.service import RunWriter
 
@@ -222,6 +224,21 @@ def test_a_run_is_made_found_and_added_to(texts: Request, root: ObjectPath, tmp_
         prepare(replace(texts, models=("stub:8",)))
     save_control(Layout(root), Control(state="paused", priority=7))
     assert load_control(Layout(root)) == Control(state="paused", priority=7)
+
+
+def test_what_failed_is_mended_and_done_again(texts: Request, root: ObjectPath, tmp_path: Path) -> None:
+    good = (tmp_path / "a.txt").read_text()
+    (tmp_path / "a.txt").write_text(good.replace("a 7\n", "\n").replace("a 19\n", "\n"))
+    prepare(texts)
+    go_on(root)
+    assert committed(root)[1].failures == 2
+    (tmp_path / "a.txt").write_text(good)
+    assert look(root, Chosen()).failures == 2
+    assert retry(root, Chosen(), version="test").units == 2
+    go_on(root)
+    assert (committed(root)[1].rows, committed(root)[1].failures) == (25, 0)
+    assert list(standing_failures(root)) == []
+    assert verify(root).violations == ()
 
 
 @pytest.mark.parametrize("first_there", [False, True], ids=["a new run", "more of a run"])

@@ -15,7 +15,7 @@ import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build, go_on, write_folder, write_tar
+from build_output import build, go_on, rewrite, write_folder, write_tar
 from PIL import Image
 
 from core.commits import CommitLog
@@ -227,6 +227,26 @@ def test_a_source_that_was_not_mended_gives_the_same_failures_once_more(tmp_path
     assert [(row["key"], row["code"], row["message"]) for row in standing(out)] == first
     assert {row["attempt"] for row in standing(out)} == {2}
     assert account(out) == (6, 4, 0)
+    assert_verified(out)
+
+
+@pytest.mark.parametrize("format_", ["hdf5", "npy", "arrow"])
+def test_rows_of_a_retry_stand_in_parts_of_every_format(tmp_path: Path, format_: str) -> None:
+    out = made(tmp_path, shard(tmp_path, BAD), format=format_)
+    shard(tmp_path, frozenset())
+    again(out)
+    go_on(out)
+    assert account(out) == (SAMPLES, 0, 0)
+    assert_verified(out)
+
+
+def test_failures_of_before_attempts_were_counted_are_first_attempts(tmp_path: Path) -> None:
+    out = made(tmp_path, shard(tmp_path, BAD))
+    rewrite(out, lambda table: table.drop_columns(["attempt"]), "failures")
+    assert {row["attempt"] for row in standing(out)} == {1}
+    again(out)
+    go_on(out)
+    assert {row["attempt"] for row in standing(out)} == {2}
     assert_verified(out)
 
 
