@@ -6,7 +6,7 @@ is at work. Its parts stand beside it, by relative names, so that the folder can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from core.errors import OutputError
 from core.layout import Layout
 from core.objects import ObjectPath
 from core.parts.base import FORMAT_ERRORS
-from core.parts.hdf5 import NUL, VALID, H5Column, columns_of, h5py_module
+from core.parts.hdf5 import NUL, VALID, columns_of, h5py_module
 
 NAME = "dataset.h5"
 ROWS = "embq.rows"
@@ -63,44 +63,65 @@ def _rows_of(path: Path) -> int:
 
 def _write(root: Path, files: list[CommittedFile], temporary: Path, libver: tuple[str, str]) -> None:
     h5py = h5py_module()
-    rows = sum(file.rows for file in files)
+    with h5py.File(root / files[0].path, "r") as first:
+        views = _Views(first, sum(file.rows for file in files))
+        notes = {**first.attrs, ROWS: views.rows}
+    start = 0
+    for file in files:
+        with h5py.File(root / file.path, "r") as part:
+            views.add(part, file, start)
+        start += file.rows
     with h5py.File(temporary, "w", libver=libver) as joined:
-        views: dict[str, Any] = {}
-        nul: dict[str, list[np.ndarray]] = {}
-        for start, file in _with_starts(files):
-            with h5py.File(root / file.path, "r") as part:
-                columns = columns_of(part)
-                if not views:
-                    joined.attrs.update({**part.attrs, ROWS: rows})
-                for path in _views(part, columns):
-                    source = part[path]
-                    view = views.setdefault(path, h5py.VirtualLayout((rows, *source.shape[1:]), source.dtype))
-                    view[start : start + file.rows] = h5py.VirtualSource(
-                        file.path, path.replace("%", "%%"), source.shape, source.dtype
-                    )
-                for column in columns:
-                    if (path := f"{NUL}/{column.path}") in part:
-                        nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
-        found = sum(array.nbytes for arrays in nul.values() for array in arrays)
-        reserve(temporary, FIXED_BYTES + found + VIEW_BYTES * len(views) * (len(files) + 16))
-        for path, view in views.items():
-            joined.create_virtual_dataset(path, view, fillvalue=True if path.startswith(f"{VALID}/") else None)
-        for path, arrays in nul.items():
-            joined.create_dataset(path, data=np.concatenate(arrays))
+        reserve(temporary, FIXED_BYTES + views.most_bytes(len(files)))
+        joined.attrs.update(notes)
+        views.write(joined)
     trim(temporary)
 
 
-def _views(part: Any, columns: Iterable[H5Column]) -> Iterator[str]:
-    """The datasets of a part that become views."""
-    for column in columns:
-        yield column.path
-        if (path := f"{VALID}/{column.path}") in part:
-            yield path
+class _Views:
+    """The datasets of a joined file while its parts are gone through; the columns are those of the first part.
 
+    Attributes:
+        rows: of all parts together.
+    """
 
-def _with_starts(files: Iterable[CommittedFile]) -> Iterator[tuple[int, CommittedFile]]:
-    """Each part with the number of its first row."""
-    start = 0
-    for file in files:
-        yield start, file
-        start += file.rows
+    def __init__(self, first: Any, rows: int) -> None:
+        self.rows = rows
+        self._h5py = h5py_module()
+        self._columns = columns_of(first)
+        self._layouts: dict[str, Any] = {}
+        for column in self._columns:
+            source = first[column.path]
+            self._layouts[column.path] = self._h5py.VirtualLayout((rows, *source.shape[1:]), source.dtype)
+        self._nul: dict[str, list[np.ndarray]] = {}
+
+    def add(self, part: Any, file: CommittedFile, start: int) -> None:
+        """Show a part's rows from row `start` on."""
+        has_nulls, has_nul = VALID in part, NUL in part
+        for column in self._columns:
+            self._show(column.path, file, start)
+            if has_nulls and (path := f"{VALID}/{column.path}") in part:
+                self._layouts.setdefault(path, self._h5py.VirtualLayout((self.rows,), part[path].dtype))
+                self._show(path, file, start)
+            if has_nul and (path := f"{NUL}/{column.path}") in part:
+                self._nul.setdefault(path, []).append(part[path][:] + np.array([start, 0]))
+
+    def _show(self, path: str, file: CommittedFile, start: int) -> None:
+        layout = self._layouts[path]
+        shape = (file.rows, *layout.shape[1:])
+        # The library takes a percent sign in a name for the beginning of a pattern.
+        source = self._h5py.VirtualSource(file.path, path.replace("%", "%%"), shape, layout.dtype)
+        layout[start : start + file.rows] = source
+
+    def most_bytes(self, parts: int) -> int:
+        """What `write` does not exceed."""
+        return VIEW_BYTES * len(self._layouts) * (parts + 16) + sum(
+            a.nbytes for found in self._nul.values() for a in found
+        )
+
+    def write(self, joined: Any) -> None:
+        """Write all views into an open file. Where a part says nothing of nulls, it has none."""
+        for path, layout in self._layouts.items():
+            joined.create_virtual_dataset(path, layout, fillvalue=True if path.startswith(f"{VALID}/") else None)
+        for path, found in self._nul.items():
+            joined.create_dataset(path, data=np.concatenate(found))
