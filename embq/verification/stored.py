@@ -57,7 +57,7 @@ def differing(values: np.ndarray, given: np.ndarray, rows: RowSpec) -> np.ndarra
     wrong: np.ndarray
     off: np.ndarray
     if rows.dtype == "binary":
-        signs = (kept > 0).reshape(len(kept), -1, 8)
+        signs = (kept > 0).reshape(len(kept), kept.shape[1] // 8, 8)
         wrong = (signs * BIT_VALUES).sum(axis=2) != values
     elif rows.dtype == "int8":
         step = rows.int8_range / 127

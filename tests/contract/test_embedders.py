@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import SampleError
+from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
 from worker.embedders.base import Cutting, Embedder, Family, Truncated
@@ -254,6 +254,40 @@ def test_another_precision_is_another_fingerprint_with_nearly_the_same_vectors(
         assert rounded[modality].dtype == np.float32
         cosines = (rows * rounded[modality]).sum(1) / np.linalg.norm(rows, axis=1)
         assert (cosines / np.linalg.norm(rounded[modality], axis=1)).min() > 0.99
+
+
+# --- lengths of vectors ---
+
+
+@pytest.mark.parametrize("spec", ["minilm", "st:{sentence}", "open_clip:local-dir:{clip}"])
+def test_a_model_may_leave_out_what_brings_its_vectors_to_length_one(
+    spec: str, folders: dict[str, str], samples: list[Sample]
+) -> None:
+    named = spec.format(**folders)
+    modalities = EMBEDS[ModelSpec.parse(named).family]
+    usual = load(ModelConfig(spec=named, modalities=modalities, precision="fp32"), "cpu")
+    raw = load(ModelConfig(spec=f"{named}?normalize=false", modalities=modalities, precision="fp32"), "cpu")
+    asked = load(ModelConfig(spec=f"{named}?normalize=true", modalities=modalities, precision="fp32"), "cpu")
+    assert asked.fingerprint == usual.fingerprint != raw.fingerprint
+    unit, plain = vectors_of(usual, samples), vectors_of(raw, samples)
+    for modality in modalities:
+        lengths = np.linalg.norm(plain[modality], axis=1, keepdims=True)
+        assert np.abs(lengths - 1).min() > 1e-2
+        np.testing.assert_allclose(plain[modality] / lengths, unit[modality], atol=1e-5)
+
+
+def test_vectors_that_get_their_length_inside_of_another_module_are_not_taken_for_raw_ones(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Router, Transformer
+
+    trunk = make_encoder(tmp_path / "trunk", seed=1)
+    routes = Router({"query": [Normalize()], "document": [Normalize()]}, default_route="query")
+    modules = [Transformer(str(trunk)), Pooling(32, "mean"), routes]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "model"), create_model_card=False)
+    spec = f"st:{tmp_path / 'model'}"
+    load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu")
+    with pytest.raises(ModelError, match="inside of another module"):
+        load(ModelConfig(spec=f"{spec}?normalize=false", modalities=("text",), precision="fp32"), "cpu")
 
 
 # --- long texts ---

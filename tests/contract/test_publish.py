@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from conftest import DIM, FINGERPRINT, RunCase, sample, vector
+from conftest import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
 
 from core.errors import OutputError
 from core.hints import Hint
+from core.rows import RowSpec
+from core.units import Sample
+from core.vectors import STORED_DTYPES
+from embq.verification.stored import differing
+from worker.embed import EmbedStage
+from worker.embedders.stub import StubEmbedder
 from worker.progress import ProgressBoard
 from worker.publish import PublishStage
+from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
 
@@ -113,3 +122,54 @@ def test_any_other_error_of_the_disk_ends_the_worker(
         stage.run(work)
     assert on_full == []
     assert {path.name for path in run.layout.staging.iterdir()} == {".shared"}
+
+
+# --- what is stored of vectors ---
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        RowSpec(dtype="float32", normalize=True),
+        RowSpec(dtype="float16", truncate_dim=8),
+        RowSpec(dtype="int8", int8_range=0.5),
+        RowSpec(dtype="binary", normalize=True),
+    ],
+    ids=lambda rows: rows.dtype,
+)
+def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
+    make_run: MakeRun, leases: Leases, rows: RowSpec
+) -> None:
+    """The second of three vectors is all zeros: it has no length, and becomes a failure."""
+    run = make_run(1, rows=rows)
+    embedder = StubEmbedder(run.record.model, dim=16, batch_size=2, s_per_sample=0, s_per_batch=0)
+    given = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
+    given[1] = 0
+    embedder.embed = lambda batch: {"text": given[list(batch)]}  # type: ignore[assignment, method-assign]
+    publish = PublishStage(
+        leases, Stats(), ProgressBoard(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload"
+    )
+    embed = EmbedStage(embedder, leases, Stats(), ProgressBoard(), hand_on=publish.run)
+    writer = run.writer()
+    hint = Hint(run=run.info.run, gen=run.gen, u=0, unit=run.units[0])
+    work = UnitWork(hint, run.record, run.ledger, run.claim(0), attempts=0, poison=frozenset())
+    leases.add(work)
+    samples = [sample(0, ordinal) for ordinal in range(3)]
+    prepared: Future[list[tuple[Sample, int]]] = Future()
+    prepared.set_result(list(zip(samples, range(3), strict=True)))
+    embed.take(Chunk(work, samples, prepared))
+    embed.take(EndOfUnit(work, samples=3))
+    embed.flush()
+    writer.drain()
+    (path,) = run.layout.parts.iterdir()
+    table = pq.read_table(path)
+    assert table["key"].to_pylist() == ["0:0", "0:2"]
+    assert run.failures() == [("0:1", "zero_vector")]
+    stored = np.stack(table["embedding"].to_numpy())
+    assert stored.shape == (2, rows.width(16))
+    assert stored.dtype == STORED_DTYPES[rows.dtype]
+    assert not differing(stored, given[[0, 2]], rows).any()
+    assert {name: table.schema.metadata.get(f"embq.{name}".encode()) for name in ("dtype", "int8_range")} == {
+        "dtype": rows.dtype.encode(),
+        "int8_range": b"0.5" if rows.dtype == "int8" else None,
+    }

@@ -11,8 +11,10 @@ import redis
 from conftest import DIM, RunCase, make_case, sample
 
 from core.embedded import EmbeddedServer
+from core.errors import InputError
 from core.models import ModelConfig
 from core.protocol import TURNS
+from core.rows import RowSpec
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker import process
@@ -31,8 +33,8 @@ Make = Callable[..., RunCase]
 def make(own_client: redis.Redis, tmp_path: Path) -> Make:
     """Makes runs, each with a model of its own, whose hints wait in the queue."""
 
-    def one(name: str, *, priority: int = 10, hints: bool = True) -> RunCase:
-        run = make_case(own_client, tmp_path / name)
+    def one(name: str, *, priority: int = 10, hints: bool = True, **options: object) -> RunCase:
+        run = make_case(own_client, tmp_path / name, **options)
         run.build()
         run.ledger.ask({"priority": str(priority)})
         if hints:
@@ -224,12 +226,12 @@ class Device:
         self.models.append(model)
         return embedder
 
-    def serve(self, url: str, *, slice_s: float = SLICE_S) -> None:
+    def serve(self, url: str, *, slice_s: float = SLICE_S, run: str = "") -> None:
         """A worker process, in this thread."""
         options = Options(
             name="w",
             device="cpu",
-            run="",
+            run=run,
             prefetch=1,
             threads=1,
             batch_size=0,
@@ -258,6 +260,29 @@ def test_the_old_model_is_freed_before_the_next_is_loaded(
     device.serve(own_server.url)
     assert device.alive == [False]
     assert sorted(run.client.hlen(run.key("pub")) for run in runs) == [0, 8]
+
+
+def test_a_run_that_cannot_be_made_of_its_models_vectors_is_left_and_others_are_served(
+    own_server: EmbeddedServer, make: Make, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    long, other = make("a", rows=RowSpec(truncate_dim=DIM + 1)), make("b")
+    long.client.set(TURNS, Turns(times={other.record.model.queue_key: 1e-6}).to_json(""))
+    with caplog.at_level("ERROR", "worker"):
+        device.serve(own_server.url, slice_s=0.5)
+    assert device.models == [long.record.model, other.record.model]
+    assert long.client.hlen(long.key("pub")) == long.client.hlen(long.key("owner")) == 0
+    (said,) = [record.getMessage() for record in caplog.records if "run_refused" in record.getMessage()]
+    assert "wrong_dimension" in said
+    assert f"have {DIM} numbers" in said
+
+
+def test_a_worker_of_a_run_that_cannot_be_made_of_its_models_vectors_ends_with_the_reason(
+    own_server: EmbeddedServer, make: Make, device: Device
+) -> None:
+    run = make("a", rows=RowSpec(dtype="binary"))
+    with pytest.raises(InputError, match="do not fill"):
+        device.serve(own_server.url, run=run.info.run)
+    assert run.client.hlen(run.key("owner")) == 0
 
 
 def test_results_without_room_are_given_back_when_it_is_the_turn_of_another_model(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from core.errors import InputError
+from core.errors import EmbqError, InputError, ModelError, UsageError
+from core.models import ModelSpec
 from core.rows import DTYPES, RowSpec
 from core.vectors import restored, similarities, stored
+from embq.request import request_from
+from embq.verbs.run import command
 from embq.verification.stored import differing, wrong_cosines, wrong_norms
+from producer.enqueue import prepare
 
 NUMBERS = st.floats(-60_000, 60_000, width=32, allow_subnormal=False)
 BLOCKS = arrays(np.float32, st.tuples(st.integers(1, 5), st.just(16)), elements=NUMBERS)
@@ -28,6 +33,7 @@ SPECS = st.builds(
 SOME = np.random.default_rng(0).standard_normal((200, 64)).astype(np.float32)
 
 
+@settings(deadline=None, max_examples=300)
 @given(BLOCKS, SPECS)
 def test_every_row_is_stored_alone_and_an_independent_formula_agrees(block: np.ndarray, rows: RowSpec) -> None:
     values, faults = stored(block, rows)
@@ -42,6 +48,7 @@ def test_every_row_is_stored_alone_and_an_independent_formula_agrees(block: np.n
     assert not (rows.unit_length and wrong_norms(values[good], rows).any())
 
 
+@settings(deadline=None, max_examples=300)
 @given(BLOCKS)
 def test_the_beginning_of_a_vector_is_kept_and_has_length_one_again(block: np.ndarray) -> None:
     values, faults = stored(block, RowSpec(dtype="float32", truncate_dim=8))
@@ -150,7 +157,7 @@ def test_one_wrong_number_is_noticed(dtype: str, normalize: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "done"),
+    ("wanted", "done"),
     [
         (RowSpec(dtype="float32"), RowSpec(dtype="float32", normalize=True)),
         (RowSpec(dtype="float32", normalize=True), RowSpec(dtype="float32")),
@@ -160,8 +167,8 @@ def test_one_wrong_number_is_noticed(dtype: str, normalize: bool) -> None:
     ],
     ids=lambda rows: str(rows.identity()),
 )
-def test_vectors_that_were_stored_otherwise_are_noticed(asked: RowSpec, done: RowSpec) -> None:
-    assert differing(stored(SOME, done)[0], SOME, asked).all()
+def test_vectors_that_were_stored_otherwise_are_noticed(wanted: RowSpec, done: RowSpec) -> None:
+    assert differing(stored(SOME, done)[0], SOME, wanted).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
@@ -216,3 +223,74 @@ def test_vectors_that_fill_what_is_stored_of_them_are_not_refused() -> None:
     RowSpec(dtype="binary", truncate_dim=16).check("m", 20)
     RowSpec(dtype="binary").check("m", 384)
     RowSpec(truncate_dim=384).check("m", 384)
+
+
+# --- the options ---
+
+
+def asked(*options: str) -> RowSpec:
+    """What the options of `embq run` make of the spec."""
+    context = command.make_context("run", ["in.txt", "-o", "out", "-m", "stub:16", *options])
+    return request_from(("in.txt",), context.params).rows
+
+
+def test_the_options_are_the_spec() -> None:
+    assert asked() == RowSpec()
+    assert asked("--dtype", "int8", "--int8-range", "0.3", "--truncate-dim", "8", "--no-normalize") == RowSpec(
+        dtype="int8", int8_range=0.3, truncate_dim=8, normalize=False
+    )
+    assert asked("--normalize", "--similarity", "--modality", "image,text") == RowSpec(normalize=True, similarity=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--int8-range 0.3", "needs --dtype int8"),
+        ("--dtype int8 --no-normalize", "needs --int8-range"),
+        ("--dtype int8 --int8-range nan", "not between"),
+        ("--dtype int8 --int8-range -1", "not between"),
+        ("--dtype binary --truncate-dim 12", "use --truncate-dim 8"),
+        ("--similarity --modality text", "--modality image,text"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        asked(*options.split())
+    assert says in f"{caught.value.message} {caught.value.next_step}"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--dtype binary", "do not fill"),
+        ("--truncate-dim 13", "have 12 numbers"),
+        ("--similarity", "embeds text"),
+        ("--dtype int8 --output-format npy", "npy cannot hold"),
+    ],
+)
+def test_what_a_model_cannot_give_is_refused_before_anything_is_made(tmp_path: Path, options: str, says: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    inputs = [str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out"), "-m", "stub:12"]
+    context = command.make_context("run", [*inputs, *options.split()])
+    with pytest.raises(EmbqError, match=says):
+        prepare(request_from((inputs[0],), context.params))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "raw"),
+    [
+        ("minilm", "minilm?normalize=false"),
+        ("open_clip:A/b?batch_size=2", "open_clip:A/b?batch_size=2&normalize=false"),
+        ("st:m?normalize=false", "st:m?normalize=false"),
+        ("hf:m", "hf:m"),
+        ("stub:4", "stub:4"),
+    ],
+)
+def test_without_normalizing_a_model_leaves_out_its_own(spec: str, raw: str) -> None:
+    assert str(ModelSpec.parse(spec).without_normalizing()) == raw
+
+
+def test_a_model_that_is_asked_for_both_is_refused() -> None:
+    with pytest.raises(ModelError, match="length 1"):
+        ModelSpec.parse("hf:m?normalize=true").without_normalizing()
