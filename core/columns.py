@@ -56,7 +56,11 @@ def find_columns(texts: Iterable[str]) -> tuple[Column, ...]:
     kinds: dict[tuple[str, ...], set[str]] = {}
     counts: dict[tuple[str, ...], int] = {}
     for text in texts:
-        for path, value in fields_of(json.loads(text)):
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):  # lists in lists beyond what Python can follow
+            continue
+        for path, value in fields_of(values):
             kinds.setdefault(path, set()).add(_kind(value))
             counts[path] = counts.get(path, 0) + 1
     named: dict[str, Column] = {}

@@ -36,6 +36,12 @@ class StoredMetadata:
         Args:
             source: the fields of the sample, None where it has none.
         """
+        try:
+            return self._differs(position, source)
+        except RecursionError:  # lists in lists beyond what Python can follow, and so beyond what can be checked
+            return ""
+
+    def _differs(self, position: int, source: dict[str, Any] | None) -> str:
         text = self._texts[position]
         try:
             there = dict(leaves({} if text is None else json.loads(text)))

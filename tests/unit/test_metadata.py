@@ -152,6 +152,7 @@ def test_lists_that_are_nested_without_end_stay_as_they_are() -> None:
     text = '{"n":1,"j":' + "[" * 100_000 + "]" * 100_000 + "}"
     cells, rest = fill([text, '{"n":2}'], COLUMNS)
     assert (cells[0], rest) == ([None, 2], [text, None])
+    assert [column.name for column in find_columns([text, '{"n":1}'])] == ["n"]
 
 
 def test_a_result_has_the_columns_of_its_run_between_caption_and_metadata() -> None:

@@ -83,6 +83,13 @@ def test_every_format_gives_back_the_same_values(tmp_path: Path, format: str) ->
     assert report.ok, report.violations
 
 
+def test_lists_that_are_nested_deep_break_nothing(tmp_path: Path) -> None:
+    lines = [b'{"text":"t","n":1,"j":' + b"[" * depth + b"]" * depth + b"}\n" for depth in range(1, 1200, 40)]
+    report = verify(build(tmp_path / "out", [write_jsonl(tmp_path / "in.jsonl", lines)], unit_samples=50))
+    assert report.ok, report.violations
+    assert report.rows > 10
+
+
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
