@@ -5,8 +5,8 @@
 The writer does all that it does in a run: it reads published results from the broker, checks each against the
 manifest, writes parts, hashes and syncs them, creates the commit record and acknowledges. The plain calls write the
 same rows with the same columns from memory, hash nothing and sync nothing (see `bench.storing_plain`). Both write on
-one disk, in turns; figures are medians over the rounds, and the ratio is the speed of the writer over that of the plain
-call.
+one disk, in turns; figures are medians over the rounds. `ratio` is the speed of the writer over that of the plain call,
+`ratio_synced` over that of the plain call and an fsync of what it wrote, which is what the writer gives.
 
 Then, for each format, a run that is larger than memory would let a writer hold: the rate that one writer sustains, and
 its peak memory over the size of its largest part, in a process of its own.
@@ -28,6 +28,7 @@ import pyarrow as pa
 from bench.report import RESULTS, table, write
 from bench.storing_plain import PLAIN
 from bench.storing_run import DIM, UNIT_ROWS, StoredRun
+from core.durable import fsync_file
 from core.embedded import EmbeddedServer
 from core.reader import row_tables
 
@@ -50,10 +51,11 @@ def main() -> None:
     table(list(speed[0]), [list(figures.values()) for figures in speed])
     sustained = [_sustained(name) for name in formats]
     table(list(sustained[0]), [list(figures.values()) for figures in sustained])
+    carries = [_carries(one) for one in sustained]
     figures = {
         "speed": speed,
         "sustained": sustained,
-        "carries": [_carries(one) for one in sustained],
+        "carries": carries,
         "rows": rows,
         "dim": DIM,
         "dtype": "float16",
@@ -62,7 +64,7 @@ def main() -> None:
         "memory_bar": MEMORY_BAR,
         "memory_baseline": "resident memory of the writer's process when it has opened the run and read no result",
     }
-    table(list(figures["carries"][0]), [list(one.values()) for one in figures["carries"]])
+    table(list(carries[0]), [list(one.values()) for one in carries])
     print("wrote", write("storing", figures), "and", _plot(speed))
 
 
@@ -84,13 +86,19 @@ def _one_round(name: str, seed: int, seconds: dict[tuple[str, str], list[float]]
                 began = time.perf_counter()
                 plain(rows, Path(folder))
                 seconds.setdefault((name, who), []).append(time.perf_counter() - began)
+                for path in Path(folder).glob("plain.*"):
+                    fsync_file(path)
+                seconds.setdefault((name, f"{who}, and fsync"), []).append(time.perf_counter() - began)
+                for path in Path(folder).glob("plain.*"):
+                    path.unlink()
 
 
 def _speed(
     name: str, who: str, values: list[float], rows: int, seconds: dict[tuple[str, str], list[float]]
 ) -> dict[str, Any]:
     median = statistics.median(values)
-    bound = statistics.median(seconds[name, list(PLAIN[name])[-1]])
+    plain = list(PLAIN[name])[-1]
+    bound, synced = (statistics.median(seconds[name, one]) for one in (plain, f"{plain}, and fsync"))
     return {
         "format": name,
         "who": who,
@@ -98,16 +106,18 @@ def _speed(
         "rows_per_s": round(rows / median),
         "mb_per_s": round(rows * DIM * 2 / 1e6 / median),
         "ratio": round(bound / median, 2),
+        "ratio_synced": round(synced / median, 2),
     }
 
 
 def _sustained(name: str) -> dict[str, Any]:
     """One writer that does nothing else, over a long run."""
     with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:
-        run = StoredRun(Path(folder) / "out", units=SUSTAINED_UNITS, format=name)
+        root = Path(folder) / "out"
+        run = StoredRun(root, units=SUSTAINED_UNITS, format=name)
         with EmbeddedServer(run.layout.broker) as server:
             child = subprocess.Popen(
-                [sys.executable, "-m", "bench.storing_memory", str(run.layout.root), server.url],
+                [sys.executable, "-m", "bench.storing_memory", str(root), server.url],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -122,7 +132,7 @@ def _sustained(name: str) -> dict[str, Any]:
             before, peak = (int(word) for word in child.stdout.readline().split())
             elapsed = time.perf_counter() - began
             assert child.wait() == 0
-        records = [json.loads(path.read_text()) for path in sorted(run.layout.commits.iterdir())]
+        records = [json.loads(path.read_text()) for path in sorted((root / "commits").iterdir())]
         parts = [sum(f["bytes"] for f in record["files"]) for record in records if record["kind"] == "data"]
         assert records[-1]["totals"]["rows"] == run.rows
     return {
@@ -146,7 +156,7 @@ def _carries(sustained: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plot(speed: list[dict[str, Any]]) -> Path:
-    """Bars of MB/s by format, one for each writer."""
+    """Bars of MB/s by format: ours, and those of the plain calls."""
     import matplotlib
 
     matplotlib.use("agg")

@@ -244,6 +244,8 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     said = ended("run", texts, "-o", root, "-m", MODEL, "--dtype", "float32")
     assert_refused(*said, exits=65, code="other_run", says="dtype: float16 there, float32 asked for")
     assert f"embq resume {root}" in said[2]
+    said = ended("run", texts, "-o", root, "-m", MODEL, "--output-format", "npy")
+    assert_refused(*said, exits=65, code="other_run", says="output format: parquet there, npy asked for")
     assert read_output(root).records == before
 
     foreign = short_tmp / "foreign"
