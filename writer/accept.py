@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from core.protocol import VERSION
 from core.results import Result, decode_result, failure_batch, row_schema, unlike, vector_widths
 from core.retries import Retry
 from core.units import Failure
+from writer.hashing import read_hashed
 
 _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
 """Names that workers give: printable ASCII without a slash."""
@@ -173,16 +173,17 @@ class Acceptor:
         return pa.Table.from_batches([failure_batch(each)])
 
     def _decode(self, fields: Mapping[str, bytes], text: Mapping[str, str]) -> Result:
+        data: bytes | memoryview
         if ref := text.get("ref"):
             path = staged_path(self.layout, ref)
             if path is None:
                 raise Rejected("bad_result", f"{ref!r} is no staging file")
             try:
-                data = path.read_bytes()
+                data, digest = read_hashed(path)
             except OSError as error:
                 raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}") from error
             # Workers do not fsync staging files (a lost one is only computed again), so the hash decides.
-            if hashlib.sha256(data).hexdigest() != text["sha256"]:
+            if digest != text["sha256"]:
                 raise Rejected("lost_result", f"staging file {ref} is damaged")
         else:
             data = fields["data"]
