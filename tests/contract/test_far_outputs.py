@@ -273,6 +273,25 @@ def test_of_two_plans_at_the_same_time_one_is_told_to_try_again(
     assert {name.removeprefix("manifest/") for name in keys(root) if name.endswith("0.parquet")} == named
 
 
+def test_a_plan_that_adds_nothing_leaves_the_segments_of_another_alone(
+    texts: Request, root: ObjectPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(texts)
+    real = ObjectPath.create
+
+    def create(path: ObjectPath, data: bytes) -> None:
+        if path.name == "gen-0001.json":
+            monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+            thread = threading.Thread(target=prepare, args=[texts])
+            thread.start()
+            thread.join()
+        real(path, data)
+
+    monkeypatch.setattr(ObjectPath, "create", create)
+    assert prepare(replace(texts, inputs=(*texts.inputs, str(tmp_path / "b.txt")))).added == 3
+    assert sum(1 for _ in Manifest(Layout(root))) == 6
+
+
 # --- cleaning up ---
 
 
