@@ -7,6 +7,7 @@ does not match its own hash stops the run: it is never skipped.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from core.durable import output_error, write_new
 from core.errors import OutputError
+from core.in_order import contents
 from core.layout import Layout, load_run
 from core.units import canonical_json
 
@@ -249,20 +251,15 @@ class CommitLog:
 
     def read(self, after: int = 0) -> Iterator[Commit]:
         """The records after number `after`, in order, up to the first number that is not there."""
-        n = after + 1
-        while True:
-            path = self.layout.commits / f"{n:08d}.json"
-            try:
-                data = path.read_bytes()
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                raise OutputError(f"{path} cannot be read: {error.strerror}") from error
-            commit = Commit.parse(data, path.name)
-            if commit.n != n:
-                raise damaged(path.name, f"it says that it is record {commit.n}")
-            yield commit
-            n += 1
+        names = (self.layout.commits / f"{n:08d}.json" for n in itertools.count(after + 1))
+        try:
+            for n, (path, data) in enumerate(contents(names), start=after + 1):
+                commit = Commit.parse(data, path.name)
+                if commit.n != n:
+                    raise damaged(path.name, f"it says that it is record {commit.n}")
+                yield commit
+        except OSError as error:
+            raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def replay(self, units: int, *, start: LogState | None = None) -> LogState:
         """The state after the last record; OutputError where a record is missing before one that is there.

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from core.errors import AwayError, ConfigError, OutputError, UsageError
 from core.object_clients import NEEDED, connect, http_status, translate
+from core.object_reader import ObjectReader
 
 SPELLINGS = {"s3a": "s3", "gcs": "gs"}
 """Other names of the same schemes; an output has one name, because a run's id is made of it."""
@@ -119,14 +119,14 @@ class ObjectPath:
 
     def stat(self) -> Status:
         """Size and time; FileNotFoundError where there is no such object."""
-        said = self._ask(lambda store, key: store.info(key))
+        said = self.ask(lambda store, key: store.info(key))
         if said.get("type") != "file":
             raise FileNotFoundError(errno.ENOENT, "there is no such object", self._url)
         return _status(said)
 
     def read_bytes(self) -> bytes:
         """All of it."""
-        return bytes(self._ask(lambda store, key: store.cat_file(key)))
+        return bytes(self.ask(lambda store, key: store.cat_file(key)))
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """All of it as text."""
@@ -134,14 +134,14 @@ class ObjectPath:
 
     def read_range(self, start: int, stop: int) -> bytes:
         """The bytes from `start` up to `stop`."""
-        piece = bytes(self._ask(lambda store, key: store.cat_file(key, start=start, end=stop)))
+        piece = bytes(self.ask(lambda store, key: store.cat_file(key, start=start, end=stop)))
         if len(piece) != stop - start:
             raise AwayError(f"{self}: {len(piece)} bytes came instead of {stop - start}")
         return piece
 
     def open(self, piece_bytes: int = 1 << 20) -> io.BufferedReader:
         """A file for reading, which can seek; it asks for at least `piece_bytes` at once."""
-        return io.BufferedReader(_Reading(self, self.stat().st_size), piece_bytes)
+        return io.BufferedReader(ObjectReader(self, self.stat().st_size), piece_bytes)
 
     def fetch(self, local: Path) -> None:
         """Copy it to a file of this machine."""
@@ -151,10 +151,10 @@ class ObjectPath:
     def listing(self) -> Iterator[tuple[ObjectPath, Status]]:
         """The objects directly below this name, each with its status; none where there are none."""
         try:
-            found = self._ask(lambda store, key: store.ls(key, detail=True, refresh=True))
+            found = self.ask(lambda store, key: store.ls(key, detail=True, refresh=True))
         except FileNotFoundError:
             return
-        prefix = _key(self._url) + "/"
+        prefix = key_of(self._url) + "/"
         for one in found:
             name = one["name"].removeprefix(prefix)
             if one["name"].startswith(prefix) and name:
@@ -180,14 +180,14 @@ class ObjectPath:
         to be exclusive must hold something that only one writer writes.
         """
         try:
-            self._ask(lambda store, key: store.pipe_file(key, data, mode="create"))
+            self.ask(lambda store, key: store.pipe_file(key, data, mode="create"))
         except FileExistsError:
             if self.read_bytes() != data:
                 raise
 
     def replace(self, data: bytes) -> None:
         """Write it, in place of what was there."""
-        self._ask(lambda store, key: store.pipe_file(key, data))
+        self.ask(lambda store, key: store.pipe_file(key, data))
 
     def take(self, local: Path, moved: Callable[[], None] = lambda: None) -> None:
         """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
@@ -204,7 +204,7 @@ class ObjectPath:
         if self._url.startswith("s3:"):
             options["max_concurrency"] = AT_ONCE
         try:
-            self._ask(lambda store, key: store.put_file(str(local), key, **options))
+            self.ask(lambda store, key: store.put_file(str(local), key, **options))
         except FileExistsError:
             if not self._equals(local):
                 raise
@@ -215,25 +215,7 @@ class ObjectPath:
     def unlink(self, missing_ok: bool = True) -> None:
         """Remove it; one that is gone already is no error, because S3 does not tell."""
         with suppress(FileNotFoundError):
-            self._ask(lambda store, key: store.rm_file(key))
-
-    def unfinished(self) -> list[Unfinished]:
-        """Uploads below this name that were begun and not completed; only S3 keeps them (and bills for them)."""
-        if not self._url.startswith("s3:"):
-            return []
-        bucket, _, key = _key(self._url).partition("/")
-        found: list[Unfinished] = []
-        marks: dict[str, str] = {}
-        while True:
-            request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
-            said = self._ask(partial(_uploads, request))
-            found += [
-                Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], _seconds(one.get("Initiated")))
-                for one in said.get("Uploads") or ()
-            ]
-            if not said.get("IsTruncated"):
-                return found
-            marks = {"KeyMarker": said["NextKeyMarker"], "UploadIdMarker": said["NextUploadIdMarker"]}
+            self.ask(lambda store, key: store.rm_file(key))
 
     def _equals(self, local: Path) -> bool:
         if self.stat().st_size != local.stat().st_size:
@@ -244,11 +226,11 @@ class ObjectPath:
                     return False
         return True
 
-    def _ask(self, request: Callable[[Any, str], T]) -> T:
-        """What the store answers; errors as they are described above."""
+    def ask(self, request: Callable[[Any, str], T]) -> T:
+        """What the store answers to `request`, which gets the client and the key; errors as described above."""
         for pause in (*BUSY_S, None):
             try:
-                return request(connect(self._url.partition(":")[0]), _key(self._url))
+                return request(connect(self._url.partition(":")[0]), key_of(self._url))
             except Exception as error:
                 if http_status(error) == 409 and pause is not None:
                     time.sleep(pause * random.uniform(1.0, 1.5))
@@ -257,59 +239,8 @@ class ObjectPath:
         raise AssertionError("unreachable")
 
 
-class _Reading(io.RawIOBase):
-    """The ranges of an object, as a file."""
-
-    def __init__(self, path: ObjectPath, size: int) -> None:
-        super().__init__()
-        self._path, self._size, self._at = path, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        stop = min(self._size, self._at + len(view))
-        if stop <= self._at:
-            return 0
-        piece = self._path.read_range(self._at, stop)
-        view[: len(piece)] = piece
-        self._at = stop
-        return len(piece)
-
-
 Place: TypeAlias = Path | ObjectPath
 """A name in an output: of a file or folder of this machine, or of an object store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """An upload that was begun: what it was to become, its id, and when it was begun by the store's clock."""
-
-    path: ObjectPath
-    upload: str
-    began: float
-
-    def abort(self) -> None:
-        """Let the store forget it; one that is gone already is no error."""
-        bucket, _, key = _key(str(self.path)).partition("/")
-        try:
-            self.path._ask(
-                lambda store, _: store.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=self.upload)
-            )
-        except FileNotFoundError:
-            return
 
 
 def place(text: str | Place) -> Place:
@@ -379,21 +310,16 @@ def opened(path: Place) -> Path | io.BufferedReader:
     return path if isinstance(path, Path) else path.open()
 
 
-def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
-    found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
-    return found
-
-
-def _key(url: str) -> str:
+def key_of(url: str) -> str:
     """Bucket and key, as the client libraries name objects."""
     return url.partition("://")[2]
 
 
 def _status(said: dict[str, Any]) -> Status:
-    return Status(int(said.get("size") or 0), _seconds(said.get("LastModified") or said.get("updated")))
+    return Status(int(said.get("size") or 0), seconds_of(said.get("LastModified") or said.get("updated")))
 
 
-def _seconds(when: Any) -> float:
+def seconds_of(when: Any) -> float:
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     return float(when.timestamp()) if isinstance(when, datetime) else 0.0

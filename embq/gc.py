@@ -21,10 +21,11 @@ from core.formats import row_folders
 from core.generations import leftovers
 from core.hints import HintJob, hint_queue
 from core.layout import PLANNED, Layout, RunInfo, load_run, record_number
-from core.objects import ObjectPath, Place, Status, Unfinished
+from core.objects import ObjectPath, Place, Status
 from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
 from core.settings import Settings
+from core.unfinished import Unfinished, unfinished
 
 NONCE = ".shared"
 PLANNING_S = 24 * 3600.0
@@ -158,8 +159,8 @@ def find(
     rows = row_folders(layout, info)
     folders = (*rows, layout.failures, layout.temporary, layout.staging, layout.manifest)
     listed = {folder: list(_files(folder)) for folder in folders}
-    unfinished: list[Unfinished] = []
-    uploads = layout.root.unfinished() if isinstance(layout.root, ObjectPath) else []
+    abandoned: list[Unfinished] = []
+    uploads = unfinished(layout.root) if isinstance(layout.root, ObjectPath) else []
     unnamed = set(leftovers(layout.manifest, load_run(layout.root).segments))
     planning = _is_planned(layout)
     named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
@@ -194,8 +195,8 @@ def find(
         elif (age_s := max(0.0, _storage_time(layout.writer) - upload.began)) < older_than_s:
             young += 1
         else:
-            unfinished.append(upload)
-    return Found(tuple(litter), young, in_use, tuple(unfinished))
+            abandoned.append(upload)
+    return Found(tuple(litter), young, in_use, tuple(abandoned))
 
 
 def _is_planned(layout: Layout) -> bool:

@@ -22,6 +22,7 @@ from core.formats import row_folders
 from core.layout import PLANNED, Layout, RunInfo, record_number
 from core.objects import ObjectPath
 from core.results import FAILURE_SCHEMA, vector_widths
+from core.unfinished import unfinished
 from writer.accept import Accepted
 from writer.stores import for_format
 from writer.stores.base import Draft, PartName
@@ -124,7 +125,7 @@ class Committer:
                 if self.layout.relative(path) not in named:
                     drop(path)
         if isinstance(self.layout.root, ObjectPath):
-            for upload in self.layout.root.unfinished():
+            for upload in unfinished(self.layout.root):
                 if record_number(upload.path.name) <= fence:
                     upload.abort()
 

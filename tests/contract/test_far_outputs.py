@@ -27,6 +27,7 @@ from core.manifest import Manifest
 from core.objects import ObjectPath
 from core.reader import committed, row_tables
 from core.settings import Settings
+from core.unfinished import unfinished
 from embq.gc import collect
 from embq.verify import verify
 from producer.enqueue import Request, prepare
@@ -122,8 +123,8 @@ class Killed(BaseException):
 
 
 def killing(at: int, *, after: bool) -> Callable[..., Any]:
-    """`ObjectPath._ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
-    real, left = ObjectPath._ask, [at]
+    """`ObjectPath.ask` in a process that is killed at one request to the store, before it or when it was obeyed."""
+    real, left = ObjectPath.ask, [at]
 
     def ask(path: ObjectPath, request: Callable[[Any, str], Any]) -> Any:
         left[0] -= 1
@@ -145,7 +146,7 @@ def test_a_writer_killed_at_any_request_is_followed_by_one_that_ends_exactly(
     for u in range(4):
         run.work_one(u, failed=[2] if u == 3 else [])
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectPath, "_ask", killing(at, after=after))
+        patch.setattr(ObjectPath, "ask", killing(at, after=after))
         with pytest.raises(Killed):
             first.drain()
     run.finish(run.writer())
@@ -158,7 +159,7 @@ def test_what_a_dead_writer_left_goes_after_the_fence(run: RunCase, root: Object
     begin_upload(root, "parts/part-00000002.parquet")
     second = run.writer()
     assert "parts/part-00000002.parquet" not in keys(root)
-    assert root.unfinished() == []
+    assert unfinished(root) == []
     run.finish(second)
     assert_exact(run, root, tmp_path)
 
@@ -310,5 +311,5 @@ def test_gc_removes_what_nothing_names_and_nothing_else(
     assert [item.path for item in old.found.litter] == ["parts/part-00000077.parquet"]
     assert len(old.found.uploads) == 1
     assert set(keys(root)) == before - {"parts/part-00000077.parquet"}
-    assert root.unfinished() == []
+    assert unfinished(root) == []
     assert CommitLog(Layout(root)).replay(8).closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from servers import Server, environment, gcs_server, s3_proxy
 from core import object_clients, objects
 from core.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
 from core.errors import AwayError, ConfigError, OutputError, UsageError
+from core.in_order import contents
 from core.objects import ObjectPath, Place, opened, place, probe
+from core.unfinished import unfinished
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does
 
@@ -144,6 +147,14 @@ def test_some_of_a_file_can_be_read(root: Place, tmp_path: Path) -> None:
         assert file.read(256) == data[300:556]
 
 
+def test_many_files_are_read_in_order_up_to_the_first_that_is_not_there(root: Place, tmp_path: Path) -> None:
+    for number in range(40):
+        if number != 37:
+            write_new(root / f"{number:02d}", b"%d" % number, temporary=tmp_path / "t")
+    found = list(contents(root / f"{number:02d}" for number in itertools.count()))
+    assert [(path.name, data) for path, data in found] == [(f"{n:02d}", b"%d" % n) for n in range(37)]
+
+
 # --- object stores ---
 
 
@@ -202,11 +213,11 @@ def test_an_upload_that_fails_in_the_middle_leaves_nothing(s3: str, s3_root: Obj
     key = f"{tmp_path.name}/parts/part-00000007.parquet"
     client.create_multipart_upload(Bucket="bucket", Key=key)
     client.create_multipart_upload(Bucket="bucket", Key="elsewhere/part-00000007.parquet")
-    (left,) = s3_root.unfinished()
+    (left,) = unfinished(s3_root)
     assert left.path == s3_root / "parts" / "part-00000007.parquet"
     left.abort()
     left.abort()
-    assert s3_root.unfinished() == []
+    assert unfinished(s3_root) == []
     assert len(client.list_multipart_uploads(Bucket="bucket")["Uploads"]) == 1
 
 
