@@ -70,7 +70,7 @@ class Mended:
         same = [one for one in found if (one.first, one.samples) == (unit.first, unit.samples)]
         if not same:
             last = unit.first + unit.samples
-            self.changed[f"{unit.source} (it has no unit of samples {unit.first:,} to {last:,} any more)"] = None
+            self.changed[f"{unit.source} (samples {unit.first + 1:,} to {last:,} are no unit of it any more)"] = None
         return same
 
     def _folder(self, unit: Unit) -> list[Unit]:

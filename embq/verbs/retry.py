@@ -85,25 +85,32 @@ def _hand_over(retried: Retried, root: Place, broker: str) -> None:
 
 def notes(retried: Retried) -> list[str]:
     """What is done again, by code, most frequent first, and what is left out."""
+    from embq.verification.findings import printable
     from producer.retry import shown
 
-    counts = [(count, code, "samples") for code, count in retried.samples.items()]
-    counts += [(count, code, "whole units") for code, count in retried.whole.items()]
-    lines = [f"{count:>12,} {what} failed as {code}" for count, code, what in sorted(counts, reverse=True)]
+    counts = [(count, printable(code), "sample") for code, count in retried.samples.items()]
+    counts += [(count, printable(code), "whole unit") for code, count in retried.whole.items()]
+    width = max((len(code) for _, code, _ in counts), default=0)
+    lines = [f"{count:>12,}  {code:<{width}}  {_plural(count, what)}" for count, code, what in sorted(counts)[::-1]]
     if retried.failures:
-        lines.append(f"to do again: {retried.failures:,} failures, in {retried.units:,} units")
+        again = f"{retried.failures:,} {_plural(retried.failures, 'failure')}"
+        lines.append(f"to do again: {again}, in {retried.units:,} {_plural(retried.units, 'unit')}")
     else:
         lines.append("nothing to retry" + (" that is not under way" if retried.under_way else ""))
     if retried.under_way:
-        lines.append(f"under way: {retried.under_way:,} failures are done again already")
+        lines.append(f"under way already: {retried.under_way:,} {_plural(retried.under_way, 'failure')}")
     if retried.gone:
-        lines.append(f"left out: not there any more: {shown(retried.gone)}")
+        lines.append(f"left out, not there any more: {printable(shown(retried.gone))}")
     if retried.chunks:
         lines.append(
-            f"left out: {retried.chunks:,} failures of single chunks, whose texts have rows that stay; "
-            "make a new run of these texts"
+            f"left out: {retried.chunks:,} {_plural(retried.chunks, 'failure')} of single chunks, whose texts have "
+            "rows that stay; make a new run of these texts"
         )
     return lines
+
+
+def _plural(count: int, what: str) -> str:
+    return what if count == 1 else f"{what}s"
 
 
 def to_json(retried: Retried) -> dict[str, Any]:

@@ -397,7 +397,7 @@ def test_a_file_with_fewer_lines_is_refused_and_nothing_is_added(tmp_path: Path)
     out = made(tmp_path, lines(tmp_path, BAD))
     units = load_run(out).units
     (tmp_path / "t.txt").write_text("text\n" * 7)
-    with pytest.raises(InputError, match=r"t\.txt \(it has no unit of samples 9 to 10 any more\); nothing was added"):
+    with pytest.raises(InputError, match=r"t\.txt \(samples 10 to 10 are no unit of it any more\); nothing was added"):
         again(out)
     assert load_run(out).units == units
     assert list(Layout(out).manifest.glob("gen-*")) == []

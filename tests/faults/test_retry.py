@@ -38,7 +38,7 @@ def test_a_retry_of_which_everybody_is_killed_has_each_sample_once(short_tmp: Pa
         await_in(retry, lambda: ledger.finished() >= UNITS + AHEAD)
         status, _, stderr = ended("retry", root)
         assert status == 0, stderr
-        assert "are done again already" in stderr
+        assert "under way already: " in stderr
         assert "the process that is at work on" in stderr
         worker = retry.workers()[0]
         worker.kill()
