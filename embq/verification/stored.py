@@ -15,6 +15,9 @@ STEP_OFF = 0.501
 COSINE_OFF = {"float16": 2e-3, "float32": 1e-5}
 """Between a cosine and that of the two vectors as they are stored."""
 
+SHORT = 1e-3
+"""Of such a vector the numbers are so small that float16 has few bits for them."""
+
 BIT_VALUES = np.array([128, 64, 32, 16, 8, 4, 2, 1])
 FLOAT_DTYPES = {"float16": np.float16, "float32": np.float32}
 LAST_PLACE = {"float16": (2.0**-10, 2.0**-24), "float32": (2.0**-23, 2.0**-149)}
@@ -74,11 +77,15 @@ def differing(values: np.ndarray, given: np.ndarray, rows: RowSpec) -> np.ndarra
 
 
 def wrong_cosines(cosines: np.ndarray, images: np.ndarray, texts: np.ndarray, off: float) -> np.ndarray:
-    """Which of some cosines are more than `off` from those of their vectors: bool of shape (n,)."""
+    """Which of some cosines are none, or more than `off` from those of their vectors: bool of shape (n,).
+
+    Vectors shorter than `SHORT` have lost too much of their direction to tell.
+    """
     first, second = images.astype(np.float64), texts.astype(np.float64)
-    first = first / np.linalg.norm(first, axis=1, keepdims=True)
-    second = second / np.linalg.norm(second, axis=1, keepdims=True)
-    right: np.ndarray = np.abs((first * second).sum(axis=1) - cosines) <= off
+    lengths = np.minimum(np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1))
+    product = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    near = np.abs((first * second).sum(axis=1) - cosines * product) <= off * product
+    right: np.ndarray = (np.abs(cosines) <= 1.0) & (near | (lengths < SHORT))
     return ~right  # so that NaN is wrong as well
 
 

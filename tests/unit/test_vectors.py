@@ -133,6 +133,7 @@ def test_the_similarity_is_the_cosine_of_the_vectors_as_the_model_gives_them() -
     assert cosines.dtype == np.float32
     assert not faults
     assert not wrong_cosines(cosines, images, texts, 1e-6).any()
+    assert wrong_cosines(cosines + np.float32(1e-4), images, texts, 1e-6).all()
     assert similarities(SOME, SOME * 3)[0].tolist() == [1.0] * len(SOME)
     spoiled = texts.copy()
     spoiled[0], spoiled[1, 1] = 0, np.nan
@@ -140,6 +141,14 @@ def test_the_similarity_is_the_cosine_of_the_vectors_as_the_model_gives_them() -
         0: "zero_vector",
         1: "non_finite",
     }
+
+
+def test_vectors_that_are_too_small_for_float16_tell_nothing_of_their_cosine() -> None:
+    tiny, _ = stored(SOME * np.float32(1e-8), RowSpec())
+    cosines = np.full(len(tiny), 0.5, np.float32)
+    assert not wrong_cosines(cosines, tiny, tiny, 2e-3).any()
+    assert wrong_cosines(cosines * 3, tiny, tiny, 2e-3).all()
+    assert wrong_cosines(cosines * np.float32(np.nan), tiny, tiny, 2e-3).all()
 
 
 # --- the independent formulas notice ---
