@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +92,8 @@ def slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
-BESIDE_BYTES = 256 * 1024
-"""From this size on, handing a piece to the thread that hashes costs less than waiting for the hash."""
+MOST_PENDING = 2
+"""Pieces that wait to be hashed: enough that writing need not wait, and few enough to hold in memory."""
 
 _HASHING = ThreadPoolExecutor(1, thread_name_prefix="hash")
 
@@ -107,21 +108,17 @@ class HashingFile:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._digest = hashlib.sha256()
+        self._pending: deque[Future[None]] = deque()
         self.size = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Write a bytes-like object; a large one is hashed beside."""
+        """Write a bytes-like object, which must not change any more: it is hashed beside."""
         view = memoryview(data)
-        if view.nbytes < BESIDE_BYTES:
-            self._digest.update(view)
-            written = self._file.write(view)
-        else:
-            hashed = _HASHING.submit(self._digest.update, view)
-            try:
-                written = self._file.write(view)
-            finally:
-                hashed.result()
+        self._pending.append(_HASHING.submit(self._digest.update, view))
+        if len(self._pending) > MOST_PENDING:
+            self._pending.popleft().result()
+        written = self._file.write(view)
         self.size += written
         return written
 
@@ -139,6 +136,8 @@ class HashingFile:
 
     def hexdigest(self) -> str:
         """Hex SHA-256 of what was written."""
+        while self._pending:
+            self._pending.popleft().result()
         return self._digest.hexdigest()
 
     def readable(self) -> bool:
