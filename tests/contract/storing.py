@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -161,3 +162,5 @@ class Output:
         for name in wanted.column_names:
             assert found[name].to_pylist() == wanted[name].to_pylist(), name
         assert self.files() == self.named()
+        for file in (file for commit in CommitLog(self.layout).read() for file in commit.files):
+            assert hashlib.sha256((self.root / file.path).read_bytes()).hexdigest() == file.sha256
