@@ -46,7 +46,11 @@ def run_options(function: F) -> F:
     for decorate in reversed(
         (
             click.option(
-                "--output", "-o", required=True, type=click.Path(file_okay=False), help="Folder for the result."
+                "--output",
+                "-o",
+                required=True,
+                type=click.Path(file_okay=False),
+                help="Folder for the result, or s3://BUCKET/PREFIX.",
             ),
             click.option(
                 "--model",

@@ -10,7 +10,13 @@ from embq.options import broker_option, json_option, settings_with
 
 @click.command("doctor", epilog="Example: embq doctor --model minilm --output ./out")
 @broker_option
-@click.option("--output", "-o", default="", type=click.Path(), help="Folder whose storage is tried.  [temporary files]")
+@click.option(
+    "--output",
+    "-o",
+    default="",
+    type=click.Path(),
+    help="Folder or URL whose storage is tried.  [temporary files]",
+)
 @click.option("--model", "-m", multiple=True, metavar="[NAME=]SPEC", help="Load this model, and embed one sample.")
 @json_option
 def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> int:
