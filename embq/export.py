@@ -26,7 +26,7 @@ from embq.exporting.stored import converted, wanted_rows
 from writer.stores import for_format
 from writer.stores.base import PartName
 
-FILE_BYTES = 256 * 1024 * 1024
+FILE_BYTES = 128 * 1024 * 1024
 """Of vectors in one file, and of rows in memory while they are put in order, unless the user asks for other files."""
 
 MOST_ROWS = 1_000_000
@@ -177,6 +177,7 @@ def _files(
 ) -> Iterator[list[CommittedFile]]:
     """Write the rows as files numbered from 0, and give what was written of each number."""
     store, cursor, number = for_format(info), Cursor(tables), 0
+    of_rows: list[CommittedFile] = []
     layout.temporary.mkdir()
     while (table := cursor.take(per_file)).num_rows:
         name = PartName(number=number, first_id=table["id"][0].as_py(), epoch=0, layout=layout)
@@ -188,8 +189,11 @@ def _files(
                 publish(draft.temporary, path)
             except OSError as error:
                 raise output_error(error, path) from error
+        del table  # before the next one is read
+        of_rows += (draft.file for draft in written if draft.file.kind == "rows")
         yield [draft.file for draft in written]
         number += 1
+    store.join(layout, of_rows)
     layout.temporary.rmdir()
 
 

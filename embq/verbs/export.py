@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=None,
     metavar="N",
-    help="Rows of each file but the last; they are held in memory.  [as many as have 256 MB of vectors]",
+    help="Rows of each file but the last; they are held in memory.  [as many as have 128 MB of vectors]",
 )
 @click.option(
     "--columns",

@@ -103,9 +103,12 @@ def test_an_export_holds_every_row_under_its_id_and_is_read_by_the_plain_library
     keys, ids, matrix = read_plainly(tmp_path / "plain", format)
     assert (keys, ids) == (table["key"].to_pylist(), list(range(40)))
     assert np.array_equal(matrix, vectors(table))
+    if format == "hdf5":
+        with h5py.File(tmp_path / "plain" / "dataset.h5") as joined:
+            assert joined["key"].asstr()[:].tolist() == keys
     assert (done.rows, done.state, done.order, done.dtype) == (40, "complete", "committed", "float16")
     assert {file["rows"] for file in done.files} == {PER_FILE, 40 % PER_FILE}
-    names = {path.stem[-8:] for path in below(tmp_path / "plain") if path.name != "export.json"}
+    names = {path.stem[-8:] for path in below(tmp_path / "plain") if path.parent != tmp_path / "plain"}
     assert names == {"00000000", "00000001", "00000002", "00000003"}
 
 
