@@ -8,9 +8,6 @@ from core.models import ModelConfig, Output
 from core.objects import Place
 from core.results import embedding_columns
 
-SUFFIXES = {"parquet": ".parquet", "hdf5": ".h5", "arrow": ".arrow"}
-"""Of the formats whose parts are one file each; npy has a file for each column of vectors, and one for the rest."""
-
 METADATA = "metadata"
 """Folder of an npy run for what is not a vector."""
 

@@ -1,7 +1,7 @@
 """HDF5 files: a dataset for each column, and what tells apart what HDF5 cannot.
 
 /id /ordinal /key /embedding /caption /unit_id ...   columns, first dimension = rows; vectors have two dimensions
-/metadata/NAME        columns of metadata, "/" and "%" in a name percent-encoded
+/metadata/NAME        columns of metadata
 /metadata_json        the JSON text of what is in none of them
 /valid/PATH           where a column has nulls: False in their rows, in which the column itself holds "", 0 or NaN
 /nul/PATH             where strings have NUL characters, which HDF5 cannot hold: (row, position) of each; the column

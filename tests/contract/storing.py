@@ -26,9 +26,9 @@ FINGERPRINT = "f" * 32
 COLUMNS = (
     Column(name="url", type="string", path=("url",)),
     Column(name="size.width", type="int64", path=("size", "width")),
-    Column(name="a/b%", type="float64", path=("a/b%",)),
+    Column(name="100 %b", type="float64", path=("100 %b",)),
     Column(name="ok", type="bool", path=("ok",)),
-    Column(name=".", type="json", path=(".",)),
+    Column(name="é.x", type="json", path=("é", "x")),
 )
 TEXTS = ["", "a", "Ångström ☃ \U0001f600", clean_text("cut \ud800 short"), "line\nbreak\ttab", "x" * 5000, "\0a\0", "�"]
 
@@ -38,9 +38,9 @@ def metadata_values(name: str, rows: int, offset: int) -> list[object]:
     kinds: dict[str, Callable[[int], object]] = {
         "url": lambda i: TEXTS[i % len(TEXTS)],
         "size.width": lambda i: [0, -(2**63), 2**63 - 1][i % 3],
-        "a/b%": lambda i: [0.0, -0.1, 1e300][i % 3],
+        "100 %b": lambda i: [0.0, -0.1, 1e300][i % 3],
         "ok": lambda i: i % 2 == 0,
-        ".": lambda i: '{"nested": [1, null]}',
+        "é.x": lambda i: '{"nested": [1, null]}',
     }
     return [None if (i + offset) % 4 == 3 else kinds[name](i + offset) for i in range(rows)]
 

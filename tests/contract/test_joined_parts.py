@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from contract.storing import FINGERPRINT, Output
+from contract.storing import COLUMNS, FINGERPRINT, Output
 
 from core.commits import CommitLog
 from core.errors import OutputError
@@ -33,8 +33,7 @@ def values(file: h5py.File, column: str) -> list[object]:
 
 def assert_shows_all(output: Output) -> None:
     wanted = output.wanted()
-    paths = {"metadata": "metadata_json", "a/b%": "metadata/a%2Fb%25", ".": "metadata/%2E"}
-    paths |= {name: f"metadata/{name}" for name in ("url", "size.width", "ok")}
+    paths = {"metadata": "metadata_json", **{column.name: f"metadata/{column.name}" for column in COLUMNS}}
     with h5py.File(output.root / "dataset.h5") as file:
         assert file.attrs["embq.rows"] == len(wanted)
         assert file.attrs["embq.fingerprint"] == FINGERPRINT

@@ -73,8 +73,7 @@ class Hdf5Store:
 
     def _path(self, column: str) -> str:
         if column in self._metadata:
-            quoted = column.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
-            return f"metadata/{'%2E' if quoted == '.' else quoted}"
+            return f"metadata/{column}"  # a name that HDF5 takes, see `core.columns.column_name`
         return "metadata_json" if column == "metadata" else column
 
     def _write_column(self, file: Any, column: H5Column, table: pa.Table) -> None:
@@ -83,34 +82,34 @@ class Hdf5Store:
         if pa.types.is_fixed_size_list(type_):
             _write_vectors(file, column, table)
             return
-        rows = table.num_rows
-        shape: dict[str, Any] = {"shape": (rows,), "chunks": (min(rows, CHUNK_ROWS),)}
-        if column.name == "unit_id":
-            longest = pc.max(pc.binary_length(table[column.name])).as_py() or 1
-            dtype = self._h5py.string_dtype("utf-8", longest)
-            dataset = file.create_dataset(column.path, dtype=dtype, compression="gzip", compression_opts=1, **shape)
-        elif pa.types.is_string(type_):
-            dtype = self._h5py.string_dtype()
-            dataset = file.create_dataset(column.path, dtype=dtype, **shape)
-        else:
-            dtype = np.dtype(type_.to_pandas_dtype())
-            dataset = file.create_dataset(column.path, dtype=dtype, **shape)
+        dataset = self._dataset(file, column, table)
         nul: list[tuple[int, int]] = []
         for start, piece in _numbered(slices(table, CHUNK_ROWS)):
             array = pa.concat_arrays(piece[column.name].chunks)
             if array.null_count:
-                _write_nulls(file, column, rows, start, array)
+                _write_nulls(file, column, table.num_rows, start, array)
             if column.name == "unit_id":
-                values = _repeated(array, dtype)
+                values = _repeated(array, dataset.dtype)
             elif pa.types.is_string(type_):
                 array, found = without_nul(array.fill_null(""), start)
                 nul += found
                 values = array.to_numpy(zero_copy_only=False)
             else:
-                values = array.fill_null(np.zeros((), dtype).item()).to_numpy(zero_copy_only=False)
+                values = array.fill_null(np.zeros((), dataset.dtype).item()).to_numpy(zero_copy_only=False)
             dataset[start : start + len(array)] = values
         if nul:
             file.create_dataset(f"{NUL}/{column.path}", data=np.array(nul, np.int64))
+
+    def _dataset(self, file: Any, column: H5Column, table: pa.Table) -> Any:
+        """A new dataset for a column that holds no vectors."""
+        rows, type_ = table.num_rows, table.schema.field(column.name).type
+        shape: dict[str, Any] = {"shape": (rows,), "chunks": (min(rows, CHUNK_ROWS),)}
+        if column.name == "unit_id":
+            longest = pc.max(pc.binary_length(table[column.name])).as_py() or 1
+            dtype = self._h5py.string_dtype("utf-8", longest)
+            return file.create_dataset(column.path, dtype=dtype, compression="gzip", compression_opts=1, **shape)
+        dtype = self._h5py.string_dtype() if pa.types.is_string(type_) else np.dtype(type_.to_pandas_dtype())
+        return file.create_dataset(column.path, dtype=dtype, **shape)
 
 
 def described(columns: Sequence[H5Column]) -> str:
