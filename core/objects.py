@@ -205,8 +205,9 @@ class ObjectPath:
             options["max_concurrency"] = AT_ONCE
         try:
             self.ask(lambda store, key: store.put_file(str(local), key, **options))
-        except FileExistsError:
-            if not self._equals(local):
+        except (FileExistsError, FileNotFoundError):
+            # Where an answer was lost, the end of an upload is asked for again, and the store knows no such upload now.
+            if not (self.exists() and self._equals(local)):
                 raise
         size, there = local.stat().st_size, self.stat().st_size
         if size != there:

@@ -24,7 +24,7 @@ from embq.progress import Progress, Watch
 from producer.enqueue import announce
 
 LOOK_S = 0.25
-LOOK_FAR_S = 1.0
+LOOK_FAR_S = 2.0
 """Between two looks at an object store, each of which is a few requests."""
 HURRY_S = 1.5 * REPEAT_S
 """After which a second request to stop is taken for a second one."""

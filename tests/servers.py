@@ -363,7 +363,7 @@ def s3_server() -> Iterator[dict[str, str]]:
 @contextmanager
 def s3_proxy(upstream: str) -> Iterator[Server]:
     """A server in front of an S3 one, at whose writes things go wrong: "busy" (503), or "lost" (written, and no answer
-    comes)."""
+    comes), or "lost end" (the same, at the end of an upload in pieces)."""
     host = urlsplit(upstream).netloc
 
     class Handler(BaseHTTPRequestHandler):
@@ -374,7 +374,8 @@ def s3_proxy(upstream: str) -> Iterator[Server]:
 
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            fault = state.take() if self.command in ("PUT", "POST") else ""
+            end = self.command == "POST" and "uploadId" in self.path
+            fault = state.take() if end or (self.command in ("PUT", "POST") and state.fault != "lost end") else ""
             state.note(f"{self.command} {fault}".strip())
             if fault == "busy":
                 self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>")
@@ -386,7 +387,7 @@ def s3_proxy(upstream: str) -> Iterator[Server]:
             answer = connection.getresponse()
             data = answer.read()
             connection.close()
-            if fault == "lost":
+            if fault in ("lost", "lost end"):
                 self.close_connection = True
                 self.connection.close()
                 return

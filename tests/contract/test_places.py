@@ -187,6 +187,10 @@ def test_a_write_whose_answer_was_lost_has_succeeded(s3: str, tmp_path: Path) ->
         proxy.suffer("lost", 1)
         publish(made(tmp_path / "u", b"part"), root / "part")
         assert proxy.asked["PUT lost"] == 2
+        proxy.suffer("lost end", 1)
+        publish(made(tmp_path / "u", bytes(3 * objects.PIECE_BYTES)), root / "large")
+        assert proxy.asked["POST lost end"] == 1
+        assert (root / "large").stat().st_size == 3 * objects.PIECE_BYTES
         assert root_record.read_bytes() == b"mine"
         with pytest.raises(FileExistsError):
             publish(made(tmp_path / "u", b"pa!t"), root / "part")
