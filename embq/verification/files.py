@@ -164,11 +164,14 @@ class Files:
                 self._findings.add("schema", file.path, "its columns differ from those of the first rows")
         wrong = [name for name, type_ in wanted.items() if name not in schema.names or schema.field(name).type != type_]
         if file.kind == "rows":
+            embeddings = embedding_columns(self._info.model.output_names)
             wrong += [
                 name
-                for name in embedding_columns(self._info.model.output_names)
+                for name in embeddings
                 if name not in schema.names or not self._holds_vectors(schema.field(name).type)
             ]
+            if more := [name for name in schema.names if name not in wanted and name not in embeddings]:
+                self._findings.add("schema", file.path, f"it has columns that the run has not: {', '.join(more)}")
             if any(commit.widths.get(name) != width for name, width in vector_widths(schema).items()):
                 self._findings.add("schema", file.path, f"its record says that vectors have {commit.widths} numbers")
             inside = (schema.metadata or {}).get(b"embq.fingerprint", b"").decode("utf-8", "replace")

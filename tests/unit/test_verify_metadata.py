@@ -139,6 +139,13 @@ def test_a_column_of_another_type_is_named(out: Path, column: str) -> None:
     assert column in said(report)
 
 
+def test_a_column_that_the_run_has_not_is_named(out: Path) -> None:
+    rewrite(out, lambda table: table.append_column("more", pa.nulls(table.num_rows, pa.string())))
+    report = verify(out)
+    assert broken(report) == {"schema"}
+    assert "that the run has not: more" in said(report)
+
+
 def test_each_chunk_of_a_text_has_its_metadata(tmp_path: Path) -> None:
     from embq.verification.metadata import StoredMetadata
 
