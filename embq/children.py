@@ -16,6 +16,10 @@ QUICK_DEATHS = 5
 QUICK_S = 5.0
 """A service that ends this often in a row, each time within these seconds, will not be mended by starting it again."""
 
+OVER_S = 3.0
+"""A worker ends when its run is over, and then the session does too. One that ended and is needed all the same looked
+before the units that were added to a finished run were taken up."""
+
 FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
 
 
@@ -40,6 +44,7 @@ class Child:
         self._broker_url = broker_url
         self._started_at = 0.0
         self._quick_deaths = 0
+        self._over_at: float | None = None
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -64,7 +69,12 @@ class Child:
         if status is None:
             return
         if status == Exit.DONE and self.verb == "worker":
-            return  # its run is over
+            now = time.monotonic()
+            self._over_at = self._over_at or now
+            if now - self._over_at > OVER_S:
+                self._over_at = None
+                self.start()
+            return
         quick = time.monotonic() - self._started_at < QUICK_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
         # A supervisor that ends by itself has given its workers up; one that was killed has not. And a writer that was

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.session import ended, logs, write_texts
+from e2e.session import ended, logs, succeed, write_texts
 from faults.kit.disk import DiskError, SmallDisk
 
 from core.rows import FORMATS
 
 DIM = 512
-UNITS, UNIT_SAMPLES = 4, 1000
-UNIT_MB = UNIT_SAMPLES * DIM * 2 / 2**20
-DISK_MB = 32
+FIRST, LATER = 200, 2000
+LATER_BYTES = LATER * DIM * 2
 
 
 @pytest.fixture
 def disk() -> Iterator[SmallDisk]:
-    """A disk of which a good two and a half parts are free beside a staged result."""
+    """A disk of 32 MB."""
     try:
-        disk = SmallDisk(DISK_MB)
+        disk = SmallDisk(32)
     except DiskError as error:
         pytest.skip(str(error))
-    with open(disk.path / "ballast", "wb") as ballast:
-        ballast.write(bytes(int((DISK_MB - 3.6 * UNIT_MB) * 2**20)))
     yield disk
     disk.close()
 
@@ -35,15 +33,16 @@ def disk() -> Iterator[SmallDisk]:
 def test_a_disk_that_fills_up_in_mid_part_ends_the_run_with_one_message_and_nothing_is_lost(
     disk: SmallDisk, short_tmp: Path, format: str
 ) -> None:
-    # Given units whose staged results are as large as their parts, so that it is a part that finds no room
-    texts, root = short_tmp / "texts.jsonl", disk.path / "out"
-    write_texts(texts, UNITS * UNIT_SAMPLES)
-    model = f"stub:{DIM}?ms_per_sample=0.2"
-    options = ("--unit-size", str(UNIT_SAMPLES), "--write-batch-size", str(UNIT_SAMPLES), "--transport", "staging")
-    run = ("run", texts, "-o", root, "-m", model, *options, "--output-format", format, "--prefetch", "1", "--quiet")
+    # Given some rows that are committed, and room for the staged result of one more unit and half of its part
+    first, later, root = short_tmp / "first.jsonl", short_tmp / "later.jsonl", disk.path / "out"
+    write_texts(first, FIRST)
+    write_texts(later, LATER, name="later")
+    options = ("-m", f"stub:{DIM}", "--unit-size", str(LATER), "--output-format", format, "--quiet")
+    succeed("run", first, "-o", root, *options)
+    leave_free(disk, LATER_BYTES * 3 // 2)
 
-    # When the disk fills up
-    status, stdout, stderr = ended(*run)
+    # When the unit is done
+    status, stdout, stderr = ended("run", first, later, "-o", root, *options, "--transport", "staging")
 
     # Then there is one message, and what was committed is whole
     assert (status, stdout) == (74, ""), stderr + logs(root)
@@ -54,22 +53,25 @@ def test_a_disk_that_fills_up_in_mid_part_ends_the_run_with_one_message_and_noth
     assert stderr.count("next:  ") == 1
     assert "Traceback" not in stderr + logs(root)
     before = verified(root)
-    assert before["state"] == "incomplete"
-    assert 0 < before["rows"] < UNITS * UNIT_SAMPLES
+    assert (before["state"], before["rows"]) == ("incomplete", FIRST)
 
     # And with room, the same run goes on to its end
     disk.make_room()
-    status, _, stderr = ended("resume", root, "--quiet")
-    assert status == 0, stderr + logs(root)
+    succeed("resume", root, "--quiet")
     after = verified(root)
-    assert (after["state"], after["rows"], after["failures"]) == ("complete", UNITS * UNIT_SAMPLES, 0)
+    assert (after["state"], after["rows"], after["failures"]) == ("complete", FIRST + LATER, 0)
     assert after["vectors_recomputed"] == after["samples_checked"] == after["rows"]
     assert after["litter"] == 0
 
 
+def leave_free(disk: SmallDisk, size: int) -> None:
+    """Fill the disk up to this many bytes."""
+    status = os.statvfs(disk.path)
+    with open(disk.path / "ballast", "wb") as ballast:
+        ballast.write(bytes(status.f_bavail * status.f_bsize - size))
+
+
 def verified(root: Path) -> dict[str, object]:
     """What `embq verify` says of a sound output."""
-    status, stdout, stderr = ended("verify", root, "--json")
-    assert status == 0, stdout + stderr
-    report: dict[str, object] = json.loads(stdout)
+    report: dict[str, object] = json.loads(succeed("verify", root, "--json"))
     return report
