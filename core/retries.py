@@ -13,6 +13,9 @@ from typing import Any
 
 _FIELDS = ("unit", "failed", "record", "attempts", "replaces", "only", "keys", "samples")
 
+MOST_SAMPLES = 10_000_000
+"""Of one unit: a few characters of a forged hint must not fill a worker's memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
@@ -89,7 +92,7 @@ def from_ranges(text: str) -> list[int]:
     for piece in text.split(",") if text else ():
         low, _, high = piece.partition("-")
         some = range(int(low), int(high or low) + 1)
-        if not some or (numbers and some[0] <= numbers[-1]) or some[0] < 0:
+        if not some or (numbers and some[0] <= numbers[-1]) or some[0] < 0 or some[-1] >= MOST_SAMPLES:
             raise ValueError(f"{text[:80]!r} are no ascending ranges")
         numbers.extend(some)
     return numbers

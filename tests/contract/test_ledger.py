@@ -309,6 +309,7 @@ def test_the_third_crash_quarantines_the_unit_by_name(run: RunCase) -> None:
         "v": str(VERSION).encode(),
         "code": b"crash",
         "message": b"killed by signal 9",
+        "attempts": b"3",
     }
     assert claim(run, 0, new_token(run.gen, "b")) == "dup"
     commit(run, (entry.id, 0))

@@ -33,6 +33,7 @@ from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.layout import Layout
 from core.manifest import Manifest
+from core.protocol import VERSION
 from producer.upload import _on_disk
 
 DIM = 16
@@ -357,7 +358,7 @@ def test_where_the_answer_is_lost_the_broker_is_asked_for_a_write_of_the_new_con
 
 def test_what_an_upload_may_not_write_is_refused(setting: Setting, short_tmp: Path) -> None:
     setting.service("writer")
-    record = {"v": 2, "run": "0" * 16, "output": str(setting.root), "record": "{}"}
+    record = {"v": VERSION, "run": "0" * 16, "output": str(setting.root), "record": "{}"}
     for path in ("../x", "_inputs/00000/../../x", "parts/x.parquet", "/etc/x", "_inputs/00000", "manifest/x.parquet"):
         setting.client.hset("embq:uploads", "evil", json.dumps({**record, "files": [[path, 1, 0, ""]]}))
         wait_until(lambda: setting.client.hget("embq:up:{evil}:state", "end") == b"refused")
