@@ -18,12 +18,13 @@ from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
 
+CONFIG = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
+
 
 @pytest.mark.fault("N1", "a unit whose lease is lost leaves the pipeline wherever it is", gate=True)
 @pytest.mark.parametrize("moment", ["before its samples", "before its end", "after its end"])
 def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) -> None:
-    config = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
-    embedder = load(config, "cpu")
+    embedder = load(CONFIG, "cpu")
     leases = Leases()
     handed_on: list[UnitWork] = []
     stage = EmbedStage(embedder, leases, Stats(), ProgressBoard(), hand_on=handed_on.append)
@@ -48,7 +49,7 @@ def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) 
 
 def _unit(name: str) -> UnitWork:
     hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source=name))
-    record = SimpleNamespace(rows=RowSpec())
+    record = SimpleNamespace(model=CONFIG, rows=RowSpec())
     ledger = SimpleNamespace(start=lambda held: set())
     return UnitWork(
         cast("Any", hint), cast("Any", record), cast("Any", ledger), f"1-0:{name}:0", attempts=0, poison=frozenset()
