@@ -18,7 +18,7 @@ AHEAD = 5
 """Units that a worker process does before it waits."""
 
 
-@pytest.mark.fault("W1", "`embq retry`: a worker, the writer, then everything is killed; `embq resume`", gate=True)
+@pytest.mark.fault("W1", "`embq retry`: a worker, the writer, then everything is killed; `embq resume`")
 def test_a_retry_of_which_everybody_is_killed_has_each_sample_once(short_tmp: Path) -> None:
     root, texts, gate = short_tmp / "out", short_tmp / "t.jsonl", short_tmp / "gate"
     expected = write_texts(texts, UNITS * SAMPLES)
