@@ -334,8 +334,7 @@ def test_a_read_only_output_is_refused(short_tmp: Path) -> None:
     assert_refused(done.returncode, done.stdout, done.stderr, exits=74, code="not_writable", says="Read-only")
 
 
-@pytest.mark.parametrize("transport", ["payload", "staging"])
-def test_a_full_disk_ends_the_run_and_resume_completes_it(short_tmp: Path, transport: str) -> None:
+def test_a_full_disk_ends_the_run_and_resume_completes_it(short_tmp: Path) -> None:
     texts, disk, kept = short_tmp / "texts.jsonl", short_tmp / "disk", short_tmp / "kept"
     expected = write_texts(texts, 2000)
     disk.mkdir()
@@ -343,7 +342,7 @@ def test_a_full_disk_ends_the_run_and_resume_completes_it(short_tmp: Path, trans
     script = f"""
         mount -t tmpfs -o size=24m none "$2" || exit 99
         head -c {24 * 1024 * 1024 - 1536 * 1024} /dev/zero > "$2/ballast"
-        embq run "$1" -o "$2/out" -m stub:512 --unit-size 20 --transport {transport} --quiet
+        embq run "$1" -o "$2/out" -m stub:512 --unit-size 20 --transport payload --quiet
         first=$?
         rm "$2/ballast"
         embq resume "$2/out" --quiet >&2

@@ -185,8 +185,19 @@ def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
     assert "queue_lost" in logs(case.root)
 
 
-@pytest.mark.fault("C1", "`embq run`: everything is killed at once; `embq resume` completes it", gate=True)
-@pytest.mark.parametrize("loss", ["nothing", "the queue", "the folder of the broker"])
+def _dead_at_once(loss: str, *, gate: bool) -> object:
+    sentence = "`embq run`: everything is killed at once; `embq resume` completes it"
+    return pytest.param(loss, marks=pytest.mark.fault("C1", sentence, gate=gate))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _dead_at_once("nothing", gate=False),
+        _dead_at_once("the queue", gate=True),
+        _dead_at_once("the folder of the broker", gate=False),
+    ],
+)
 def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: str) -> None:
     case = make_case(120)
     with started(*case.command(10), environment=case.held_after(40)) as command:
