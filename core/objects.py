@@ -28,7 +28,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from core.errors import AwayError, ConfigError, OutputError, UsageError
 from core.object_clients import NEEDED, connect, http_status, translate
-from core.object_reader import ObjectReader
+from core.ranges import RangedFile
 
 SPELLINGS = {"s3a": "s3", "gcs": "gs"}
 """Other names of the same schemes; an output has one name, because a run's id is made of it."""
@@ -141,7 +141,7 @@ class ObjectPath:
 
     def open(self, piece_bytes: int = 1 << 20) -> io.BufferedReader:
         """A file for reading, which can seek; it asks for at least `piece_bytes` at once."""
-        return io.BufferedReader(ObjectReader(self, self.stat().st_size), piece_bytes)
+        return io.BufferedReader(RangedFile(self, self.stat().st_size), piece_bytes)
 
     def fetch(self, local: Path) -> None:
         """Copy it to a file of this machine."""

@@ -3,7 +3,6 @@ that may help."""
 
 from __future__ import annotations
 
-import io
 import mmap
 import random
 import threading
@@ -12,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from core.errors import SourceError
 from sources.base import SAMPLE_MAX_BYTES, Memory, Moved, unwatched
@@ -130,8 +129,8 @@ def _load_at_once(url: str, size: int) -> bytes:
     return asked(url, request)
 
 
-class RemoteFile(io.RawIOBase):
-    """A file for reading, which fetches ahead while it is read in order.
+class RangesAhead:
+    """What is read of a file, for `core.ranges.RangedFile`; fetches ahead while it is read in order.
 
     Args:
         url: what to read.
@@ -144,51 +143,23 @@ class RemoteFile(io.RawIOBase):
     _KEPT = 8
 
     def __init__(self, url: str, size: int, *, first: int, last: int, moved: Moved) -> None:
-        super().__init__()
         self._url, self._size, self._moved = url, size, moved
         self._first, self._last = first, last
-        self._at = 0
         self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
         self._whole: Memory | None = None
 
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As every file does."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """As every file does; the number of bytes read."""
-        view = memoryview(buffer).cast("B")
-        if self._at >= self._size or not len(view):
-            return 0
+    def read_range(self, start: int, stop: int) -> bytes | memoryview:
+        """See `core.ranges.Ranges`; in the part that is read in order, at most to the end of a block."""
         if self._whole is None and host_of(self._url) in _WITHOUT_RANGES:
             self._whole = load(self._url, self._size, self._moved)
-        data: memoryview | bytes
         if self._whole is not None:
-            data = self._whole[self._at : self._at + len(view)]
-        elif self._first <= self._at < self._last:
-            number, inside = divmod(self._at - self._first, SMALL_BYTES)
-            block = self._block(number)
-            data = memoryview(block)[inside : inside + len(view)]
-        else:
-            data = read_range(self._url, self._at, min(self._size, self._at + len(view)))
-            self._moved()
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+            return self._whole[start:stop]
+        if self._first <= start < self._last:
+            number, inside = divmod(start - self._first, SMALL_BYTES)
+            return memoryview(self._block(number))[inside : inside + stop - start]
+        data = read_range(self._url, start, stop)
+        self._moved()
+        return data
 
     def _block(self, number: int) -> bytes:
         in_order = number - 1 in self._blocks or not self._blocks

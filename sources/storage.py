@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from core.errors import SourceError
+from core.ranges import RangedFile
 from core.units import Unit
 from sources import ahead, listings, remote, urls
 from sources.base import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
@@ -175,8 +176,9 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
     if is_url(unit.source):
         status = listings.stat(unit.source)
         _require_same(unit, status.version, code)
-        raw = remote.RemoteFile(unit.source, status.size, first=unit.start, last=unit.stop or status.size, moved=moved)
-        with io.BufferedReader(raw, PIECE_BYTES) as file:
+        last = unit.stop or status.size
+        ranges = remote.RangesAhead(unit.source, status.size, first=unit.start, last=last, moved=moved)
+        with io.BufferedReader(RangedFile(ranges, status.size), PIECE_BYTES) as file:
             yield file
         _require_same(unit, listings.stat(unit.source).version, code)
         return

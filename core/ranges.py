@@ -1,4 +1,4 @@
-"""The ranges of an object, as a file."""
+"""What is read in ranges, as a file."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Protocol
 class Ranges(Protocol):
     """What can be read in ranges."""
 
-    def read_range(self, start: int, stop: int) -> bytes:
-        """The bytes from `start` up to `stop`."""
+    def read_range(self, start: int, stop: int) -> bytes | memoryview:
+        """The bytes from `start` on, at least one and none from `stop` on; `start` is below `stop`."""
         ...
 
 
-class ObjectReader(io.RawIOBase):
-    """A file for reading, which can seek; each read is a request."""
+class RangedFile(io.RawIOBase):
+    """A file for reading, which can seek; each read asks for a range."""
 
-    def __init__(self, path: Ranges, size: int) -> None:
+    def __init__(self, ranges: Ranges, size: int) -> None:
         super().__init__()
-        self._path, self._size, self._at = path, size, 0
+        self._ranges, self._size, self._at = ranges, size, 0
 
     def readable(self) -> bool:
         """It is."""
@@ -45,7 +45,7 @@ class ObjectReader(io.RawIOBase):
         stop = min(self._size, self._at + len(view))
         if stop <= self._at:
             return 0
-        piece = self._path.read_range(self._at, stop)
+        piece = self._ranges.read_range(self._at, stop)
         view[: len(piece)] = piece
-        self._at = stop
+        self._at += len(piece)
         return len(piece)
