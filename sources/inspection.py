@@ -150,6 +150,11 @@ class Process:
 _PROCESS = Process([sys.executable, "-P", "-m", "sources.inspection"])
 
 
+def close() -> None:
+    """Let the process that looks end; the next look starts one, with the environment as it is then."""
+    _PROCESS.close()
+
+
 def _died(unit: Unit, status: int | None = None) -> SourceError:
     if status is None:
         how = "when the run was planned, it ended the library that reads it"
