@@ -27,6 +27,7 @@ class Settings:
         slice_s: seconds that a worker serves one model before another one that has work may have its turn.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     roots: tuple[str, ...] = ()
     cuda_visible: str | None = None
     omp_threads: str = ""
+    trace: str = ""
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -62,6 +64,7 @@ class Settings:
             roots=tuple(part for part in _ROOTS.split(os.environ.get("EMBQ_ROOTS", "")) if part),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
+            trace=os.environ.get("EMBQ_TRACE", ""),
         )
         if settings.lease_s < 2 * settings.beat_s:
             raise ConfigError(

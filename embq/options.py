@@ -222,7 +222,7 @@ def worker_options(function: F) -> F:
                 default="auto",
                 show_default=True,
                 metavar="LIST",
-                help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu.",
+                help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu; sim:SPEED for stub models.",
             ),
             click.option(
                 "--workers-per-device",

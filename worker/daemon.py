@@ -14,6 +14,7 @@ import redis
 from core.errors import ConfigError, EmbqError, Exit
 from core.log import Events
 from core.stopping import StopFlag
+from worker.embedders.hardware import simulated_speed
 from worker.freeing import Death, LeaseFreer
 from worker.slot import BLAMELESS, NEVER, Fleet, Slot
 
@@ -44,7 +45,7 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
     if wanted != "auto":
         names = tuple(part.strip() for part in wanted.split(",") if part.strip())
         for name in names:
-            if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+            if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
                 raise ConfigError(
                     f"unknown device {name!r}", next_step="use cpu, cuda:0 or a list such as cuda:0,cuda:2"
                 )

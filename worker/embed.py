@@ -15,6 +15,7 @@ from worker.embedders.base import Embedder, Prepared, Truncated
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
+from worker.trace import Trace
 from worker.work import Leases, UnitWork
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class EmbedStage:
 
     Args:
         board: where the stage says what it has in hand.
+        trace: where it notes what the device did.
         hand_on: takes each complete unit.
     """
 
@@ -37,12 +39,14 @@ class EmbedStage:
         board: ProgressBoard,
         *,
         hand_on: Callable[[UnitWork], None],
+        trace: Trace | None = None,
     ) -> None:
         self.embedder = embedder
         self.leases = leases
         self.stats = stats
         self.board = board
         self.hand_on = hand_on
+        self.trace = trace or Trace()
         self._waiting: list[tuple[UnitWork, Sample, Prepared]] = []
 
     @property
@@ -101,9 +105,17 @@ class EmbedStage:
         for work, sample, _ in batch:
             first = in_hand[work.token].first if work.token in in_hand else sample.ordinal
             in_hand[work.token] = Span(work.token, work.u, first, sample.ordinal)
-        with self.stats.busy("embed"), self.board.step("embed", in_hand.values()):
+        lengths = [self.embedder.length(prepared) for _, _, prepared in batch]
+        units = [span.u for span in in_hand.values()]
+        with (
+            self.stats.busy("embed"),
+            self.board.step("embed", in_hand.values()),
+            self.trace.batch(rows=len(batch), tokens=sum(lengths), units=units),
+        ):
             vectors = self.embedder.embed([prepared for _, _, prepared in batch])
-        self.stats.batch_done(len(batch))
+        self.stats.batch_done(len(batch), sum(lengths))
+        for (work, _, _), length in zip(batch, lengths, strict=True):
+            work.tokens += length
         start = 0
         for stop in range(1, len(batch) + 1):
             if stop == len(batch) or batch[stop][0] is not batch[start][0]:

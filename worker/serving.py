@@ -30,6 +30,7 @@ from worker.read import ReadStage
 from worker.rq_worker import HintWorker
 from worker.scheduler import Scheduler, Turn
 from worker.stats import Stats
+from worker.trace import Trace
 from worker.work import Leases
 
 READY = b"R"
@@ -42,7 +43,7 @@ class Options:
 
     Attributes:
         name: worker name, unique for ever.
-        device: "cpu" or "cuda:N".
+        device: "cpu", "cuda:N" or "sim:SPEED".
         run: serve only this run; "" serves every run.
         prefetch: units claimed ahead.
         threads: threads that decode and tokenise.
@@ -116,6 +117,7 @@ class ModelService:
         self._clients: list[redis.Redis] = []
         self.client = self._connect()
         self.leases, self.stats = Leases(), Stats()
+        self.trace = Trace(settings.trace, worker=options.name, device=options.device)
         self.heartbeat = self._make_heartbeat()
         self.pipeline = self._make_pipeline()
         self.fetcher = Fetcher(
@@ -172,6 +174,7 @@ class ModelService:
             self.scheduler.end(self.turn, spent_s=time.monotonic() - self._began)
         for client in self._clients:
             client.close()
+        self.trace.close()
         return self._next
 
     def _drain(self) -> None:
@@ -246,7 +249,7 @@ class ModelService:
             make_read=lambda put, upcoming: ReadStage(
                 embedder, pool, stats, board, roots=self.settings.roots, hand_on=put, upcoming=upcoming
             ),
-            make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
+            make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put, trace=self.trace),
             publish=PublishStage(
                 leases,
                 stats,

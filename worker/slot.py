@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from core.embedded import die_with_parent
 from core.errors import Exit
 from core.settings import Settings, child_environment
+from worker.embedders.hardware import simulated_speed
 from worker.progress import InHand, ProgressBoard, Span
 from worker.serving import READY
 
@@ -32,7 +33,7 @@ class Fleet:
     """What the supervisor runs.
 
     Attributes:
-        devices: one process for each entry, "cpu" or "cuda:N"; a device may be named several times.
+        devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
         run: serve only this run and end when it is over; "" serves every run until stopped.
     """
 
@@ -161,7 +162,8 @@ class Slot:
 
 def _child_env(fleet: Fleet) -> dict[str, str]:
     """Share the cores out between the processes of this machine; without it each starts a thread per core."""
-    share = max(1, (os.cpu_count() or 1) // len(fleet.devices))
+    real = [device for device in fleet.devices if not simulated_speed(device)]
+    share = max(1, (os.cpu_count() or 1) // max(1, len(real)))
     return child_environment(
         # By environment, because a password does not belong on a command line.
         EMBQ_BROKER_URL=fleet.settings.broker_url,

@@ -17,6 +17,7 @@ class Stats:
 
     Attributes:
         rows: samples that got a vector.
+        tokens: what they cost the device, as `Embedder.length` says.
         failed: samples and units that did not.
         units: units published.
     """
@@ -25,6 +26,7 @@ class Stats:
         self._lock = threading.Lock()
         self._busy = dict.fromkeys(STAGES, 0.0)
         self.rows = 0
+        self.tokens = 0
         self.failed = 0
         self.units = 0
         self.first_batch_at: float | None = None
@@ -41,11 +43,12 @@ class Stats:
             with self._lock:
                 self._busy[stage] += spent
 
-    def batch_done(self, rows: int) -> None:
-        """Count a batch of vectors."""
+    def batch_done(self, rows: int, tokens: int) -> None:
+        """Count a batch of vectors, and the tokens that they were made of."""
         now = time.monotonic()
         with self._lock:
             self.rows += rows
+            self.tokens += tokens
             self.last_batch_at = now
             if self.first_batch_at is None:
                 self.first_batch_at = now

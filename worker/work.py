@@ -31,6 +31,7 @@ class UnitWork:
         careful: goes sample by sample, one after the other, so that the sample that ends the process can be named.
         poison: ordinals of samples that ended their worker; they become failures unseen.
         truncated: texts that were longer than the model reads.
+        tokens: what its embedded samples cost the device, as `Embedder.length` says.
         handled: samples that have become a row or a failure; a text that was cut, with the last of its chunks.
     """
 
@@ -55,6 +56,7 @@ class UnitWork:
         self.vectors: dict[str, list[np.ndarray]] = {}
         self.failures: list[Failure] = []
         self.truncated = 0
+        self.tokens = 0
         self.handled = 0
         self._announced: int | None = None
         self._chunks_left: dict[int, int] = {}

@@ -142,9 +142,10 @@ def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
 ) -> None:
     """The second of three vectors is all zeros: it has no length, and becomes a failure."""
     run = make_run(1, rows=rows)
-    embedder = StubEmbedder(run.record.model, dim=16, batch_size=2, s_per_sample=0, s_per_batch=0)
+    embedder = StubEmbedder(run.record.model, dim=16, batch_size=2, s_per_sample=0, s_per_token=0, s_per_batch=0)
     given = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
     given[1] = 0
+    embedder.length = lambda prepared: 1  # type: ignore[method-assign]
     embedder.embed = lambda batch: {"text": given[list(batch)]}  # type: ignore[assignment, method-assign]
     publish = PublishStage(
         leases, Stats(), ProgressBoard(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload"

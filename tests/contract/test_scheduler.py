@@ -221,7 +221,7 @@ class Device:
         if self.loaded:
             self.alive.append(self.loaded[0]() is not None)
             self.stopped.count = 1
-        embedder = StubEmbedder(model, dim=DIM, batch_size=1, s_per_sample=0.0, s_per_batch=0.0)
+        embedder = StubEmbedder(model, dim=DIM, batch_size=1, s_per_sample=0.0, s_per_token=0.0, s_per_batch=0.0)
         self.loaded.append(weakref.ref(embedder))
         self.models.append(model)
         return embedder

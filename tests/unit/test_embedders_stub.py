@@ -105,3 +105,16 @@ def test_images_are_decoded_where_the_spec_asks_for_it_and_give_the_same_vectors
     assert looking.fingerprint == plain.fingerprint
     with pytest.raises(ModelError, match="unknown decode"):
         load(stub("stub:8?decode=2", "image"), "cpu")
+
+
+def test_a_simulated_device_takes_as_much_longer_as_it_is_slower() -> None:
+    waited = []
+    for device in ("sim:10", "sim:2.5"):
+        embedder = load(stub("stub:8?ms_per_token=20"), device)
+        batch = embedder.prepare([Sample(ordinal=0, key="a", text="five words of a text")])
+        assert [embedder.length(ready) for ready in batch] == [5]
+        began = time.monotonic()
+        embedder.embed(batch)
+        waited.append(time.monotonic() - began)
+    assert waited[0] >= 0.01
+    assert waited[1] >= 0.04

@@ -27,6 +27,9 @@ class SlowAtFirst:
     def prepare(self, samples: Sequence[Sample]) -> list[Any]:
         return [sample.text for sample in samples]
 
+    def length(self, prepared: Any) -> int:
+        return 1
+
     def embed(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         self.calls += 1
         self.clock.now += 30.0 if self.calls == 1 else 0.5

@@ -70,6 +70,10 @@ class Embedder(Protocol):
         """
         ...
 
+    def length(self, prepared: Prepared) -> int:
+        """What a sample costs the device, in tokens: the tokens of its text, 1 for an image. At least 1."""
+        ...
+
     def embed(self, batch: Sequence[Prepared]) -> dict[str, np.ndarray]:
         """Vectors of a batch: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
 

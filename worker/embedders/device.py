@@ -10,6 +10,7 @@ import torch
 
 from core.errors import ConfigError, DeviceError, ModelError
 from core.models import ModelConfig
+from worker.embedders.hardware import simulated_speed
 
 T = TypeVar("T")
 
@@ -34,6 +35,11 @@ ACCELERATOR_BATCH = 256
 
 def device_of(name: str) -> torch.device:
     """The torch device called `name`; ConfigError where this machine or this torch has none."""
+    if simulated_speed(name):
+        raise ConfigError(
+            f"{name} is a simulated device, which only stub models run on",
+            next_step="use cpu, cuda or cuda:<number>, or a model such as stub:384?ms_per_sample=10",
+        )
     try:
         device = torch.device(name)
     except RuntimeError as error:

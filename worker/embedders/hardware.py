@@ -9,13 +9,25 @@ import re
 import sys
 from pathlib import Path
 
+SIMULATED = re.compile(r"sim:(\d{1,6}(?:\.\d{1,6})?)")
+"""A device that only stub models run on: they wait as long as a device would compute that is so many times as fast as
+one of speed 1. It shows what a fleet of unequal devices does, on a machine that has none."""
+
+
+def simulated_speed(device: str) -> float:
+    """The speed of a simulated device such as "sim:2.5"; 0.0 for any other device."""
+    found = SIMULATED.fullmatch(device)
+    return float(found.group(1)) if found else 0.0
+
 
 def device_name(device: str) -> str:
     """The model of a device, such as "NVIDIA H200"; a CPU with the number of its cores.
 
     Args:
-        device: "cpu" or "cuda:N", as torch names it.
+        device: "cpu" or "cuda:N", as torch names it, or "sim:SPEED".
     """
+    if simulated_speed(device):
+        return f"simulated device of speed {simulated_speed(device):g}"
     if device.startswith("cuda"):
         import torch
 

@@ -51,10 +51,13 @@ class SentenceEmbedder:
         """Token ids, or the text itself where the model tokenises in its own way."""
         return prepare_texts(samples, self._rows)
 
+    def length(self, prepared: TokenRow | str) -> int:
+        """Its tokens. A text that is tokenised later counts four characters to a token."""
+        return max(1, len(prepared) // 4 if isinstance(prepared, str) else len(prepared["input_ids"]))
+
     def embed(self, batch: Sequence[TokenRow | str]) -> dict[str, np.ndarray]:
         """What `encode` gives for the batch, in float32."""
-        # Texts that are tokenised later count four characters to a token, which only shapes the batches.
-        lengths = [len(item) // 4 if isinstance(item, str) else len(item["input_ids"]) for item in batch]
+        lengths = [self.length(item) for item in batch]
         return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:

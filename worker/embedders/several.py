@@ -63,6 +63,10 @@ class SeveralEmbedder:
             ready.append(self._ready(sample, answers))
         return ready
 
+    def length(self, prepared: Ready) -> int:
+        """What it costs with all models together."""
+        return sum(member.embedder.length(prepared[member.named.name]) for member in self._members)
+
     def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
         """The vectors of one model after the other."""
         vectors: dict[str, np.ndarray] = {}

@@ -132,6 +132,10 @@ class CuttingEmbedder:
         """As the model itself does."""
         return self._embedder.prepare(samples)
 
+    def length(self, prepared: Prepared) -> int:
+        """As the model itself does."""
+        return self._embedder.length(prepared)
+
     def embed(self, batch: Sequence[Prepared]) -> dict[str, Any]:
         """As the model itself does."""
         return self._embedder.embed(batch)

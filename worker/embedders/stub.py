@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS
+from worker.embedders.hardware import simulated_speed
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
 from worker.embedders.params import choice, milliseconds_as_s, whole_number
 
@@ -29,6 +31,13 @@ BATCH_SIZE = 64
 
 STEPS = 1024
 """Values are odd multiples of 1/2048: 11 significant bits, which float16 holds exactly, and never zero."""
+
+
+class Ready(NamedTuple):
+    """One sample: a digest for each modality, and the words of its text (1 without one)."""
+
+    digests: tuple[bytes, ...]
+    words: int
 
 
 WORD = re.compile(r"\S+")
@@ -87,6 +96,7 @@ class StubEmbedder:
     """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute.
 
     Args:
+        speed: how many times as fast the device is as one of speed 1.
         look: raises SampleError for an encoded image that cannot be used; it changes no vector.
     """
 
@@ -97,29 +107,37 @@ class StubEmbedder:
         dim: int,
         batch_size: int,
         s_per_sample: float,
+        s_per_token: float,
         s_per_batch: float,
+        speed: float = 1.0,
         look: Callable[[bytes], object] = len,
     ) -> None:
         self._look = look
         self._modalities = config.modalities
         self._dim = dim
-        self._s_per_sample = s_per_sample
-        self._s_per_batch = s_per_batch
+        self._s_per_sample = s_per_sample / speed
+        self._s_per_token = s_per_token / speed
+        self._s_per_batch = s_per_batch / speed
         self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
         self.batch_size = batch_size
         self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
 
-    def prepare(self, samples: Sequence[Sample]) -> list[tuple[bytes, ...] | SampleError]:
+    def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """One digest per modality of each sample; images are decoded only where the spec asks for it."""
-        return prepare_each(samples, self._digests)
+        return prepare_each(samples, self._ready)
 
-    def embed(self, batch: Sequence[tuple[bytes, ...]]) -> dict[str, np.ndarray]:
+    def length(self, prepared: Ready) -> int:
+        """Its words."""
+        return prepared.words
+
+    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
         """Vectors of a batch, after the time that the spec asks for."""
         wait_s = self._s_per_batch + self._s_per_sample * len(batch)
+        wait_s += self._s_per_token * sum(ready.words for ready in batch)
         if wait_s > 0:
             time.sleep(wait_s)
         return {
-            modality: stub_vectors([digests[position] for digests in batch], self._dim)
+            modality: stub_vectors([ready.digests[position] for ready in batch], self._dim)
             for position, modality in enumerate(self._modalities)
         }
 
@@ -127,26 +145,28 @@ class StubEmbedder:
         """What counts words for tokens."""
         return WordSplitter(chunking)
 
-    def _digests(self, sample: Sample) -> tuple[bytes, ...]:
+    def _ready(self, sample: Sample) -> Ready:
         if "image" in self._modalities:
             self._look(image_of(sample))
-        return tuple(
+        digests = tuple(
             stub_digest(image_of(sample) if modality == "image" else text_of(sample).encode(), self._dim)
             for modality in self._modalities
         )
+        return Ready(digests, len(text_of(sample).split()) if "text" in self._modalities else 1)
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
-    """The stub that `spec` describes; `device` is only a name to it."""
-    del device
-    spec.check_params("ms_per_sample", "ms_per_batch", "batch_size", "decode")
+    """The stub that `spec` describes; every device but a simulated one has speed 1."""
+    spec.check_params("ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "decode")
     check_modalities(config, *EMBEDS[spec.family])
     return StubEmbedder(
         config,
         dim=int(spec.name),
         batch_size=whole_number(spec, "batch_size", BATCH_SIZE),
         s_per_sample=milliseconds_as_s(spec, "ms_per_sample"),
+        s_per_token=milliseconds_as_s(spec, "ms_per_token"),
         s_per_batch=milliseconds_as_s(spec, "ms_per_batch"),
+        speed=simulated_speed(device) or 1.0,
         look=_decoder() if choice(spec, "decode", "0", ("0", "1")) == "1" else len,
     )
 

@@ -66,9 +66,13 @@ class TransformerEmbedder:
         """Token ids of each text."""
         return prepare_texts(samples, self._tokens.rows)
 
+    def length(self, prepared: TokenRow) -> int:
+        """Its tokens."""
+        return max(1, len(prepared["input_ids"]))
+
     def embed(self, batch: Sequence[TokenRow]) -> dict[str, np.ndarray]:
         """Pooled vectors of the batch."""
-        lengths = [len(row["input_ids"]) for row in batch]
+        lengths = [self.length(row) for row in batch]
         return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:

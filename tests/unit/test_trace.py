@@ -1,0 +1,35 @@
+"""What a device did and when, as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from worker.trace import Trace
+
+
+def test_each_batch_is_a_line_of_the_workers_own_file(tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "t"), worker="box.sim1.ab", device="sim:1")
+    with trace.batch(rows=3, tokens=40, units=[7, 8]):
+        pass
+    with trace.batch(rows=1, tokens=2, units=[9]):
+        pass
+    trace.close()
+    lines = [json.loads(line) for line in (tmp_path / "t" / "box.sim1.ab.jsonl").read_text().splitlines()]
+    assert [(line["rows"], line["tokens"], line["units"]) for line in lines] == [(3, 40, [7, 8]), (1, 2, [9])]
+    assert all(line["device"] == "sim:1" and line["began"] <= line["ended"] for line in lines)
+    assert lines[0]["ended"] <= lines[1]["began"]
+
+
+def test_without_a_folder_nothing_is_noted() -> None:
+    with Trace().batch(rows=1, tokens=1, units=[0]):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"EMBQ_TRACE names .*file/t"):
+        Trace(str(tmp_path / "file" / "t"), worker="w", device="cpu")

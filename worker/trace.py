@@ -1,0 +1,54 @@
+"""What a device did and when, as a file that can be drawn: one line of JSON for each batch.
+
+Only where EMBQ_TRACE names a folder; each worker process writes a file of its own there, `<worker name>.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from core.errors import ConfigError
+
+
+class Trace:
+    """Notes batches. Each line: `device`, `began` and `ended` (Unix seconds), `rows`, `tokens`, `units` (indices).
+
+    Args:
+        folder: where; "" notes nothing.
+        worker: name of the process.
+        device: "cpu", "cuda:N" or "sim:SPEED".
+    """
+
+    def __init__(self, folder: str = "", *, worker: str = "", device: str = "") -> None:
+        self._device = device
+        self._file: TextIO | None = None
+        if folder:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                self._file = (Path(folder) / f"{worker}.jsonl").open("a", encoding="utf-8", buffering=1)
+            except OSError as error:
+                raise ConfigError(
+                    f"EMBQ_TRACE names {folder}, where nothing can be written: {error.strerror}",
+                    next_step="name a folder that can be written, or unset EMBQ_TRACE",
+                ) from error
+
+    @contextmanager
+    def batch(self, *, rows: int, tokens: int, units: Sequence[int]) -> Iterator[None]:
+        """Note that the device has a batch in hand until the block ends."""
+        if self._file is None:
+            yield
+            return
+        began = time.time()
+        yield
+        line = {"device": self._device, "began": began, "ended": time.time()}
+        self._file.write(json.dumps({**line, "rows": rows, "tokens": tokens, "units": list(units)}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
