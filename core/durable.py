@@ -57,10 +57,7 @@ def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
         path.create(data)
         return
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(temporary, data)
         os.link(temporary, path)
         fsync_folder(path.parent)
     finally:
@@ -81,15 +78,19 @@ def overwrite(path: Place, data: bytes, *, temporary: Path) -> None:
         path.replace(data)
         return
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(temporary, data)
         os.rename(temporary, path)
         fsync_folder(path.parent)
     except OSError:
         drop(temporary)
         raise
+
+
+def _write_synced(temporary: Path, data: bytes) -> None:
+    with open(temporary, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def reserve(path: Path, size: int) -> None:
