@@ -203,6 +203,20 @@ class RunInfo:
         """Number of units after each generation: a log may be closed at each of them."""
         return (self.first_units, *(generation.first + generation.units for generation in self.added))
 
+    def notes(self, *, fingerprint: str, version: str) -> dict[str, str]:
+        """What files of the run's rows say of it, in the metadata of their format.
+
+        Args:
+            version: of the embq that writes them.
+        """
+        return {
+            "embq.run": self.run,
+            "embq.model": self.model.spec,
+            "embq.fingerprint": fingerprint,
+            "embq.version": version,
+            **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in self.rows.identity().items()},
+        }
+
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: what it was planned with decides its id."""
         cut = {} if self.model.chunking is None else {"chunks": str(self.model.chunking)}

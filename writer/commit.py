@@ -230,13 +230,7 @@ class Committer:
         return commit
 
     def _notes(self) -> dict[str, str]:
-        return {
-            "embq.run": self.info.run,
-            "embq.model": self.info.model.spec,
-            "embq.fingerprint": self.fingerprint,
-            "embq.version": self.version,
-            **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in self.info.rows.identity().items()},
-        }
+        return self.info.notes(fingerprint=self.fingerprint, version=self.version)
 
     def _name(self, first_id: int) -> PartName:
         return PartName(number=self.state.n + 1, first_id=first_id, epoch=self.epoch, layout=self.layout)

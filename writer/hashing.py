@@ -1,17 +1,23 @@
-"""Reading a file and hashing what is read, at the same time."""
+"""Hashing what is read and what is written, beside the reading and the writing."""
 
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 STEP_BYTES = 1 << 20
 """Read at once, and hashed while the next is read."""
 
+MOST_PENDING = 2
+"""Written pieces that wait to be hashed: enough that writing need not wait, and few enough to hold in memory."""
+
 _BESIDE = ThreadPoolExecutor(1, thread_name_prefix="hashing")
+"""One for both: the writer reads results and writes parts one after the other."""
 
 
 def read_hashed(path: Path) -> tuple[memoryview, str]:
@@ -28,3 +34,58 @@ def read_hashed(path: Path) -> tuple[memoryview, str]:
     for piece in hashed:
         piece.result()
     return data[:end], digest.hexdigest()
+
+
+class HashingFile:
+    """A file object that hashes what it writes, so that a part is read by nobody to be hashed. Also one for pyarrow.
+
+    Attributes:
+        size: bytes written so far.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._pending: deque[Future[None]] = deque()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        """Write a bytes-like object, which must not change any more: it is hashed beside."""
+        view = memoryview(data)
+        self._pending.append(_BESIDE.submit(self._digest.update, view))
+        if len(self._pending) > MOST_PENDING:
+            self._pending.popleft().result()
+        written = self._file.write(view)
+        self.size += written
+        return written
+
+    def tell(self) -> int:
+        """See `size`."""
+        return self.size
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Note that pyarrow is done; whoever opened the file closes it."""
+        self.closed = True
+
+    def hexdigest(self) -> str:
+        """Hex SHA-256 of what was written."""
+        while self._pending:
+            self._pending.popleft().result()
+        return self._digest.hexdigest()
+
+    def readable(self) -> bool:
+        """It is not."""
+        return False
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is not."""
+        return False

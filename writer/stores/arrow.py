@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from core.commits import CommittedFile
 from core.layout import Layout
-from writer.stores.base import Draft, HashingFile, PartName, slices, whole_or_none
+from writer.hashing import HashingFile
+from writer.stores.base import Draft, PartName, slices, whole_or_none
 from writer.stores.parquet import with_notes
 
 BATCH_ROWS = 16_384

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -90,64 +87,3 @@ def whole_or_none(drafts: Sequence[Path], path: Place) -> Iterator[None]:
 def slices(table: pa.Table, rows: int) -> Iterator[pa.Table]:
     """`table` in slices of so many rows, the last of which may have fewer; nothing is copied."""
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
-
-
-MOST_PENDING = 2
-"""Pieces that wait to be hashed: enough that writing need not wait, and few enough to hold in memory."""
-
-_HASHING = ThreadPoolExecutor(1, thread_name_prefix="hash")
-
-
-class HashingFile:
-    """A file object that hashes what it writes, so that a part is read by nobody to be hashed. Also one for pyarrow.
-
-    Attributes:
-        size: bytes written so far.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self._pending: deque[Future[None]] = deque()
-        self.size = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        """Write a bytes-like object, which must not change any more: it is hashed beside."""
-        view = memoryview(data)
-        self._pending.append(_HASHING.submit(self._digest.update, view))
-        if len(self._pending) > MOST_PENDING:
-            self._pending.popleft().result()
-        written = self._file.write(view)
-        self.size += written
-        return written
-
-    def tell(self) -> int:
-        """See `size`."""
-        return self.size
-
-    def flush(self) -> None:
-        """Hand what is buffered to the operating system."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Note that pyarrow is done; whoever opened the file closes it."""
-        self.closed = True
-
-    def hexdigest(self) -> str:
-        """Hex SHA-256 of what was written."""
-        while self._pending:
-            self._pending.popleft().result()
-        return self._digest.hexdigest()
-
-    def readable(self) -> bool:
-        """It is not."""
-        return False
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is not."""
-        return False

@@ -19,7 +19,8 @@ from core.layout import Layout
 from core.models import ModelConfig
 from core.parts.joined import COLUMNS
 from core.reader import vectors
-from writer.stores.base import Draft, HashingFile, PartName, whole_or_none
+from writer.hashing import HashingFile
+from writer.stores.base import Draft, PartName, whole_or_none
 from writer.stores.parquet import ROW_GROUP_ROWS, with_notes, write_parquet
 
 SLICE_ROWS = 16_384

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from core.commits import CommittedFile
 from core.layout import Layout
-from writer.stores.base import Draft, HashingFile, PartName, whole_or_none
+from writer.hashing import HashingFile
+from writer.stores.base import Draft, PartName, whole_or_none
 
 ROW_GROUP_ROWS = 65_536
 """Rows of one row group: 50 MB of 384-dimensional float16, enough to read fast and small enough to skip."""
