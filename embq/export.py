@@ -117,13 +117,7 @@ def export(root: Place, folder: Path, wish: Wish, *, on_rows: Callable[[int, int
     columns = _columns(schema, wish.columns)
     per_file = wish.rows_per_file or min(MOST_ROWS, _rows_within(FILE_BYTES, schema))
     as_run = replace(info, format=wish.format, rows=_rows_of(rows, columns))
-    notes = {
-        "embq.run": info.run,
-        "embq.model": info.model.spec,
-        "embq.fingerprint": state.fingerprint,
-        "embq.version": info.version,
-        **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in rows.identity().items()},
-    }
+    notes = replace(info, rows=rows).notes(fingerprint=state.fingerprint, version=info.version)
     window_rows = _rows_within(FILE_BYTES, schema)
     with closing(_tables(root, places, wish.order, window_rows)) as tables, new_folder(folder) as unfinished:
         made = (converted(table.select(columns), info.rows, rows) for table in tables)
@@ -132,23 +126,9 @@ def export(root: Place, folder: Path, wish: Wish, *, on_rows: Callable[[int, int
             files += written
             if on_rows is not None:
                 on_rows(sum(file.rows for file in files if file.kind == "rows"), state.rows)
-        done = Export(
-            run=info.run,
-            model=info.model.spec,
-            fingerprint=state.fingerprint,
-            format=wish.format,
-            order=wish.order,
-            dtype=rows.dtype,
-            rows=sum(file.rows for file in files if file.kind == "rows"),
-            bytes=sum(file.bytes for file in files),
-            records=state.n,
-            state="complete" if state.count == info.units else "incomplete",
-            ids="committed",
-            columns=tuple(columns),
-            files=tuple({name: getattr(f, name) for name in ("path", "rows", "bytes", "sha256")} for f in files),
-        )
-        account = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
-        write_new(unfinished / ACCOUNT, account, temporary=unfinished / f"_{ACCOUNT}")
+        done = _account(as_run, state, wish.order, columns, files)
+        text = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
+        write_new(unfinished / ACCOUNT, text, temporary=unfinished / f"_{ACCOUNT}")
     return done
 
 
@@ -162,6 +142,27 @@ def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState
         places.take(commit, manifest)
     log.ends_with(state.n)
     return state, places
+
+
+def _account(
+    as_run: RunInfo, state: LogState, order: Order, columns: Sequence[str], files: Sequence[CommittedFile]
+) -> Export:
+    """What is said of an export: the run with the format and the rows that were asked for, and what was written."""
+    return Export(
+        run=as_run.run,
+        model=as_run.model.spec,
+        fingerprint=state.fingerprint,
+        format=as_run.format,
+        order=order,
+        dtype=as_run.rows.dtype,
+        rows=sum(file.rows for file in files if file.kind == "rows"),
+        bytes=sum(file.bytes for file in files),
+        records=state.n,
+        state="complete" if state.count == as_run.units else "incomplete",
+        ids="committed",
+        columns=tuple(columns),
+        files=tuple({name: getattr(f, name) for name in ("path", "rows", "bytes", "sha256")} for f in files),
+    )
 
 
 def _tables(root: Place, places: Places, order: Order, window_rows: int) -> Generator[pa.Table, None, None]:

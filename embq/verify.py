@@ -5,7 +5,7 @@ One pass over the commit log; in memory are one record, one row group and one un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -111,26 +111,15 @@ def verify(
         walk.take(commit)
         if on_record is not None:
             on_record(records.done, info.units)
-    complete = records.done == info.units
-    if records.grew:
-        findings.note(f"{info.units - records.done:,} units were added after the log was closed, and are not done yet")
-    elif records.closed_by and not complete and not records.broken:
-        missing = info.units - records.done
-        findings.add("complete", records.closed_by, f"it closes the log, and {missing} units have no record")
-    if complete and not records.closed_by:
-        findings.note("every unit is committed, and the record that closes the log is not there yet")
-    if litter := files.unnamed():
-        mend = (
-            "`embq gc` deletes them" if records.closed_by else "readers ignore them, and `embq gc` knows which may go"
-        )
-        findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {mend}")
+    litter = files.unnamed()
+    _look_at_the_end(records, info.units, litter, findings)
     for note in walk.notes():
         findings.note(note)
     return Report(
         mode=mode,
         run=info.run,
         model=info.model.spec,
-        state="complete" if complete else "incomplete",
+        state="complete" if records.done == info.units else "incomplete",
         **{name: records.totals[name] for name in ("rows", "failures", "quarantined")},
         units=records.done,
         units_total=info.units,
@@ -145,3 +134,24 @@ def verify(
         seconds={kind: round(seconds, 3) for kind, seconds in watch.seconds.items()},
         notes=tuple(findings.notes),
     )
+
+
+def _look_at_the_end(records: Records, units: int, litter: Sequence[str], findings: Findings) -> None:
+    """Whether the log is closed where it should be, and what lies beside it.
+
+    Args:
+        units: of the run.
+        litter: files that no record names.
+    """
+    missing = units - records.done
+    if records.grew:
+        findings.note(f"{missing:,} units were added after the log was closed, and are not done yet")
+    elif records.closed_by and missing and not records.broken:
+        findings.add("complete", records.closed_by, f"it closes the log, and {missing} units have no record")
+    if not missing and not records.closed_by:
+        findings.note("every unit is committed, and the record that closes the log is not there yet")
+    if litter:
+        mend = (
+            "`embq gc` deletes them" if records.closed_by else "readers ignore them, and `embq gc` knows which may go"
+        )
+        findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {mend}")
