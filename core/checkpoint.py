@@ -22,7 +22,7 @@ from core.units import canonical_json
 EVERY = 1_000
 """Records between two checkpoints: reading so many takes about a quarter of a second."""
 
-_COUNTS = ("n", "epoch", "next_id", "rows", "failures", "quarantined", "truncated", "retries", "count")
+_COUNTS = ("n", "epoch", "next_id", "rows", "failures", "quarantined", "truncated", "tokens", "retries", "count")
 
 
 def save(layout: Layout, state: LogState) -> None:

@@ -63,6 +63,7 @@ class CommittedUnit:
         failures: number of its failures.
         quarantined: code of the failure that stands for the whole unit, or "".
         truncated: texts that were longer than the model reads, and of which only the beginning was embedded.
+        tokens: what its samples cost the device; 0 where that is not known.
         supersedes: failures of earlier records that its rows and failures take the place of (a retry).
         lifts: units of earlier records, 0 or 1, that are not quarantined any more because of it.
     """
@@ -75,13 +76,14 @@ class CommittedUnit:
     failures: int
     quarantined: str = ""
     truncated: int = 0
+    tokens: int = 0
     supersedes: int = 0
     lifts: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """The unit as a record holds it: what only retries have is left out elsewhere."""
+        """The unit as a record holds it: what is not known, and what only retries have, is left out elsewhere."""
         described = asdict(self)
-        for name in ("supersedes", "lifts"):
+        for name in ("tokens", "supersedes", "lifts"):
             if not described[name]:
                 del described[name]
         return described
@@ -93,7 +95,7 @@ class Commit:
     of what was planned until then).
 
     `widths` are the lengths of the vectors of its rows, by column; all records with rows have the same.
-    `totals` are cumulative: units, rows, failures, quarantined, truncated. `created_at` and `timing` are
+    `totals` are cumulative: units, rows, failures, quarantined, truncated, tokens. `created_at` and `timing` are
     information only.
     """
 
@@ -171,6 +173,7 @@ class LogState:
     failures: int = 0
     quarantined: int = 0
     truncated: int = 0
+    tokens: int = 0
     retries: int = 0
     count: int = 0
     fingerprint: str = ""
@@ -234,12 +237,13 @@ class LogState:
 
 def added_by(units: Iterable[CommittedUnit]) -> dict[str, int]:
     """What units add to the cumulative counts; retries take away the failures that they take the place of."""
-    counts = {"rows": 0, "failures": 0, "quarantined": 0, "truncated": 0}
+    counts = {"rows": 0, "failures": 0, "quarantined": 0, "truncated": 0, "tokens": 0}
     for unit in units:
         counts["rows"] += unit.rows
         counts["failures"] += unit.failures - unit.supersedes
         counts["quarantined"] += bool(unit.quarantined) - unit.lifts
         counts["truncated"] += unit.truncated
+        counts["tokens"] += unit.tokens
     return counts
 
 

@@ -204,12 +204,20 @@ class Ledger:
         quarantined: int,
         number: int,
         truncated: int = 0,
+        tokens: int = 0,
+        tokens_left: int | None = None,
     ) -> int:
-        """Mark (stream id or "", u or None) as done after commit record `number`; gives the units done so far."""
+        """Mark (stream id or "", u or None) as done after commit record `number`; gives the units done so far.
+
+        Args:
+            tokens: of the committed units.
+            tokens_left: about how many the others have; None where that is not known.
+        """
+        left = "" if tokens_left is None else tokens_left
         count = 0
         for start in range(0, len(pairs), 500) or (0,):
             chunk = [part for id_, u in pairs[start : start + 500] for part in (id_, "" if u is None else u)]
-            count = int(self._call("commit", rows, failures, quarantined, number, truncated, *chunk))
+            count = int(self._call("commit", rows, failures, quarantined, number, truncated, tokens, left, *chunk))
         return count
 
     def reject(self, id_: str, u: int, token: str, code: str, message: str) -> None:
@@ -239,7 +247,7 @@ class Ledger:
             gen: the new generation; nothing of an older one can claim or publish afterwards.
             total: number of units.
             done: bitmap of the committed units.
-            counters: rows, failures, quarantined, truncated, n and fingerprint as the commit log has them.
+            counters: rows, failures, quarantined, truncated, tokens, n and fingerprint as the commit log has them.
             control: state and priority as the output folder has them.
         """
         meta, *rest = self.keys

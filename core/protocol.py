@@ -129,7 +129,12 @@ local function end_lease(u, token)
 end
 local function publish_entry(u, token, fields, bytes)
   local entry = {'u', u, 'token', token, 'bytes', bytes}
-  for _, value in ipairs(fields) do entry[#entry + 1] = value end
+  for i, value in ipairs(fields) do
+    entry[#entry + 1] = value
+    if i % 2 == 1 and value == 'tokens' and string.find(fields[i + 1], '^%d+$') then
+      redis.call('HINCRBY', meta, 'tokens_waiting', fields[i + 1])
+    end
+  end
   local id = redis.call('XADD', res, '*', unpack(entry))
   redis.call('HINCRBY', meta, 'bytes', bytes)
   redis.call('HSET', pub, u, token .. ' ' .. id)
@@ -144,8 +149,9 @@ local function take_off_stream(id)
     local fields = entry[1][2]
     for k = 1, #fields, 2 do
       -- Not -0: Redis 7.0 hands it on as "-0", which is no integer to it.
-      if fields[k] == 'bytes' and fields[k + 1] ~= '0' then
-        redis.call('HINCRBY', meta, 'bytes', '-' .. fields[k + 1])
+      local counted = ({bytes = 'bytes', tokens = 'tokens_waiting'})[fields[k]]
+      if counted and string.find(fields[k + 1], '^[1-9]%d*$') then
+        redis.call('HINCRBY', meta, counted, '-' .. fields[k + 1])
       end
     end
   end
@@ -278,7 +284,7 @@ end
 if redis.call('GETBIT', done, u) == 1 then return 2 end
 if not holds(u, token) then return 0 end
 -- An empty stream holds no bytes, also where it was lost with what it held.
-if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0) end
+if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0, 'tokens_waiting', 0) end
 local waiting = tonumber(get('bytes') or '0')
 if waiting > 0 and waiting + bytes > tonumber(get('limit_bytes')) then return -1 end
 if redis.call('XLEN', res) >= tonumber(get('limit_entries')) then return -1 end
@@ -403,10 +409,10 @@ end
 return answer
 """
 
-# commit(rows, failures, quarantined, n, truncated, id, u, ...) -> units done. id '' sets the bit only, u ''
-# acknowledges only.
+# commit(rows, failures, quarantined, n, truncated, tokens, tokens_left, id, u, ...) -> units done. id '' sets the bit
+# only, u '' acknowledges only. tokens_left is '' where it is not known.
 COMMIT = """
-for i = 6, #ARGV, 2 do
+for i = 8, #ARGV, 2 do
   local id, u = ARGV[i], ARGV[i + 1]
   if id ~= '' then take_off_stream(id) end
   if u ~= '' then
@@ -420,7 +426,7 @@ end
 local count = redis.call('BITCOUNT', done)
 if not get('gen') then return count end
 redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
-  'truncated', ARGV[5], 'last_commit_ms', now)
+  'truncated', ARGV[5], 'tokens', ARGV[6], 'tokens_left', ARGV[7], 'last_commit_ms', now)
 if count == tonumber(get('total')) and get('state') ~= 'done' then
   redis.call('HSET', meta, 'state', 'done')
   redis.call('DEL', hinted, due, owner, spare, busy, att, poison)

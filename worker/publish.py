@@ -71,6 +71,7 @@ class PublishStage:
             "rows": len(work.samples),
             "failures": len(work.failures),
             "truncated": work.truncated,
+            "tokens": work.tokens,
             "fingerprint": self.fingerprint,
         }
         staged = self._stage_when_it_fits(work, data) if self._use_file(work, len(data)) else None

@@ -79,7 +79,7 @@ class UnitWork:
         """The unit's source cannot be trusted: drop every row, keep one failure that stands for all of it."""
         self.samples, self.vectors = [], {}
         self.failures = [Failure(ordinal=None, key="", code=code, message=message, attempt=self.attempt)]
-        self.truncated = 0
+        self.truncated = self.tokens = 0
         self._announced = self.handled = 1
 
     def end_of_read(self, samples: int) -> None:

@@ -40,6 +40,7 @@ class Accepted:
         staged: name of its staging file, or "".
         bytes: its size.
         truncated: texts of which only the beginning was embedded.
+        tokens: what its samples cost the device; 0 where the worker does not say.
         retry: what it does again, where it is a retry.
     """
 
@@ -53,6 +54,7 @@ class Accepted:
     staged: str
     bytes: int
     truncated: int = 0
+    tokens: int = 0
     retry: Retry | None = None
 
 
@@ -151,6 +153,7 @@ class Acceptor:
             staged=text.get("ref", ""),
             bytes=int(text["bytes"]),
             truncated=int(text.get("truncated", "0")),
+            tokens=max(0, int(text.get("tokens", "0"))),
             retry=retry,
         )
 

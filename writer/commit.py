@@ -144,6 +144,7 @@ class Committer:
                     failures=result.failures.num_rows,
                     quarantined=result.quarantined,
                     truncated=result.truncated,
+                    tokens=result.tokens,
                     supersedes=0 if result.retry is None else result.retry.replaces,
                     lifts=0 if result.retry is None else result.retry.lifts,
                 )

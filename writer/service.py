@@ -204,7 +204,7 @@ class RunWriter:
 
     def _counters(self) -> dict[str, int]:
         state = self.committer.state
-        return {name: getattr(state, name) for name in ("rows", "failures", "quarantined", "truncated", "n")}
+        return {name: getattr(state, name) for name in ("rows", "failures", "quarantined", "truncated", "tokens", "n")}
 
     def _mark(self, pairs: list[tuple[str, int | None]]) -> int:
         state = self.committer.state
@@ -214,6 +214,7 @@ class RunWriter:
             failures=state.failures,
             quarantined=state.quarantined,
             truncated=state.truncated,
+            tokens=state.tokens,
             number=state.n,
         )
 

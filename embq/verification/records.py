@@ -17,7 +17,7 @@ class Records:
     Attributes:
         count: records read.
         done: number of different units committed.
-        totals: units, rows, failures, quarantined units and truncated texts, added up here.
+        totals: units, rows, failures, quarantined units, truncated texts and tokens, added up here.
         fingerprint: of the run, "" before its first rows.
         broken: whether a number is missing, so that sums over the whole log say nothing.
         after_gap: whether the record just read follows a missing one.
@@ -30,7 +30,7 @@ class Records:
         self.run = info.run
         self.count = 0
         self.done = 0
-        self.totals = {"units": 0, "rows": 0, "failures": 0, "quarantined": 0, "truncated": 0}
+        self.totals = {"units": 0, "rows": 0, "failures": 0, "quarantined": 0, "truncated": 0, "tokens": 0}
         self.fingerprint = ""
         self.broken = False
         self.after_gap = False
@@ -145,11 +145,12 @@ class Records:
             "failures": sum(unit.failures - unit.supersedes for unit in commit.units),
             "quarantined": sum(bool(unit.quarantined) - unit.lifts for unit in commit.units),
             "truncated": sum(unit.truncated for unit in commit.units),
+            "tokens": sum(unit.tokens for unit in commit.units),
         }
         for what, count in added.items():
             self.totals[what] += count
-            # Records of versions that did not count truncated texts say nothing of them.
-            said = commit.totals.get(what, 0 if what == "truncated" else None)
+            # Records of versions that did not count truncated texts, or tokens, say nothing of them.
+            said = commit.totals.get(what, 0 if what in ("truncated", "tokens") else None)
             if self._baseline is not None and said != (sum_ := self._baseline.get(what, 0) + count):
                 self._findings.add("log_totals", name, f"it says {said} {what} in total, they add up to {sum_}")
         self._baseline = dict(commit.totals)

@@ -107,6 +107,30 @@ def test_texts_that_the_model_cut_off_are_counted_once_and_shown_everywhere(run:
         assert watch.look().to_json()["truncated"] == 3
 
 
+def test_tokens_of_results_are_counted_while_they_wait_and_once_they_are_committed(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0, tokens=70)
+    run.work_one(1, tokens=5)
+    run.work_one(2)  # of a worker that does not say
+    assert run.ledger.meta()["tokens_waiting"] == "75"
+    writer.drain()
+    meta = run.ledger.meta()
+    assert (meta["tokens_waiting"], meta["tokens"]) == ("0", "75")
+    record = list(CommitLog(run.layout).read())[-1]
+    assert [unit.tokens for unit in record.units] == [70, 5, 0]
+    assert "tokens" not in record.units[2].describe(), "as in records of versions that did not count them"
+    assert run.writer().committer.state.tokens == record.totals["tokens"] == 75
+
+
+def test_tokens_of_results_that_are_not_taken_wait_no_more(run: RunCase) -> None:
+    writer = run.writer()
+    run.work_one(0, tokens=70, unit_id="another")
+    run.work_one(1, tokens="many")
+    writer.step()
+    assert run.ledger.meta()["tokens_waiting"] == "0"
+    assert writer.committer.state.tokens == 0
+
+
 def test_failures_stand_beside_the_rows(run: RunCase) -> None:
     writer = run.writer()
     run.work_one(0, failed=[1])
@@ -124,6 +148,7 @@ def test_failures_stand_beside_the_rows(run: RunCase) -> None:
         "failures": 4,
         "quarantined": 0,
         "truncated": 0,
+        "tokens": 0,
     }
 
 
