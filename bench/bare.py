@@ -98,7 +98,6 @@ def work(root: Path, results: Connection) -> None:
     pipeline = Pipeline(
         leases,
         prefetch=PREFETCH,
-        batch_size=embedder.batch_size,
         pool=pool,
         make_read=lambda put, upcoming: ReadStage(
             embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming

@@ -9,6 +9,7 @@
     │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
     ├── BrokerError           wait for the broker, or mend it              exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
+    ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
     │   └── AwayError         its storage does not answer: wait, or mend it  exit 69
     ├── TryLaterError         another process holds what we need           exit 75
@@ -100,6 +101,13 @@ class DeviceError(EmbqError):
 
     exit_code = Exit.DEVICE
     default_code = "device"
+
+
+class DeviceFullError(EmbqError):
+    """The device's memory is too small for a forward pass: embed fewer samples at once. Nothing of it was embedded."""
+
+    exit_code = Exit.DEVICE
+    default_code = "out_of_memory"
 
 
 class OutputError(EmbqError):

@@ -1,17 +1,22 @@
-"""The embed stage: prepared samples in, vectors out, in batches that span units. Only its thread uses the device."""
+"""The embed stage: prepared samples in, vectors out, in passes that span units. Only its thread uses the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from core.errors import SampleError
+from core.errors import DeviceFullError, SampleError
+from core.log import Events
 from core.units import Sample
 from core.vectors import Fault, similarities, stored
-from worker.embedders.base import Embedder, Prepared, Truncated
+from worker.batching import Batch, Batcher, Waiting, padded_tokens
+from worker.embedders.base import Embedder, Truncated, UnderWay
+from worker.pace import Pace
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
@@ -22,8 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class InFlight(NamedTuple):
+    """A forward pass that the device has begun, at a time in Unix seconds; its vectors may still be on their way."""
+
+    batch: Batch
+    vectors: Mapping[str, np.ndarray]
+    began: float
+
+
 class EmbedStage:
-    """Gathers samples until a batch is full or nothing more comes, embeds it, and gives the rows back to their units.
+    """Gathers samples until a window of them waits or nothing more comes, embeds it pass by pass, and gives the rows
+    back to their units.
+
+    Where vectors come back while the device goes on (`UnderWay`), a pass is begun before those of the one before are
+    asked for.
 
     Args:
         board: where the stage says what it has in hand.
@@ -47,15 +64,23 @@ class EmbedStage:
         self.board = board
         self.hand_on = hand_on
         self.trace = trace or Trace()
-        self._waiting: list[tuple[UnitWork, Sample, Prepared]] = []
+        self.log = Events("worker")
+        self._pace = Pace()
+        self._batcher = Batcher(embedder, self._pace)
+        self._in_flight: list[InFlight] = []
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a partial batch waits for more samples."""
-        return bool(self._waiting)
+        """Whether samples wait for company, or vectors are on their way."""
+        return len(self._batcher) > 0 or bool(self._in_flight)
+
+    @property
+    def samples_ahead(self) -> int:
+        """How many samples should wait for this stage."""
+        return self._batcher.samples_ahead
 
     def take(self, item: Chunk | EndOfUnit) -> None:
-        """Take the next item in order; embeds whenever a batch is full."""
+        """Take the next item in order; embeds whenever there is a window."""
         if isinstance(item, EndOfUnit):
             self._end(item)
             return
@@ -64,20 +89,22 @@ class EmbedStage:
                 item.work.add_failure(sample, prepared.code, prepared.message)
             else:
                 item.work.truncated += isinstance(prepared, Truncated)
-                self._waiting.append((item.work, sample, prepared))
-        while len(self._waiting) >= self.embedder.batch_size:
-            self._embed(self.embedder.batch_size)
+                self._batcher.add(Waiting(item.work, sample, prepared, self.embedder.length(prepared)))
+        while self._batcher.is_full:
+            self._embed_window()
         if item.work.careful:
             self.flush()
 
     def flush(self) -> None:
         """Embed what waits, however little it is."""
-        if self._waiting:
-            self._embed(len(self._waiting))
+        while len(self._batcher):
+            self._embed_window()
+        self._settle()
 
     def _end(self, item: EndOfUnit) -> None:
         if item.error is not None:
-            self._waiting = [entry for entry in self._waiting if entry[0] is not item.work]
+            self._settle()  # some of what the device has in hand may be of this unit
+            self._batcher.drop(item.work)
             if item.error.transient:
                 # Another attempt, perhaps on another machine, may succeed; the last one makes it a failure.
                 item.work.ledger.release(item.work.u, item.work.token, failed=(item.error.code, item.error.message))
@@ -88,42 +115,88 @@ class EmbedStage:
             item.work.end_of_read(item.samples)
         self._finish_if_complete(item.work)
 
-    def _embed(self, count: int) -> None:
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        kept = set()
-        # Asked once for each: a lease that is found lost later is let go when the unit is finished.
-        for work in {id(work): work for work, _, _ in batch}.values():
+    def _embed_window(self) -> None:
+        for batch in self._batcher.batches():
+            if kept := self._still_ours(batch):
+                self._embed(kept)
+
+    def _still_ours(self, batch: Batch) -> Batch:
+        """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
+        lost = set()
+        for work in {id(entry.work): entry.work for entry in batch}.values():
             work.stage = "embed"
             if work.lost:  # its end may have been read already, so nothing else would let go of it
                 self._drop(work)
-            else:
-                kept.add(id(work))
-        batch = [entry for entry in batch if id(entry[0]) in kept]
-        if not batch:
-            return
-        in_hand: dict[str, Span] = {}
-        for work, sample, _ in batch:
-            first = in_hand[work.token].first if work.token in in_hand else sample.ordinal
-            in_hand[work.token] = Span(work.token, work.u, first, sample.ordinal)
-        lengths = [self.embedder.length(prepared) for _, _, prepared in batch]
-        units = [span.u for span in in_hand.values()]
-        with (
-            self.stats.busy("embed"),
-            self.board.step("embed", in_hand.values()),
-            self.trace.batch(rows=len(batch), tokens=sum(lengths), units=units),
-        ):
-            vectors = self.embedder.embed([prepared for _, _, prepared in batch])
-        self.stats.batch_done(len(batch), sum(lengths))
-        for (work, _, _), length in zip(batch, lengths, strict=True):
-            work.tokens += length
-        start = 0
-        for stop in range(1, len(batch) + 1):
-            if stop == len(batch) or batch[stop][0] is not batch[start][0]:
-                work = batch[start][0]
-                rows = {output: block[start:stop] for output, block in vectors.items()}
-                self._store(work, [sample for _, sample, _ in batch[start:stop]], rows)
+                lost.add(id(work))
+        return [entry for entry in batch if id(entry.work) not in lost] if lost else batch
+
+    def _embed(self, batch: Batch) -> None:
+        try:
+            with self._at_work(batch):
+                began = time.time()
+                vectors = self.embedder.embed([entry.prepared for entry in batch])
+                self._in_flight.append(InFlight(batch, vectors, began))
+                arrived = self._arrived(leave=1 if isinstance(vectors, UnderWay) else 0)
+        except DeviceFullError as error:
+            self._make_smaller(batch, error)
+        else:
+            self._give_back(arrived)
+
+    def _make_smaller(self, batch: Batch, error: DeviceFullError) -> None:
+        """Have a pass for which the device has no room done in another way."""
+        if self._in_flight:  # what is still on the device may be what left no room
+            self._settle()
+            self._batcher.repeat([batch])
+        elif len(batch) > 1:
+            middle = len(batch) // 2
+            self._batcher.repeat([batch[:middle], batch[middle:]])
+        else:
+            ((work, sample, _, tokens),) = batch
+            work.add_failure(sample, error.code, f"the device has no room for it alone, {tokens} tokens: {error}")
+            self._finish_if_complete(work)
+
+    def _settle(self) -> None:
+        """Wait for the vectors that are on their way, and give them back."""
+        if self._in_flight:
+            with self._at_work():
+                arrived = self._arrived(leave=0)
+            self._give_back(arrived)
+
+    @contextmanager
+    def _at_work(self, batch: Batch = ()) -> Iterator[None]:
+        """Say what the device has in hand, and count the time."""
+        in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
+        began = time.perf_counter()
+        with self.stats.busy("embed"), self.board.step("embed", _spans(in_hand)):
+            yield
+        self._pace.measured(
+            samples=len(batch), tokens=sum(entry.tokens for entry in batch), seconds=time.perf_counter() - began
+        )
+
+    def _arrived(self, *, leave: int) -> list[InFlight]:
+        """The oldest passes with their vectors here, all but `leave` of them."""
+        arrived = []
+        while len(self._in_flight) > leave:
+            batch, vectors, began = self._in_flight[0]
+            arrived.append(InFlight(batch, dict(vectors), began))
+            del self._in_flight[0]
+            tokens = sum(entry.tokens for entry in batch)
+            self.stats.batch_done(len(batch), tokens, processed=padded_tokens(batch))
+            self.trace.batch(began, rows=len(batch), tokens=tokens, units=[span.u for span in _spans(batch)])
+        return arrived
+
+    def _give_back(self, arrived: Iterable[InFlight]) -> None:
+        """The rows of finished passes to their units, in which publishing puts them in order."""
+        for batch, vectors, _ in arrived:
+            places: dict[int, list[int]] = {}
+            for place, entry in enumerate(batch):
+                places.setdefault(id(entry.work), []).append(place)
+            for of_unit in places.values():
+                work = batch[of_unit[0]].work
+                work.tokens += sum(batch[place].tokens for place in of_unit)
+                rows = {output: block[of_unit] for output, block in vectors.items()}
+                self._store(work, [batch[place].sample for place in of_unit], rows)
                 self._finish_if_complete(work)
-                start = stop
 
     def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
         rows, model = work.record.rows, work.record.model
@@ -159,3 +232,13 @@ class EmbedStage:
 def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:
     """Faults that say whose they are, where there are several models."""
     return {i: replace(fault, message=f"{name}: {fault.message}") for i, fault in faults.items()}
+
+
+def _spans(batch: Batch) -> list[Span]:
+    """Which samples of which units a batch holds."""
+    spans: dict[str, Span] = {}
+    for work, sample, _, _ in batch:
+        known = spans.get(work.token)
+        first, last = (sample.ordinal,) * 2 if known is None else (known.first, known.last)
+        spans[work.token] = Span(work.token, work.u, min(first, sample.ordinal), max(last, sample.ordinal))
+    return list(spans.values())

@@ -23,9 +23,8 @@ from worker.publish import PublishStage
 from worker.read import Chunk, EndOfUnit, ReadStage
 from worker.work import Leases, UnitWork
 
-BATCHES_AHEAD, BYTES_AHEAD = 4, 256 * 1024 * 1024
-"""Between reader and device: enough batches to ride out a slow file, and no more, because a slow card should hold
-seconds of work; at most 256 MB of them."""
+BYTES_AHEAD = 256 * 1024 * 1024
+"""Between reader and device: as many samples as the embed stage asks for, and no more bytes than this."""
 UNITS_AHEAD, ROWS_AHEAD = 1_000, 50_000
 """Between device and broker: a batch may complete many small units or one large one; 50,000 rows are about 80 MB."""
 LINGER_S = 0.005
@@ -40,7 +39,6 @@ class Pipeline:
 
     Args:
         prefetch: units that wait, claimed, for the reader.
-        batch_size: samples that the device takes at once.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class Pipeline:
         leases: Leases,
         *,
         prefetch: int,
-        batch_size: int,
         pool: ThreadPoolExecutor,
         make_read: Callable[[Callable[[Chunk | EndOfUnit], None], Callable[[], list[UnitWork]]], ReadStage],
         make_embed: Callable[[Callable[[UnitWork], None]], EmbedStage],
@@ -61,7 +58,6 @@ class Pipeline:
         self._draining = False
         self._closed = False
         self._prefetch = prefetch
-        self._samples_ahead = BATCHES_AHEAD * batch_size
         self._units: BoundedQueue[UnitWork] = BoundedQueue()
         self._chunks: BoundedQueue[Chunk | EndOfUnit] = BoundedQueue()
         self._results: BoundedQueue[UnitWork] = BoundedQueue()
@@ -129,7 +125,7 @@ class Pipeline:
     def _put_chunk(self, item: Chunk | EndOfUnit) -> None:
         share = 0.0
         if isinstance(item, Chunk):
-            share = max(len(item.samples) / self._samples_ahead, item.size / BYTES_AHEAD)
+            share = max(len(item.samples) / self._embed.samples_ahead, item.size / BYTES_AHEAD)
         self._put(self._chunks, item, share)
 
     def _put_result(self, work: UnitWork) -> None:

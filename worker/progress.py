@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from core.errors import InputError, OutputError
+from core.errors import DeviceFullError, InputError, OutputError
 
 THREADS = 128
 """Most threads of one process that are told apart; more share the last place, and are seen less exactly."""
@@ -123,7 +123,7 @@ class ProgressBoard:
         )
         try:
             yield
-        except (InputError, OutputError):  # an answer, not an accident
+        except (InputError, OutputError, DeviceFullError):  # an answer, not an accident
             self._clear(place)
             raise
         except BaseException:

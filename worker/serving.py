@@ -244,7 +244,6 @@ class ModelService:
         return Pipeline(
             leases,
             prefetch=self.options.prefetch,
-            batch_size=embedder.batch_size,
             pool=pool,
             make_read=lambda put, upcoming: ReadStage(
                 embedder, pool, stats, board, roots=self.settings.roots, hand_on=put, upcoming=upcoming

@@ -17,7 +17,8 @@ class Stats:
 
     Attributes:
         rows: samples that got a vector.
-        tokens: what they cost the device, as `Embedder.length` says.
+        tokens: their own, as `Embedder.length` says.
+        processed: tokens that the device computed for them, with the padding.
         failed: samples and units that did not.
         units: units published.
     """
@@ -27,6 +28,7 @@ class Stats:
         self._busy = dict.fromkeys(STAGES, 0.0)
         self.rows = 0
         self.tokens = 0
+        self.processed = 0
         self.failed = 0
         self.units = 0
         self.first_batch_at: float | None = None
@@ -43,12 +45,13 @@ class Stats:
             with self._lock:
                 self._busy[stage] += spent
 
-    def batch_done(self, rows: int, tokens: int) -> None:
-        """Count a batch of vectors, and the tokens that they were made of."""
+    def batch_done(self, rows: int, tokens: int, *, processed: int) -> None:
+        """Count a batch of vectors, the tokens that they were made of, and those with the padding."""
         now = time.monotonic()
         with self._lock:
             self.rows += rows
             self.tokens += tokens
+            self.processed += processed
             self.last_batch_at = now
             if self.first_batch_at is None:
                 self.first_batch_at = now

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -26,6 +25,7 @@ class Trace:
 
     def __init__(self, folder: str = "", *, worker: str = "", device: str = "") -> None:
         self._device = device
+        self._ended = 0.0
         self._file: TextIO | None = None
         if folder:
             try:
@@ -37,15 +37,12 @@ class Trace:
                     next_step="name a folder that can be written, or unset EMBQ_TRACE",
                 ) from error
 
-    @contextmanager
-    def batch(self, *, rows: int, tokens: int, units: Sequence[int]) -> Iterator[None]:
-        """Note that the device has a batch in hand until the block ends."""
+    def batch(self, began: float, *, rows: int, tokens: int, units: Sequence[int]) -> None:
+        """Note that the device has just ended a batch that it began at `began` (Unix seconds), or after the last."""
         if self._file is None:
-            yield
             return
-        began = time.time()
-        yield
-        line = {"device": self._device, "began": began, "ended": time.time()}
+        began, self._ended = max(began, self._ended), time.time()
+        line = {"device": self._device, "began": began, "ended": self._ended}
         self._file.write(json.dumps({**line, "rows": rows, "tokens": tokens, "units": list(units)}) + "\n")
 
     def close(self) -> None:

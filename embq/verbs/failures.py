@@ -22,6 +22,7 @@ MENDS = {
     "crash": "look at the log of the workers and at memory",
     "lost_result": "check the shared storage",
     "non_finite": "--dtype float32 holds larger values: a new run of these samples",
+    "out_of_memory": "a device with more memory, or smaller --chunk-tokens in a new run",
     "outside_root": "put the files into the folder of the input",
     "source_denied": "give the worker the right to read them",
     "source_missing": "put them back",

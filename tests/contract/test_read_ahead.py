@@ -24,9 +24,10 @@ from sources import remote
 from sources.ahead import ReadAhead
 from sources.base import unwatched
 from sources.kinds import SOURCES, fetchable, read
+from worker.batching import BATCHES_AHEAD
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
-from worker.pipeline import BATCHES_AHEAD, Pipeline
+from worker.pipeline import Pipeline
 from worker.progress import ProgressBoard
 from worker.read import ReadStage
 from worker.stats import Stats
@@ -111,7 +112,6 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
     pipeline = Pipeline(
         leases,
         prefetch=3,
-        batch_size=embedder.batch_size,
         pool=pool,
         make_read=lambda put, upcoming: ReadStage(
             embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming

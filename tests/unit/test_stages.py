@@ -231,7 +231,8 @@ def test_of_several_models_the_first_whose_vector_is_not_finite_is_named(
         return vectors
 
     monkeypatch.setattr(embedder, "embed", spoiled)
-    stages.embed.embedder = stages.read.embedder = embedder
+    stages.read.embedder = embedder
+    stages.embed = EmbedStage(embedder, stages.leases, Stats(), stages.board, hand_on=stages.finished.append)
     work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")
     work.record = replace(work.record, model=model)
     drive(stages, work)

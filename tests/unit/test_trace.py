@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,9 @@ from worker.trace import Trace
 
 def test_each_batch_is_a_line_of_the_workers_own_file(tmp_path: Path) -> None:
     trace = Trace(str(tmp_path / "t"), worker="box.sim1.ab", device="sim:1")
-    with trace.batch(rows=3, tokens=40, units=[7, 8]):
-        pass
-    with trace.batch(rows=1, tokens=2, units=[9]):
-        pass
+    began = time.time()
+    trace.batch(began, rows=3, tokens=40, units=[7, 8])
+    trace.batch(began, rows=1, tokens=2, units=[9])  # begun on the device while the one before was at work
     trace.close()
     lines = [json.loads(line) for line in (tmp_path / "t" / "box.sim1.ab.jsonl").read_text().splitlines()]
     assert [(line["rows"], line["tokens"], line["units"]) for line in lines] == [(3, 40, [7, 8]), (1, 2, [9])]
@@ -25,8 +25,7 @@ def test_each_batch_is_a_line_of_the_workers_own_file(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_nothing_is_noted() -> None:
-    with Trace().batch(rows=1, tokens=1, units=[0]):
-        pass
+    Trace().batch(time.time(), rows=1, tokens=1, units=[0])
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

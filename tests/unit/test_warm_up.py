@@ -17,7 +17,8 @@ class SlowAtFirst:
     """A model whose first call takes long, as on a device that has yet to load its kernels."""
 
     dims = {"text": 4}  # noqa: RUF012
-    batch_size = 8
+    batch_size = window = 8
+    token_budget = 0
     fingerprint = "f"
 
     def __init__(self, clock: FakeClock) -> None:

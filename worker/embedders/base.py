@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from core.errors import SampleError
@@ -25,6 +25,31 @@ MAX_CHUNKS = 100_000
 
 class Truncated(dict[str, Any]):
     """A prepared sample whose text was longer than the model reads: only its beginning will be embedded."""
+
+
+class UnderWay(Mapping[str, "np.ndarray"]):
+    """Vectors on their way from the device; who looks at any of them waits for all.
+
+    Args:
+        names: the outputs.
+        arrive: waits for the vectors and gives them; called once. Raises DeviceError where the device is broken.
+    """
+
+    def __init__(self, names: Iterable[str], arrive: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        self._names = tuple(names)
+        self._arrive = arrive
+        self._here: Mapping[str, np.ndarray] | None = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if self._here is None:
+            self._here = self._arrive()
+        return self._here[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Splitter(Protocol):
@@ -54,12 +79,16 @@ class Embedder(Protocol):
             are its modalities.
         fingerprint: 32 hex digits over weights, configuration, preprocessing and precision. Two embedders with the
             same fingerprint give the same vectors within rounding.
-        batch_size: samples per call of `embed` that suit this model on this device.
+        batch_size: most samples of one forward pass on this device.
+        token_budget: padded tokens (samples x the longest) that suit a pass; 0 where only samples bound it.
+        window: samples gathered before they are sorted by length and cut into passes; `batch_size` where all are alike.
     """
 
     dims: Mapping[str, int]
     fingerprint: str
     batch_size: int
+    token_budget: int
+    window: int
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
         """Decode and tokenise on the CPU, one answer per sample in the same order.
@@ -74,11 +103,12 @@ class Embedder(Protocol):
         """What a sample costs the device, in tokens: the tokens of its text, 1 for an image. At least 1."""
         ...
 
-    def embed(self, batch: Sequence[Prepared]) -> dict[str, np.ndarray]:
-        """Vectors of a batch: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
+    def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
+        """Vectors of one forward pass: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
 
-        Called from one thread only. A vector may hold non-finite values; the caller turns those into failures.
-        Raises DeviceError where the device is broken.
+        Called from one thread only. Where they come from the device while it goes on, the answer is an `UnderWay`.
+        A vector may hold non-finite values; the caller turns those into failures. Raises DeviceFullError where the
+        device's memory is too small for the batch, DeviceError where it is broken.
         """
         ...
 

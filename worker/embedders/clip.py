@@ -20,13 +20,7 @@ from core.log import Events
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Truncated
-from worker.embedders.device import (
-    ACCELERATOR_BATCH,
-    CPU_IMAGE_BATCH,
-    device_of,
-    dtype_of,
-    embed_in_halves,
-)
+from worker.embedders.device import device_of, dtype_of, forward, image_batch_size_of
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
@@ -85,7 +79,9 @@ class ClipEmbedder:
         self._spec = config.spec
         self._tokenizers = ThreadCopies(tokenizer)
         self._special = self._count("") if "text" in config.modalities else 0
-        self.batch_size = batch_size
+        # Every sample is as large as every other.
+        self.batch_size = self.window = batch_size
+        self.token_budget = 0
         content: dict[str, Any] = {
             "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
             "tokenizer": _tokenizer_content(tokenizer) if "text" in config.modalities else {},
@@ -122,9 +118,9 @@ class ClipEmbedder:
         del prepared
         return 1
 
-    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+    def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """Vectors of the batch, normalised in float32 unless the spec says not to."""
-        return embed_in_halves(self._run, batch, self.dims)
+        return forward(self._run, batch, self.dims)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
@@ -194,7 +190,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
         model, _, transform = make()
         # Images need no tokeniser, and some tokenisers have to be fetched.
         tokenizer = open_clip.get_tokenizer(name) if "text" in config.modalities else None
-    batch_size = whole_number(spec, "batch_size", CPU_IMAGE_BATCH if place.type == "cpu" else ACCELERATOR_BATCH)
+    batch_size = whole_number(spec, "batch_size", image_batch_size_of(place))
     return ClipEmbedder(model, transform, tokenizer, config, place, batch_size=batch_size, unit_length=to_unit_length)
 
 

@@ -14,7 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
+from worker.embedders.device import (
+    device_of,
+    dtype_of,
+    forward,
+    text_batch_size_of,
+    text_window_of,
+    token_budget_of,
+)
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -33,7 +40,15 @@ class SentenceEmbedder:
     module (a chat template, a bag of words) gets the texts themselves, in `embed`, exactly as `encode` gives them.
     """
 
-    def __init__(self, model: SentenceTransformer, config: ModelConfig, device: torch.device, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        config: ModelConfig,
+        device: torch.device,
+        *,
+        batch_size: int,
+        token_budget: int,
+    ) -> None:
         self._spec = config.spec
         self._model = model
         self._device = device
@@ -43,6 +58,8 @@ class SentenceEmbedder:
         probe = model.preprocess(["a"], prompt=self._prompt or None)
         self._extra: dict[str, Any] = {name: probe[name] for name in ("modality", "prompt_length") if name in probe}
         self.batch_size = batch_size
+        self.token_budget = token_budget
+        self.window = text_window_of(device)
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), _content(model))
         model.to(dtype_of(config, device))
         self.dims: Mapping[str, int] = {"text": self._run(self._rows(["a"]))["text"].shape[1]}
@@ -55,10 +72,9 @@ class SentenceEmbedder:
         """Its tokens. A text that is tokenised later counts four characters to a token."""
         return max(1, len(prepared) // 4 if isinstance(prepared, str) else len(prepared["input_ids"]))
 
-    def embed(self, batch: Sequence[TokenRow | str]) -> dict[str, np.ndarray]:
+    def embed(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
         """What `encode` gives for the batch, in float32."""
-        lengths = [self.length(item) for item in batch]
-        return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
+        return forward(self._run, batch, self.dims)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser; the prompt before each chunk counts as well."""
@@ -88,7 +104,7 @@ class SentenceEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("batch_size", "normalize")
+    spec.check_params("batch_size", "tokens", "normalize")
     keep_length = not unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
@@ -108,8 +124,13 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
         raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
     if keep_length:
         _leave_out_normalizing(model, spec)
-    batch_size = whole_number(spec, "batch_size", text_batch_size_of(place))
-    return SentenceEmbedder(model, config, place, batch_size)
+    return SentenceEmbedder(
+        model,
+        config,
+        place,
+        batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
+        token_budget=whole_number(spec, "tokens", token_budget_of(place)),
+    )
 
 
 def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from core.errors import SampleError
 from core.models import Chunking, ModelConfig, NamedModel
 from core.units import Sample, content_hash
-from worker.embedders.base import Embedder, Looking, Prepared, Splitter, Truncated
+from worker.embedders.base import Embedder, Looking, Prepared, Splitter, Truncated, UnderWay
 from worker.embedders.images import Picture
 from worker.embedders.splitting import no_splitter
 
@@ -44,6 +44,9 @@ class SeveralEmbedder:
             for modality, output in member.named.outputs.items()
         }
         self.batch_size = min(member.embedder.batch_size for member in members)
+        # As lengths are sums over the models, so are budgets.
+        self.token_budget = sum(member.embedder.token_budget for member in members)
+        self.window = max(member.embedder.window for member in members) if self.token_budget else self.batch_size
         self.fingerprint = content_hash(
             [EMBEDDER_VERSION, *([member.named.name, member.embedder.fingerprint] for member in members)]
         )
@@ -67,14 +70,22 @@ class SeveralEmbedder:
         """What it costs with all models together."""
         return sum(member.embedder.length(prepared[member.named.name]) for member in self._members)
 
-    def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+    def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """The vectors of one model after the other."""
-        vectors: dict[str, np.ndarray] = {}
-        for member in self._members:
-            found = member.embedder.embed([ready[member.named.name] for ready in batch])
-            for modality, output in member.named.outputs.items():
-                vectors[output.name] = found[modality]
-        return vectors
+        found = [
+            (member.named, member.embedder.embed([ready[member.named.name] for ready in batch]))
+            for member in self._members
+        ]
+
+        def vectors() -> dict[str, np.ndarray]:
+            named_vectors = {}
+            for named, of_model in found:
+                for modality, output in named.outputs.items():
+                    named_vectors[output.name] = of_model[modality]
+            return named_vectors
+
+        under_way = any(isinstance(of_model, UnderWay) for _, of_model in found)
+        return UnderWay(self.dims, vectors) if under_way else vectors()
 
     def splitter(self, chunking: Chunking) -> Splitter:
         """None: a chunk is as long as one model reads, and another reads more or less. Raises ModelError."""

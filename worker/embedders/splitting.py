@@ -6,10 +6,10 @@ of a text after the other, so that a very long one shows progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.errors import ModelError, SampleError
 from core.models import Chunking
@@ -17,6 +17,9 @@ from core.units import Passage, Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS, Family, Prepared, Splitter
 from worker.embedders.members import text_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LIBRARY = "semantic-text-splitter"
 
@@ -126,6 +129,8 @@ class CuttingEmbedder:
         self._splitter: Splitter = embedder.splitter(chunking)
         self.dims = embedder.dims
         self.batch_size = embedder.batch_size
+        self.token_budget = embedder.token_budget
+        self.window = embedder.window
         self.fingerprint = content_hash([embedder.fingerprint, chunking.describe(), list(self._splitter.identity)])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
@@ -136,7 +141,7 @@ class CuttingEmbedder:
         """As the model itself does."""
         return self._embedder.length(prepared)
 
-    def embed(self, batch: Sequence[Prepared]) -> dict[str, Any]:
+    def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
         """As the model itself does."""
         return self._embedder.embed(batch)
 

@@ -119,7 +119,8 @@ class StubEmbedder:
         self._s_per_token = s_per_token / speed
         self._s_per_batch = s_per_batch / speed
         self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
-        self.batch_size = batch_size
+        self.batch_size = self.window = batch_size
+        self.token_budget = 0
         self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:

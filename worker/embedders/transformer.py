@@ -13,7 +13,14 @@ from transformers import AutoModel, AutoTokenizer
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.device import device_of, dtype_of, embed_by_length, text_batch_size_of, token_budget
+from worker.embedders.device import (
+    device_of,
+    dtype_of,
+    forward,
+    text_batch_size_of,
+    text_window_of,
+    token_budget_of,
+)
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -42,6 +49,7 @@ class TransformerEmbedder:
         unit_length: bool,
         max_length: int | None,
         batch_size: int,
+        token_budget: int,
     ) -> None:
         self._spec = config.spec
         self._pooling = pooling
@@ -49,6 +57,8 @@ class TransformerEmbedder:
         self._device = device
         self._tokens = Tokens(tokenizer, max_length)
         self.batch_size = batch_size
+        self.token_budget = token_budget
+        self.window = text_window_of(device)
         self.fingerprint = fingerprint(
             config,
             EMBEDDER_VERSION,
@@ -70,10 +80,9 @@ class TransformerEmbedder:
         """Its tokens."""
         return max(1, len(prepared["input_ids"]))
 
-    def embed(self, batch: Sequence[TokenRow]) -> dict[str, np.ndarray]:
+    def embed(self, batch: Sequence[TokenRow]) -> Mapping[str, np.ndarray]:
         """Pooled vectors of the batch."""
-        lengths = [self.length(row) for row in batch]
-        return embed_by_length(self._run, batch, lengths, self.dims, token_budget(self._device))
+        return forward(self._run, batch, self.dims)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
@@ -109,7 +118,7 @@ def pooled(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tens
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
     """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("pooling", "normalize", "max_length", "batch_size")
+    spec.check_params("pooling", "normalize", "max_length", "batch_size", "tokens")
     pooling = choice(spec, "pooling", POOLINGS[0], POOLINGS)
     to_unit_length = unit_length(spec, "false")
     check_modalities(config, *EMBEDS[spec.family])
@@ -141,6 +150,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         unit_length=to_unit_length,
         max_length=asked,
         batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
+        token_budget=whole_number(spec, "tokens", token_budget_of(place)),
     )
 
 

@@ -1,0 +1,212 @@
+"""How forward passes are formed of what waits, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
+
+from core.errors import DeviceFullError, SourceError
+from core.units import Sample
+from worker.batching import WINDOW_S, Batcher, Waiting, padded_tokens
+from worker.embed import EmbedStage
+from worker.embedders.base import UnderWay
+from worker.pace import Pace
+from worker.progress import ProgressBoard
+from worker.read import Chunk, EndOfUnit
+from worker.stats import Stats
+from worker.work import UnitWork
+
+
+def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8) -> Any:
+    return SimpleNamespace(batch_size=batch_size, token_budget=token_budget, window=window)
+
+
+def pace_of(per_s: int) -> Pace:
+    pace = Pace()
+    pace.measured(samples=per_s, tokens=per_s, seconds=1.0)
+    return pace
+
+
+def filled(embedder: Any, lengths: Sequence[int], pace: Pace | None = None) -> Batcher:
+    batcher = Batcher(embedder, pace or pace_of(1000))
+    for number, tokens in enumerate(lengths):
+        batcher.add(Waiting(None, Sample(ordinal=number, key=str(number)), None, tokens))  # type: ignore[arg-type]
+    return batcher
+
+
+def lengths_of(batcher: Batcher) -> list[list[int]]:
+    return [[entry.tokens for entry in batch] for batch in batcher.batches()]
+
+
+def test_texts_of_like_length_meet_and_the_longest_come_first() -> None:
+    batcher = filled(model(token_budget=60, window=100), [3, 50, 7, 50, 1, 20, 2, 9])
+    batches = list(batcher.batches())
+    assert [[entry.tokens for entry in batch] for batch in batches] == [[50], [50], [20, 9, 7], [3, 2, 1]]
+    assert [entry.sample.ordinal for batch in batches[:2] for entry in batch] == [1, 3], "equal ones stay in order"
+    assert [padded_tokens(batch) for batch in batches] == [50, 50, 60, 9]
+    assert len(batcher) == 0
+
+
+def test_a_pass_has_no_more_samples_than_a_batch_and_a_text_beyond_the_budget_goes_alone() -> None:
+    batcher = filled(model(batch_size=2, token_budget=60, window=100), [1, 1, 1, 70, 1])
+    assert lengths_of(batcher) == [[70], [1, 1], [1, 1]]
+
+
+def test_where_all_samples_are_alike_a_window_is_a_pass() -> None:
+    batcher = filled(model(batch_size=4, window=4), [1] * 9)
+    assert [batcher.is_full, lengths_of(batcher), len(batcher)] == [True, [[1] * 4], 5]
+    assert [batcher.is_full, lengths_of(batcher), len(batcher)] == [True, [[1] * 4], 1]
+    assert [batcher.is_full, lengths_of(batcher), len(batcher)] == [False, [[1]], 0]
+
+
+def test_a_window_holds_as_much_as_the_device_does_in_some_seconds() -> None:
+    embedder = model(batch_size=4, token_budget=3, window=100)
+    for pace, count in ((pace_of(1), int(WINDOW_S)), (pace_of(1000), 100), (Pace(), 3)):
+        batcher = filled(embedder, [1] * (count - 1), pace)
+        assert not batcher.is_full
+        batcher = filled(embedder, [1] * (count + 5), pace)
+        assert batcher.is_full
+        assert sum(map(len, lengths_of(batcher))) == count
+        assert len(batcher) == 5
+
+
+def test_what_waits_behind_a_window_is_seconds_of_work_as_well() -> None:
+    slow, fast = pace_of(10), pace_of(1000)
+    assert Batcher(model(window=1000), slow).samples_ahead == 10 * WINDOW_S
+    assert Batcher(model(window=1000), fast).samples_ahead == 1000
+    assert Batcher(model(batch_size=500, window=1000), slow).samples_ahead == 500, "no less than a pass"
+    assert Batcher(model(window=1000), Pace()).samples_ahead == 32
+
+
+def test_the_pace_of_late_counts_most() -> None:
+    pace = Pace()
+    pace.measured(samples=10, tokens=100, seconds=10.0)
+    assert (pace.samples_per_s, pace.tokens_per_s) == (1.0, 10.0)
+    for _ in range(20):
+        pace.measured(samples=10, tokens=100, seconds=1.0)
+    assert pace.samples_per_s == pytest.approx(10.0, rel=0.1)
+
+
+# --- the stage ---
+
+
+class Lengths:
+    """A model whose vectors are the numbers of its samples, on a device that counts what it has in hand.
+
+    Args:
+        room: most padded tokens of a pass.
+    """
+
+    dims = {"text": 1}  # noqa: RUF012
+    fingerprint = "f"
+    batch_size, token_budget, window = 100, 20, 100
+
+    def __init__(self, room: int = 1000, *, under_way: bool = False) -> None:
+        self.room = room
+        self.under_way = under_way
+        self.passes: list[list[int]] = []
+        self.on_device = self.most_on_device = 0
+
+    def length(self, prepared: tuple[int, int]) -> int:
+        return prepared[1]
+
+    def embed(self, batch: Sequence[tuple[int, int]]) -> Mapping[str, np.ndarray]:
+        self.passes.append([tokens for _, tokens in batch])
+        if len(batch) * max(tokens for _, tokens in batch) > self.room:
+            raise DeviceFullError("no room")
+        self.on_device += 1
+        self.most_on_device = max(self.most_on_device, self.on_device)
+
+        def arrive() -> dict[str, np.ndarray]:
+            self.on_device -= 1
+            return {"text": np.array([[number] for number, _ in batch], dtype=np.float32)}
+
+        return UnderWay(["text"], arrive) if self.under_way else arrive()
+
+
+def stage_of(stages: SimpleNamespace, embedder: Lengths) -> EmbedStage:  # noqa: F811
+    stages.stats = Stats()
+    return EmbedStage(embedder, stages.leases, stages.stats, ProgressBoard(), hand_on=stages.finished.append)  # type: ignore[arg-type]
+
+
+def give(stage: EmbedStage, work: UnitWork, lengths: Sequence[int]) -> None:
+    samples = [Sample(ordinal=number, key=str(number), text="t") for number in range(len(lengths))]
+    prepared: Future[Any] = Future()
+    prepared.set_result([(sample, (sample.ordinal, lengths[sample.ordinal])) for sample in samples])
+    stage.take(Chunk(work, samples, prepared))
+    stage.take(EndOfUnit(work, len(samples)))
+
+
+def rows_of(work: UnitWork) -> dict[int, float]:
+    values = np.concatenate(work.vectors["text"])[:, 0].tolist()
+    return dict(zip((sample.ordinal for sample in work.samples), values, strict=True))
+
+
+@pytest.mark.parametrize("under_way", [False, True], ids=["at once", "under way"])
+def test_each_row_comes_back_to_its_sample_however_the_passes_were_formed(
+    stages: SimpleNamespace,  # noqa: F811
+    under_way: bool,
+) -> None:
+    embedder = Lengths(under_way=under_way)
+    stage = stage_of(stages, embedder)
+    works = [make_work(stages, texts(stages, f"{n}.txt", ["x"]), f"t{n}") for n in range(2)]
+    lengths = [[3, 9, 1, 7, 2], [8, 2, 6]]
+    for work, of_unit in zip(works, lengths, strict=True):
+        give(stage, work, of_unit)
+    stage.flush()
+    assert [rows_of(work) for work in works] == [{n: n for n in range(5)}, {n: n for n in range(3)}]
+    assert sorted(work.u for work in stages.finished) == [0, 0]
+    assert not stage.has_waiting
+    assert embedder.most_on_device == (2 if under_way else 1)
+    assert stages.stats.tokens == sum(map(sum, lengths)) == sum(work.tokens for work in works)
+    assert stages.stats.processed == sum(len(batch) * batch[0] for batch in embedder.passes)
+
+
+def test_a_unit_that_breaks_while_its_rows_are_under_way_ends_as_one_failure(stages: SimpleNamespace) -> None:  # noqa: F811
+    stage = stage_of(stages, Lengths(under_way=True))
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    samples = [Sample(ordinal=n, key=str(n), text="t") for n in range(3)]
+    prepared: Future[Any] = Future()
+    prepared.set_result([(sample, (sample.ordinal, 10)) for sample in samples])
+    stage.take(Chunk(work, samples, prepared))
+    assert stage.has_waiting
+    stage.take(EndOfUnit(work, 3, SourceError("cut", code="shard_truncated")))
+    stage.flush()
+    assert [(failure.ordinal, failure.code) for failure in work.failures] == [(None, "shard_truncated")]
+    assert (work.samples, work.vectors) == ([], {})
+    assert stages.finished == [work]
+
+
+def test_a_pass_without_room_is_done_in_halves_and_what_never_fits_is_one_failure(stages: SimpleNamespace) -> None:  # noqa: F811
+    embedder = Lengths(room=12)
+    stage = stage_of(stages, embedder)
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    give(stage, work, [4, 4, 30, 4, 4, 4])
+    stage.flush()
+    assert [(failure.ordinal, failure.code) for failure in work.failures] == [(2, "out_of_memory")]
+    assert "30 tokens" in work.failures[0].message
+    assert rows_of(work) == {n: n for n in (0, 1, 3, 4, 5)}
+    assert stages.finished == [work]
+
+
+def test_a_pass_without_room_beside_another_one_is_tried_again_alone(stages: SimpleNamespace) -> None:  # noqa: F811
+    class Shared(Lengths):
+        """A device that has room for one pass at a time."""
+
+        def embed(self, batch: Sequence[tuple[int, int]]) -> Mapping[str, np.ndarray]:
+            self.room = 0 if self.on_device else 1000
+            return super().embed(batch)
+
+    embedder = Shared(under_way=True)
+    stage = stage_of(stages, embedder)
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    give(stage, work, [20, 20, 20])
+    stage.flush()
+    assert work.failures == []
+    assert rows_of(work) == {n: n for n in range(3)}

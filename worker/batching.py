@@ -1,0 +1,126 @@
+"""Forward passes from what waits: texts of like length together, each pass within what the device can hold.
+
+Samples are gathered to a window, which is sorted by length and cut into forward passes, longest first. The longer the
+window, the less padding; the shorter it is, the less work a slow device holds. So it is bounded by samples, and by the
+seconds that the device needs for it at the speed that was measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from core.units import Sample
+from worker.embedders.base import Embedder, Prepared
+from worker.pace import Pace
+from worker.work import UnitWork
+
+WINDOW_S = 8.0
+"""Most seconds of work in a window; as much waits behind it. On a CPU with a small model these are 1,000 texts."""
+
+BATCHES_AHEAD = 4
+"""Passes that wait behind the window, at least where that is less than `WINDOW_S`: they ride out a slow file."""
+
+
+class Waiting(NamedTuple):
+    """A sample that waits for the device. A tuple, because one is made for each sample.
+
+    Attributes:
+        tokens: its length, as `Embedder.length` says.
+    """
+
+    work: UnitWork
+    sample: Sample
+    prepared: Prepared
+    tokens: int
+
+
+Batch = Sequence[Waiting]
+"""The samples of one forward pass, longest first."""
+
+
+def padded_tokens(batch: Batch) -> int:
+    """What the device computes for a batch: each text is padded to the longest."""
+    return len(batch) * batch[0].tokens
+
+
+class Batcher:
+    """Gathers samples and forms forward passes from them. For one thread.
+
+    Args:
+        embedder: says how many samples and tokens suit a pass, and how many samples a window.
+        pace: how fast the device has been.
+    """
+
+    def __init__(self, embedder: Embedder, pace: Pace) -> None:
+        self._embedder = embedder
+        self._pace = pace
+        self._waiting: list[Waiting] = []
+        self._tokens = 0
+        self._to_repeat: list[Batch] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, entry: Waiting) -> None:
+        """Let a sample wait."""
+        self._waiting.append(entry)
+        self._tokens += entry.tokens
+
+    def drop(self, work: UnitWork) -> None:
+        """Forget what waits of a unit."""
+        self._waiting = [entry for entry in self._waiting if entry.work is not work]
+        self._tokens = sum(entry.tokens for entry in self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a window waits: more would gain little, or be too much for a slow device."""
+        return self._window() > 0
+
+    @property
+    def samples_ahead(self) -> int:
+        """How many samples should wait behind the window."""
+        embedder = self._embedder
+        if not self._pace.samples_per_s:
+            return BATCHES_AHEAD * embedder.batch_size
+        most = max(embedder.window, BATCHES_AHEAD * embedder.batch_size)
+        return max(embedder.batch_size, min(most, int(self._pace.samples_per_s * WINDOW_S)))
+
+    def batches(self) -> Iterator[Batch]:
+        """The forward passes of the next window, or of all that waits where that is less."""
+        count = self._window() or len(self._waiting)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._tokens -= sum(entry.tokens for entry in taken)
+        taken.sort(key=lambda entry: -entry.tokens)
+        start = 0
+        while self._to_repeat or start < len(taken):
+            if self._to_repeat:
+                yield self._to_repeat.pop()
+                continue
+            stop = start + self._rows_within_budget(taken[start].tokens)
+            yield taken[start:stop]
+            start = stop
+
+    def repeat(self, batches: Sequence[Batch]) -> None:
+        """Let these be the next forward passes, in this order."""
+        self._to_repeat += reversed(batches)
+
+    def _window(self) -> int:
+        """How many of those that wait are a window; 0 where they are too few for one."""
+        embedder = self._embedder
+        most = max(embedder.window, embedder.batch_size)
+        if not embedder.token_budget:
+            return most if len(self._waiting) >= most else 0
+        tokens = max(embedder.token_budget, self._pace.tokens_per_s * WINDOW_S)
+        if len(self._waiting) < most and self._tokens < tokens:
+            return 0
+        totals = itertools.accumulate(entry.tokens for entry in self._waiting)
+        enough = (count for count, total in enumerate(totals, 1) if count == most or total >= tokens)
+        return next(enough)
+
+    def _rows_within_budget(self, longest: int) -> int:
+        rows = self._embedder.batch_size
+        if self._embedder.token_budget:
+            rows = min(rows, self._embedder.token_budget // longest)
+        return max(1, rows)
