@@ -7,6 +7,7 @@ seconds that the device needs for it at the speed that was measured.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -40,16 +41,11 @@ Batch = Sequence[Waiting]
 """The samples of one forward pass, longest first."""
 
 
-def padded_tokens(batch: Batch) -> int:
-    """What the device computes for a batch: each text is padded to the longest."""
-    return len(batch) * batch[0].tokens
-
-
 class Batcher:
     """Gathers samples and forms forward passes from them. For one thread.
 
     Args:
-        embedder: says how many samples and tokens suit a pass, and how many samples a window.
+        embedder: says how many samples and tokens suit a pass, what a pass costs, and how many samples suit a window.
         pace: how fast the device has been.
     """
 
@@ -98,9 +94,9 @@ class Batcher:
             if self._to_repeat:
                 yield self._to_repeat.pop()
                 continue
-            stop = start + self._rows_within_budget(taken[start].tokens)
-            yield taken[start:stop]
-            start = stop
+            batch = self._within_budget(taken[start : start + self._embedder.batch_size])
+            yield batch
+            start += len(batch)
 
     def repeat(self, batches: Sequence[Batch]) -> None:
         """Let these be the next forward passes, in this order."""
@@ -119,8 +115,12 @@ class Batcher:
         enough = (count for count, total in enumerate(totals, 1) if count == most or total >= tokens)
         return next(enough)
 
-    def _rows_within_budget(self, longest: int) -> int:
-        rows = self._embedder.batch_size
-        if self._embedder.token_budget:
-            rows = min(rows, self._embedder.token_budget // longest)
-        return max(1, rows)
+    def _within_budget(self, batch: Batch) -> Batch:
+        """So many of the first samples as the budget allows, at least one."""
+        cost, budget = self._embedder.cost, self._embedder.token_budget
+        if not budget:
+            return batch
+        lengths = [entry.tokens for entry in batch]
+        # A sample more never costs less, so the last that fits is found by halving.
+        fit = bisect.bisect_right(range(1, len(lengths) + 1), budget, key=lambda count: cost(lengths[:count]))
+        return batch[: max(1, fit)]

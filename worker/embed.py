@@ -14,7 +14,7 @@ from core.errors import DeviceFullError, SampleError
 from core.log import Events
 from core.units import Sample
 from core.vectors import Fault, similarities, stored
-from worker.batching import Batch, Batcher, Waiting, padded_tokens
+from worker.batching import Batch, Batcher, Waiting
 from worker.embedders.base import Embedder, Truncated, UnderWay
 from worker.pace import Pace
 from worker.progress import ProgressBoard, Span
@@ -180,8 +180,9 @@ class EmbedStage:
             batch, vectors, began = self._in_flight[0]
             arrived.append(InFlight(batch, dict(vectors), began))
             del self._in_flight[0]
-            tokens = sum(entry.tokens for entry in batch)
-            self.stats.batch_done(len(batch), tokens, processed=padded_tokens(batch))
+            lengths = [entry.tokens for entry in batch]
+            tokens = sum(lengths)
+            self.stats.batch_done(len(batch), tokens, processed=self.embedder.cost(lengths))
             self.trace.batch(began, rows=len(batch), tokens=tokens, units=[span.u for span in _spans(batch)])
         return arrived
 

@@ -13,9 +13,9 @@ from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: 
 
 from core.errors import DeviceFullError, SourceError
 from core.units import Sample
-from worker.batching import WINDOW_S, Batcher, Waiting, padded_tokens
+from worker.batching import WINDOW_S, Batcher, Waiting
 from worker.embed import EmbedStage
-from worker.embedders.base import UnderWay
+from worker.embedders.base import Cost, UnderWay, padded_tokens
 from worker.pace import Pace
 from worker.progress import ProgressBoard
 from worker.read import Chunk, EndOfUnit
@@ -23,8 +23,8 @@ from worker.stats import Stats
 from worker.work import UnitWork
 
 
-def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8) -> Any:
-    return SimpleNamespace(batch_size=batch_size, token_budget=token_budget, window=window)
+def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8, cost: Cost = padded_tokens) -> Any:
+    return SimpleNamespace(batch_size=batch_size, token_budget=token_budget, window=window, cost=cost)
 
 
 def pace_of(per_s: int) -> Pace:
@@ -49,8 +49,15 @@ def test_texts_of_like_length_meet_and_the_longest_come_first() -> None:
     batches = list(batcher.batches())
     assert [[entry.tokens for entry in batch] for batch in batches] == [[50], [50], [20, 9, 7], [3, 2, 1]]
     assert [entry.sample.ordinal for batch in batches[:2] for entry in batch] == [1, 3], "equal ones stay in order"
-    assert [padded_tokens(batch) for batch in batches] == [50, 50, 60, 9]
+    assert [padded_tokens([entry.tokens for entry in batch]) for batch in batches] == [50, 50, 60, 9]
     assert len(batcher) == 0
+
+
+def test_where_nothing_is_padded_a_pass_is_as_large_as_its_texts_together() -> None:
+    batcher = filled(model(token_budget=60, window=100, cost=sum), [3, 50, 7, 50, 1, 20, 2, 9])
+    assert lengths_of(batcher) == [[50], [50], [20, 9, 7, 3, 2, 1]]
+    batcher = filled(model(batch_size=2, token_budget=60, window=100, cost=sum), [30, 30, 1, 70])
+    assert lengths_of(batcher) == [[70], [30, 30], [1]]
 
 
 def test_a_pass_has_no_more_samples_than_a_batch_and_a_text_beyond_the_budget_goes_alone() -> None:
@@ -106,6 +113,7 @@ class Lengths:
     dims = {"text": 1}  # noqa: RUF012
     fingerprint = "f"
     batch_size, token_budget, window = 100, 20, 100
+    cost = staticmethod(padded_tokens)
 
     def __init__(self, room: int = 1000, *, under_way: bool = False) -> None:
         self.room = room

@@ -11,6 +11,7 @@ from conftest import FakeClock
 
 from core.units import Sample
 from worker.embedders import warm_up as module
+from worker.embedders.base import padded_tokens
 
 
 class SlowAtFirst:
@@ -19,6 +20,7 @@ class SlowAtFirst:
     dims = {"text": 4}  # noqa: RUF012
     batch_size = window = 8
     token_budget = 0
+    cost = staticmethod(padded_tokens)
     fingerprint = "f"
 
     def __init__(self, clock: FakeClock) -> None:

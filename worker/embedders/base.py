@@ -52,6 +52,16 @@ class UnderWay(Mapping[str, "np.ndarray"]):
         return len(self._names)
 
 
+Cost = Callable[[Sequence[int]], int]
+"""What a device computes in one forward pass of samples of these lengths, in tokens: `padded_tokens` where each is
+padded to the longest, `sum` where none is."""
+
+
+def padded_tokens(lengths: Sequence[int]) -> int:
+    """Tokens of samples of these lengths with their padding."""
+    return len(lengths) * max(lengths, default=0)
+
+
 class Splitter(Protocol):
     """Cuts texts, always in the same way.
 
@@ -80,7 +90,8 @@ class Embedder(Protocol):
         fingerprint: 32 hex digits over weights, configuration, preprocessing and precision. Two embedders with the
             same fingerprint give the same vectors within rounding.
         batch_size: most samples of one forward pass on this device.
-        token_budget: padded tokens (samples x the longest) that suit a pass; 0 where only samples bound it.
+        token_budget: tokens, counted by `cost`, that suit a pass; 0 where only samples bound it.
+        cost: of a pass.
         window: samples gathered before they are sorted by length and cut into passes; `batch_size` where all are alike.
     """
 
@@ -88,6 +99,7 @@ class Embedder(Protocol):
     fingerprint: str
     batch_size: int
     token_budget: int
+    cost: Cost
     window: int
 
     def prepare(self, samples: Sequence[Sample]) -> list[Prepared | SampleError]:

@@ -19,7 +19,7 @@ from core.errors import ModelError, SampleError
 from core.log import Events
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.base import Truncated
+from worker.embedders.base import Truncated, padded_tokens
 from worker.embedders.device import device_of, dtype_of, forward, image_batch_size_of
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.images import Picture, quiet_pillow
@@ -82,6 +82,7 @@ class ClipEmbedder:
         # Every sample is as large as every other.
         self.batch_size = self.window = batch_size
         self.token_budget = 0
+        self.cost = padded_tokens
         content: dict[str, Any] = {
             "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
             "tokenizer": _tokenizer_content(tokenizer) if "text" in config.modalities else {},

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
+from worker.embedders.base import padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
@@ -59,6 +60,7 @@ class SentenceEmbedder:
         self._extra: dict[str, Any] = {name: probe[name] for name in ("modality", "prompt_length") if name in probe}
         self.batch_size = batch_size
         self.token_budget = token_budget
+        self.cost = padded_tokens
         self.window = text_window_of(device)
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), _content(model))
         model.to(dtype_of(config, device))

@@ -11,7 +11,7 @@ import numpy as np
 from core.errors import SampleError
 from core.models import Chunking, ModelConfig, NamedModel
 from core.units import Sample, content_hash
-from worker.embedders.base import Embedder, Looking, Prepared, Splitter, Truncated, UnderWay
+from worker.embedders.base import Cost, Embedder, Looking, Prepared, Splitter, Truncated, UnderWay, padded_tokens
 from worker.embedders.images import Picture
 from worker.embedders.splitting import no_splitter
 
@@ -46,6 +46,7 @@ class SeveralEmbedder:
         self.batch_size = min(member.embedder.batch_size for member in members)
         # As lengths are sums over the models, so are budgets.
         self.token_budget = sum(member.embedder.token_budget for member in members)
+        self.cost: Cost = sum if all(member.embedder.cost is sum for member in members) else padded_tokens
         self.window = max(member.embedder.window for member in members) if self.token_budget else self.batch_size
         self.fingerprint = content_hash(
             [EMBEDDER_VERSION, *([member.named.name, member.embedder.fingerprint] for member in members)]

@@ -130,6 +130,7 @@ class CuttingEmbedder:
         self.dims = embedder.dims
         self.batch_size = embedder.batch_size
         self.token_budget = embedder.token_budget
+        self.cost = embedder.cost
         self.window = embedder.window
         self.fingerprint = content_hash([embedder.fingerprint, chunking.describe(), list(self._splitter.identity)])
 

@@ -18,7 +18,7 @@ from core.errors import SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from sources.base import Moved
-from worker.embedders.base import MAX_CHUNKS
+from worker.embedders.base import MAX_CHUNKS, padded_tokens
 from worker.embedders.hardware import simulated_speed
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
 from worker.embedders.params import choice, milliseconds_as_s, whole_number
@@ -121,6 +121,7 @@ class StubEmbedder:
         self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
         self.batch_size = self.window = batch_size
         self.token_budget = 0
+        self.cost = padded_tokens
         self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:

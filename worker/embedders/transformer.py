@@ -13,6 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
+from worker.embedders.base import padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
@@ -58,6 +59,7 @@ class TransformerEmbedder:
         self._tokens = Tokens(tokenizer, max_length)
         self.batch_size = batch_size
         self.token_budget = token_budget
+        self.cost = padded_tokens
         self.window = text_window_of(device)
         self.fingerprint = fingerprint(
             config,
