@@ -92,6 +92,14 @@ class Ledger:
         raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
         return {name.decode(): value.decode() for name, value in raw.items()}
 
+    def holders(self, units: Sequence[int]) -> list[str]:
+        """The token of the lease on each of some units; "" where there is none."""
+        if not units:
+            return []
+        names = [str(u) for u in units]
+        found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("owner")], names))
+        return [_text(token) for token in found]
+
     def gen(self) -> str:
         """The queue's generation; "" where the broker does not know the run, or only in another protocol version."""
         gen, version = cast("list[bytes | None]", self.client.hmget(self.keys[0], ["gen", "v"]))

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.durable import output_error, publish
 from core.errors import OutputError
+from core.extents import COLUMNS, Extent, Extents
 from core.generations import PREFIX, read_generations
 from core.layout import Layout, first_segments
 from core.objects import opened
@@ -140,6 +142,7 @@ class Manifest:
         self._loaded = -1
         self._ids: pa.Array = pa.array([], pa.string())
         self._descriptions: pa.Array = pa.array([], pa.binary())
+        self._extents: dict[int, Extents] = {}
 
     def __len__(self) -> int:
         return self.units
@@ -173,10 +176,40 @@ class Manifest:
             if one.is_retry:
                 yield from ((u, self.unit(u)) for u in range(one.first, one.first + one.units))
 
-    def _at(self, u: int, *, ids: bool) -> bytes:
+    def extent(self, u: int) -> Extent:
+        """How much unit `u` holds."""
+        segment = self._segment(u)
+        if segment not in self._extents:
+            self._extents = {segment: self._extents_of(segment)}
+        return self._extents[segment].at(u - self._starts[segment])
+
+    def extents_left(self, done: bytes) -> dict[str, Extent]:
+        """Kind -> how much its units hold together that are not done, from one pass over numbers of the list.
+
+        Args:
+            done: bitmap of units, as the log has it.
+        """
+        left: dict[str, Extent] = {}
+        waits = np.unpackbits(np.frombuffer(done, np.uint8)) == 0
+        for segment, start in enumerate(self._starts):
+            extents = self._extents_of(segment)
+            for extent in extents.sums(waits[start : start + len(extents.kinds)]):
+                left[extent.kind] = left.get(extent.kind, Extent(extent.kind, 0, 0)) + extent
+        return left
+
+    def _extents_of(self, segment: int) -> Extents:
+        start = self._starts[segment]
+        if self.is_retry(start):
+            return Extents.of_units(self.unit(u) for u in range(start, [*self._starts, self.units][segment + 1]))
+        return Extents.of_table(pq.read_table(opened(self._paths[segment]), columns=COLUMNS))
+
+    def _segment(self, u: int) -> int:
         if not 0 <= u < self.units:
             raise IndexError(f"unit {u} of {self.units}")
-        segment = bisect_right(self._starts, u) - 1
+        return bisect_right(self._starts, u) - 1
+
+    def _at(self, u: int, *, ids: bool) -> bytes:
+        segment = self._segment(u)
         if segment != self._loaded:
             table = pq.read_table(opened(self._paths[segment]), columns=["unit_id", "description"])
             self._ids = table["unit_id"].combine_chunks()

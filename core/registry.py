@@ -121,11 +121,29 @@ def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
 
 
 def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
-    """What each worker that is heard of last said of itself; those not heard of for three leases are forgotten."""
-    names = [name.decode() for name in cast("list[bytes]", client.zrange(WORKERS, 0, -1))]
-    if not names:
+    """What each worker that is heard of last said of itself, and since when nothing was heard of it, as `silent_s`.
+
+    Those not heard of for three leases are forgotten.
+    """
+    listed = cast("list[tuple[bytes, float]]", client.zrange(WORKERS, 0, -1, withscores=True))
+    if not listed:
         return []
+    names = [name.decode() for name, _ in listed]
     said = cast("list[bytes | None]", client.mget([worker_key(name) for name in names]))
     if gone := [name for name, text in zip(names, said, strict=True) if text is None]:
         client.zrem(WORKERS, *gone)
-    return [json.loads(text) for text in said if text is not None]
+    seconds, micros = client.time()
+    now_s = seconds + micros / 1e6
+    return [
+        {**json.loads(text), "silent_s": round(max(0.0, now_s - at / 1000), 1)}
+        for (_, at), text in zip(listed, said, strict=True)
+        if text is not None
+    ]
+
+
+def sign_off(client: redis.Redis, name: str) -> None:
+    """Forget a worker that has ended."""
+    with client.pipeline() as pipe:
+        pipe.zrem(WORKERS, name)
+        pipe.delete(worker_key(name))
+        pipe.execute()

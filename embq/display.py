@@ -51,13 +51,16 @@ def count(rows: int | None, exact: bool = True) -> str:
 def plain_line(progress: Progress) -> str:
     """One line for logs."""
     eta = duration(progress.eta_s).replace(" ", "") if progress.eta_s is not None else "-"
+    if progress.eta_s is None and progress.eta_basis:
+        eta = "estimating"
     return (
         f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} run={progress.run} state={progress.state} "
         f"rows={progress.rows}/{count(progress.rows_total, progress.rows_total_exact).replace(' ', '-')} "
         f"failures={progress.failures} truncated={progress.truncated} units={progress.done}/{progress.units_total} "
         f"received={progress.received} "
         f"in_flight={progress.in_flight} quarantined={progress.quarantined} "
-        f"rate={progress.embedding_per_s:.1f}/s limit={progress.limit or '-'} eta={eta}"
+        f"rate={progress.embedding_per_s:.1f}/s tokens_per_s={progress.tokens_per_s:.0f} "
+        f"limit={progress.limit or '-'} eta={eta}"
     )
 
 
@@ -81,6 +84,10 @@ def panel(progress: Progress) -> Group:
         f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed, "
         f"{progress.failures:,} failures, {progress.embedding_per_s:,.1f} rows/s",
     )
+    if progress.tokens:
+        total = count(progress.tokens_total, progress.state == "done")
+        speed = f", {progress.tokens_per_s:,.0f} tokens/s" if progress.tokens_per_s else ""
+        facts.add_row("tokens", f"{progress.tokens:,} of {total} committed{speed}")
     if progress.truncated:
         facts.add_row("truncated", f"{progress.truncated:,} texts are longer than the model reads (see --chunk-tokens)")
     facts.add_row(
@@ -100,7 +107,9 @@ def panel(progress: Progress) -> Group:
 def _left(progress: Progress) -> str:
     if progress.state == "done":
         return "done"
-    return f"about {duration(progress.eta_s)} left" if progress.eta_s is not None else "measuring"
+    if progress.eta_s is None:
+        return "estimating" if progress.state == "running" else ""
+    return f"about {duration(progress.eta_s)} left, by {progress.eta_basis}"
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:

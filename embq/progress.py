@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,8 +13,9 @@ from core.control import Control, load_control
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger, load_scripts
 from core.objects import Place
-from core.protocol import RUN_PARTS
-from core.registry import RunRecord, live_workers
+from core.registry import RunRecord
+from embq.eta import NO_ETA, predict, share_of
+from embq.seen import Seen, bottleneck, see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,11 @@ class Progress:
         done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
         rows_per_s: committed rows per second, from the first unit to the last commit.
         embedding_per_s: what the workers report for the last 20 seconds, together.
-        eta_s: remaining rows at `embedding_per_s`, or None where that is not known.
+        eta_s: seconds until the last commit, or None where that cannot be predicted yet.
+        eta_basis: what that counts: "tokens", "samples" or "units"; "" where nothing can be counted.
+        tokens: of committed units, as far as workers said.
+        tokens_total: of all units; estimated until all are committed, None where nothing is known.
+        tokens_per_s: what the workers do now for this run, together.
         limit: the stage that bounds the speed.
         waits_for: the models that are served now, where the run's own has to wait for its turn.
         workers: what each worker says of itself.
@@ -60,6 +64,10 @@ class Progress:
     limit: str
     waits_for: list[str] = field(default_factory=list)
     truncated: int = 0
+    tokens: int = 0
+    tokens_total: int | None = None
+    tokens_per_s: float = 0.0
+    eta_basis: str = ""
     workers: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
@@ -86,7 +94,11 @@ class Progress:
                 "total": self.units_total,
             },
             "rows_per_s": self.rows_per_s,
+            "tokens": self.tokens,
+            "tokens_total": self.tokens_total,
+            "tokens_per_s": self.tokens_per_s,
             "eta_s": self.eta_s,
+            "eta_basis": self.eta_basis,
             "limit": self.limit,
             "waits_for": self.waits_for,
             "workers": [
@@ -129,30 +141,20 @@ class Watch:
     def look(self) -> Progress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
         log = self.log_state()
-        meta: dict[str, str] = {}
-        asked: dict[str, str] = {}
-        received = in_flight = 0
-        workers: list[dict[str, Any]] = []
+        seen = Seen()
         if self.client is not None and not log.closed:
-            ledger = Ledger(self.client, self.info.run, scripts=self._scripts)
-            meta, asked = ledger.meta(), ledger.asked()
-            received = int(self.client.hlen(ledger.keys[RUN_PARTS.index("pub")]))
-            in_flight = int(self.client.hlen(ledger.keys[RUN_PARTS.index("owner")]))
-            workers = live_workers(self.client)
+            seen = see(Ledger(self.client, self.info.run, scripts=self._scripts))
         # The broker is ahead of the folder until the writer has noted what was asked for.
-        control = load_control(Layout(self.root)).with_wishes(meta | asked)
+        control = load_control(Layout(self.root)).with_wishes(seen.meta | seen.asked)
         total, exact = _rows_total(self.info, log)
         return _progress(
             self.info.run,
             str(self.root),
             self.info.model.spec,
-            _Counts(
-                log.rows, log.failures, log.count, log.quarantined, received, in_flight, self.info.units, log.truncated
-            ),
+            _Counts(log.rows, log.failures, log.count, log.quarantined, self.info.units, log.truncated, log.tokens),
             (total, exact),
             control,
-            workers,
-            meta,
+            seen,
             timing=self._timing if log.closed else None,
             closed=log.closed,
         )
@@ -173,24 +175,19 @@ class BrokerWatch:
 
     def look(self) -> Progress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
-        meta, asked = self._ledger.meta(), self._ledger.asked()
-        rows, failures, done, quarantined = (
-            int(meta.get(name, 0)) for name in ("rows", "failures", "done", "quarantined")
-        )
-        received, in_flight = (
-            int(self.client.hlen(self._ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner")
-        )
-        units = int(meta.get("total", self.record.units))
-        closed = meta.get("state") == "done"
+        seen = see(self._ledger)
+        names = ("rows", "failures", "done", "quarantined", "truncated", "tokens")
+        rows, failures, done, quarantined, truncated, tokens = map(seen.number, names)
+        units = seen.number("total") or self.record.units
+        closed = seen.meta.get("state") == "done"
         return _progress(
             self.record.run,
             self.record.output,
             self.record.model.spec,
-            _Counts(rows, failures, done, quarantined, received, in_flight, units, int(meta.get("truncated", 0))),
+            _Counts(rows, failures, done, quarantined, units, truncated, tokens),
             (rows + failures, True) if closed else (self._estimate(rows + failures, done, units), False),
-            Control().with_wishes(meta | asked),
-            live_workers(self.client),
-            meta,
+            Control().with_wishes(seen.meta | seen.asked),
+            seen,
             closed=closed,
         )
 
@@ -207,10 +204,9 @@ class _Counts(NamedTuple):
     failures: int
     committed: int
     quarantined: int
-    received: int
-    in_flight: int
     units: int
-    truncated: int = 0
+    truncated: int
+    tokens: int
 
 
 def _progress(
@@ -220,25 +216,33 @@ def _progress(
     counts: _Counts,
     rows_total: tuple[int | None, bool],
     control: Control,
-    workers: list[dict[str, Any]],
-    meta: dict[str, str],
+    seen: Seen,
     *,
     closed: bool,
     timing: dict[str, float] | None = None,
 ) -> Progress:
-    """What follows from the counts; `timing` where it is recorded, else it is taken from the broker's `meta`.
-
-    Args:
-        workers: all that are heard of, also those that serve other models.
-    """
-    queued = max(0, counts.units - counts.committed - counts.received - counts.in_flight)
-    workers, others = _by_model(workers, model)
+    """What follows from the counts; `timing` where it is recorded, else it is taken from the broker's `meta`."""
+    queued = max(0, counts.units - counts.committed - seen.received - seen.in_flight)
+    workers, others = _by_model(seen.workers, model)
     waits_for = others if queued and control.state == "running" and not workers else []
     total, exact = rows_total
     rate = sum(float(worker.get("rows_per_s", 0)) for worker in workers)
-    left = max(0, total - counts.rows - counts.failures) if total is not None else None
-    rows_per_s = _committed_rate(meta, counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
-    timing = _timing(meta, workers) if timing is None else timing
+    samples_left = max(0, total - counts.rows - counts.failures) if total is not None else None
+    tokens_left = seen.tokens_left
+    eta = NO_ETA
+    if control.state == "running" and not closed:
+        eta = predict(
+            share_of(workers, run),
+            tokens_left=None if tokens_left is None else tokens_left - seen.number("tokens_waiting"),
+            begun=seen.begun,
+            samples_left=samples_left,
+            exact=exact,
+            samples_per_s=rate,
+            queued=queued,
+            worked_s=seen.worked_s,
+        )
+    rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
+    timing = seen.timing(workers) if timing is None else timing
     return Progress(
         run=run,
         output=output,
@@ -251,13 +255,17 @@ def _progress(
         failures=counts.failures,
         units_total=counts.units,
         done=counts.committed - counts.quarantined,
-        received=counts.received,
-        in_flight=counts.in_flight,
+        received=seen.received,
+        in_flight=seen.in_flight,
         queued=queued,
         quarantined=counts.quarantined,
         rows_per_s=rows_per_s,
         embedding_per_s=rate,
-        eta_s=round(left / rate, 1) if left and rate else 0.0 if closed else None,
+        eta_s=0.0 if closed else eta.seconds,
+        eta_basis=eta.basis,
+        tokens=counts.tokens,
+        tokens_total=counts.tokens if closed else None if tokens_left is None else seen.number("tokens") + tokens_left,
+        tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
         limit="turn" if waits_for else "" if closed else bottleneck(workers),
         waits_for=waits_for,
         truncated=counts.truncated,
@@ -288,35 +296,3 @@ def _rows_total(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
     if done > 0:
         return round((log.rows + log.failures) / done * max(units, done)), False
     return None, False
-
-
-def _committed_rate(meta: dict[str, str], committed: int) -> float:
-    first, last = int(meta.get("began_ms", 0)), int(meta.get("last_commit_ms", 0))
-    rows = committed - int(meta.get("rows_before", 0))
-    return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
-
-
-def _timing(meta: dict[str, str], workers: list[dict[str, Any]]) -> dict[str, float]:
-    opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "began_ms", "last_commit_ms"))
-    return {
-        "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
-        "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
-        "wall_s": round(time.time() - opened / 1000, 3) if opened else 0.0,
-    }
-
-
-def bottleneck(workers: list[dict[str, Any]]) -> str:
-    """The stage that bounds the speed, from where the workers spend their time; first match wins.
-
-    Thresholds: a device that is 85 % busy cannot be fed better; a tenth of the time without room is the writer's fault.
-    """
-    shares = [worker["share"] for worker in workers if worker.get("held") and worker.get("share")]
-    if not shares:
-        return "queue" if workers else ""
-    mean = {stage: sum(share.get(stage, 0.0) for share in shares) / len(shares) for stage in shares[0]}
-    if mean["full"] >= 0.1:
-        return "writer"
-    if mean["embed"] >= 0.85:
-        return "device"
-    stage = max(("read", "prepare", "embed", "publish"), key=lambda name: mean[name])
-    return {"embed": "device"}.get(stage, stage) if mean[stage] >= 0.5 else "mixed"

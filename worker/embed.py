@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -180,10 +181,12 @@ class EmbedStage:
             batch, vectors, began = self._in_flight[0]
             arrived.append(InFlight(batch, dict(vectors), began))
             del self._in_flight[0]
-            lengths = [entry.tokens for entry in batch]
-            tokens = sum(lengths)
-            self.stats.batch_done(len(batch), tokens, processed=self.embedder.cost(lengths))
-            self.trace.batch(began, rows=len(batch), tokens=tokens, units=[span.u for span in _spans(batch)])
+            tokens: Counter[str] = Counter()
+            for entry in batch:
+                tokens[entry.work.run] += entry.tokens
+            cost = self.embedder.cost([entry.tokens for entry in batch])
+            self.stats.batch_done(len(batch), tokens, processed=cost, took_s=time.time() - began)
+            self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=[span.u for span in _spans(batch)])
         return arrived
 
     def _give_back(self, arrived: Iterable[InFlight]) -> None:

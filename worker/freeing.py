@@ -1,4 +1,6 @@
-"""Gives the leases of dead workers back, in a thread: the broker may be away, and the supervisor must not wait."""
+"""Gives the leases of dead workers back, and signs off for them, in a thread: the broker may be away, and the
+supervisor must not wait.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import redis
 
 from core.ledger import Ledger, load_scripts
 from core.log import Events
-from core.registry import registered
+from core.registry import registered, sign_off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class LeaseFreer(threading.Thread):
                     Ledger(self.client, run, scripts=scripts).abandon(death.worker, death.message, blame=death.blame)
                     for run in registered(self.client)
                 )
+                sign_off(self.client, death.worker)
                 self.log.info("leases_freed", worker=death.worker, units=freed)
         except Exception as error:  # noqa: BLE001 - thread boundary: the supervisor ends with it
             self.error = error

@@ -13,14 +13,17 @@ import redis
 from core.errors import EmbqError
 from core.ledger import Ledger, load_scripts
 from core.log import Events
-from core.protocol import WORKERS, worker_key
-from core.registry import report_worker
+from core.registry import report_worker, sign_off
 from worker.progress import ProgressBoard
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
 
 REPORT_S = 1.0
 RATE_WINDOW_S = 20.0
+REST_S = 5.0
+"""Without units in hand for so long, a device rests; for a shorter time, the queue is too slow for it."""
+REPORTED_UNITS = 16
+"""Of the units that are begun so many are reported one by one, for who estimates what is left of the run."""
 MEASURE_S, MEASURE_LEAST_S = 10.0, 2.0
 """A speed is kept for so long a time with units in hand, or for the last of them if it is not shorter than that."""
 
@@ -69,6 +72,7 @@ class Heartbeat(threading.Thread):
         self._stop_requested = threading.Event()
         self._rates: list[tuple[float, int]] = []
         self._shares: list[tuple[float, dict[str, float]]] = []
+        self._held_at = time.monotonic()
         self.failed: redis.exceptions.RedisError | EmbqError | None = None
 
     def stop(self) -> None:
@@ -76,10 +80,7 @@ class Heartbeat(threading.Thread):
         self._stop_requested.set()
         self.join(5)
         self._measure(time.monotonic(), busy=False)
-        with self.client.pipeline() as pipe:
-            pipe.zrem(WORKERS, self.worker)
-            pipe.delete(worker_key(self.worker))
-            pipe.execute()
+        sign_off(self.client, self.worker)
 
     def run(self) -> None:
         """Report every second, or as often as it beats where that is more often; beat every `beat_s` seconds."""
@@ -133,6 +134,10 @@ class Heartbeat(threading.Thread):
         self._shares = [(at, busy) for at, busy in self._shares if now - at <= RATE_WINDOW_S]
         self._shares.append((now, self.stats.busy_seconds()))
         (rate_from, rows_from), (share_from, busy_from) = self._rates[0], self._shares[0]
+        if held:
+            self._held_at = now
+        elif now - self._held_at > REST_S:
+            self.stats.rested()
         oldest = min(held, key=lambda work: work.claimed_at, default=None)
         fields = {
             **self.describe(),
@@ -144,6 +149,7 @@ class Heartbeat(threading.Thread):
                 for stage, seconds in self.stats.busy_seconds().items()
             },
             "held": len(held),
+            "runs": self._runs(held),
             "unit": oldest.unit_id if oldest else "",
             "run": oldest.run if oldest else "",
             "stage": oldest.stage if oldest else "idle",
@@ -152,3 +158,13 @@ class Heartbeat(threading.Thread):
         if self.stats.first_batch_at is not None and self.stats.last_batch_at is not None:
             fields["embed_s"] = round(self.stats.last_batch_at - self.stats.first_batch_at, 2)
         report_worker(self.client, self.worker, fields, life_s=self.lease_s * 3, scripts=self._scripts)
+
+    def _runs(self, held: list[UnitWork]) -> dict[str, dict[str, Any]]:
+        """For each run: its tokens per second, the units in hand, and the tokens done of those that are begun."""
+        speeds = self.stats.tokens_per_s()
+        runs = {}
+        for run in {*speeds, *(work.run for work in held)}:
+            units = [work for work in held if work.run == run]
+            begun = [(work.u, work.token, work.tokens) for work in units if work.tokens][:REPORTED_UNITS]
+            runs[run] = {"tokens_per_s": round(speeds.get(run, 0.0), 2), "units": len(units), "begun": begun}
+        return runs

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+from worker.speed import Speed
 
 STAGES = ("read", "prepare", "embed", "publish", "full")
 """Busy seconds are kept for each: reading samples, decoding or tokenising (per thread), the device, handing results
@@ -31,6 +33,7 @@ class Stats:
         self.processed = 0
         self.failed = 0
         self.units = 0
+        self._speed = Speed()
         self.first_batch_at: float | None = None
         self.last_batch_at: float | None = None
 
@@ -45,16 +48,27 @@ class Stats:
             with self._lock:
                 self._busy[stage] += spent
 
-    def batch_done(self, rows: int, tokens: int, *, processed: int) -> None:
-        """Count a batch of vectors, the tokens that they were made of, and those with the padding."""
+    def batch_done(self, rows: int, tokens: Mapping[str, int], *, processed: int, took_s: float) -> None:
+        """Count a batch of vectors, the tokens of each run that they were made of, and all with the padding."""
         now = time.monotonic()
         with self._lock:
+            self._speed.batch(now - took_s, now, tokens)
             self.rows += rows
-            self.tokens += tokens
+            self.tokens += sum(tokens.values())
             self.processed += processed
             self.last_batch_at = now
             if self.first_batch_at is None:
                 self.first_batch_at = now
+
+    def tokens_per_s(self) -> dict[str, float]:
+        """Run -> tokens per second by the last batches; see `worker.speed`."""
+        with self._lock:
+            return self._speed.per_s(time.monotonic())
+
+    def rested(self) -> None:
+        """Nothing was in hand for a while, so what was measured before says nothing of what comes."""
+        with self._lock:
+            self._speed.rest()
 
     def unit_done(self, failures: int) -> None:
         """Count a published unit."""

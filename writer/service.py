@@ -23,6 +23,7 @@ from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer
 from writer.commit import Committer
 from writer.lock import LOCK_TTL_S, RENEW_S, LockKeeper
+from writer.workload import Workload
 
 LOCK_PATIENCE_S = 2 * LOCK_TTL_S
 """A writer that was killed leaves its lock behind for one term; one that renews it is alive."""
@@ -103,6 +104,10 @@ class RunWriter:
             self.layout, self.manifest, self.info, fingerprint=state.fingerprint, widths=state.widths
         )
         self.buffer = Buffer(part_rows=self.info.part_rows, clock=self._clock)
+        self.workload = Workload()
+        if not self.finished:
+            self.workload.count(self.manifest, state)
+            self.workload.remember(self.manifest, log, state)
         self._rebuilds = 0
         self._renewed = self._reconciled = self._asked = self._clock()
         self._read_count = 16
@@ -204,7 +209,9 @@ class RunWriter:
 
     def _counters(self) -> dict[str, int]:
         state = self.committer.state
-        return {name: getattr(state, name) for name in ("rows", "failures", "quarantined", "truncated", "tokens", "n")}
+        names = ("rows", "failures", "quarantined", "truncated", "tokens", "n")
+        left = self.workload.tokens_left
+        return {name: getattr(state, name) for name in names} | ({} if left is None else {"tokens_left": left})
 
     def _mark(self, pairs: list[tuple[str, int | None]]) -> int:
         state = self.committer.state
@@ -215,6 +222,7 @@ class RunWriter:
             quarantined=state.quarantined,
             truncated=state.truncated,
             tokens=state.tokens,
+            tokens_left=self.workload.tokens_left,
             number=state.n,
         )
 
@@ -249,6 +257,7 @@ class RunWriter:
         if not self.committer.epoch:
             self.committer.take_epoch()
         self.finished = False
+        self.workload.count(self.manifest, self.committer.state)
         self.ledger.grow(self.committer.generation, len(self.manifest))
         self.log.info("run_grew", run=self.record.run, units=len(self.manifest), done=self.committer.state.count)
 
@@ -332,6 +341,8 @@ class RunWriter:
         if results:
             self.committer.fingerprint = self.acceptor.fingerprint
             commit = self.committer.commit(results)
+            for result in results:
+                self.workload.committed(self.manifest.extent(result.u), result.tokens)
             self._mark([(result.entry, result.u) for result in results])
             for result in results:
                 if result.staged:

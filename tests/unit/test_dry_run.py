@@ -204,7 +204,7 @@ def test_a_speed_is_measured_only_while_units_are_in_hand(client: redis.Redis) -
     def pass_time(seconds: float, rows: int, *, busy: bool) -> None:
         nonlocal at
         at += seconds
-        stats.batch_done(rows, rows)
+        stats.batch_done(rows, {"run": rows}, processed=rows, took_s=0.1)
         heartbeat._measure(at, busy=busy)
 
     pass_time(5, 0, busy=False)

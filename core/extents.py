@@ -1,0 +1,76 @@
+"""How much units hold as far as planning knows it, which tells how long they will take once some of them are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from core.units import Unit
+
+COLUMNS = ["kind", "start", "stop", "samples"]
+"""Of a segment of the manifest."""
+
+
+class Extent(NamedTuple):
+    """What some units of one kind hold together.
+
+    `samples` counts 1 for a unit where only reading tells; `bytes` are those of the slice of a text file, or of a
+    shard, and 0 for other kinds.
+    """
+
+    kind: str
+    samples: int
+    bytes: int
+
+    def __add__(self, other: object) -> Extent:
+        assert isinstance(other, Extent)
+        return Extent(self.kind, self.samples + other.samples, self.bytes + other.bytes)
+
+    def __sub__(self, other: Extent) -> Extent:
+        return Extent(self.kind, self.samples - other.samples, self.bytes - other.bytes)
+
+
+def extent_of(unit: Unit) -> Extent:
+    """What one unit holds; of a retry, its share of the unit that it does again."""
+    size = max(0, unit.stop - unit.start)
+    if unit.retry is not None and unit.retry.only and (of_all := unit.samples or unit.retry.samples):
+        size = size * len(unit.retry.ordinals) // of_all
+    return Extent(unit.kind, max(1, unit.expected or 1) if unit.samples else 1, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """What each unit of a segment holds, in order: `kinds`, `samples` and `bytes` are arrays of one length."""
+
+    kinds: pa.Array
+    samples: np.ndarray
+    bytes: np.ndarray
+
+    @classmethod
+    def of_table(cls, table: pa.Table) -> Extents:
+        """From the columns `COLUMNS` of a segment, which must not be one of retries."""
+        samples = pc.max_element_wise(pc.fill_null(table["samples"], 1), 1).to_numpy()
+        size = np.maximum(0, table["stop"].to_numpy() - table["start"].to_numpy())
+        return cls(table["kind"].combine_chunks(), samples, size)
+
+    @classmethod
+    def of_units(cls, units: Iterator[Unit]) -> Extents:
+        """From the units themselves."""
+        each = [extent_of(unit) for unit in units]
+        kinds = pa.array([one.kind for one in each], pa.string())
+        return cls(kinds, np.array([one.samples for one in each]), np.array([one.bytes for one in each]))
+
+    def at(self, position: int) -> Extent:
+        """What one unit holds."""
+        return Extent(self.kinds[position].as_py(), int(self.samples[position]), int(self.bytes[position]))
+
+    def sums(self, chosen: np.ndarray) -> Iterator[Extent]:
+        """What the units hold together that a mask chooses, kind by kind."""
+        for kind in self.kinds.unique().to_pylist():
+            these = chosen & pc.equal(self.kinds, kind).to_numpy(zero_copy_only=False)
+            yield Extent(kind, int(self.samples[these].sum()), int(self.bytes[these].sum()))

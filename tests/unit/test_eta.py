@@ -1,0 +1,197 @@
+"""What is predicted of the end of a run: from sizes to tokens, from batches to speeds, from both to seconds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.extents import Extent, extent_of
+from core.retries import Retry
+from core.units import Unit
+from embq.eta import NO_ETA, Eta, predict, share_of
+from worker.speed import WINDOW_S, Speed
+from writer.workload import Workload
+
+# --- tokens that are left ---
+
+
+def unit_of(lengths: Iterable[int]) -> tuple[Extent, int]:
+    """A slice of lines of JSON, and its tokens: about 5 bytes and 1 token a word, 40 bytes and 2 tokens more a text."""
+    words, rng = list(lengths), random.Random(1)
+    size = sum(round(rng.gauss(5 * n, 2 * n**0.5)) + 40 for n in words)
+    return Extent("jsonl", len(words), size), sum(n + 2 for n in words)
+
+
+def workload(units: list[tuple[Extent, int]]) -> Workload:
+    made = Workload()
+    for extent, _ in units:
+        made.left[extent.kind] = made.left.get(extent.kind, Extent(extent.kind, 0, 0)) + extent
+    return made
+
+
+def error_after(units: list[tuple[Extent, int]], share: float) -> float:
+    """How far the estimate of the tokens that are left is off, once the first units are done."""
+    made, done = workload(units), round(len(units) * share)
+    for extent, tokens in units[:done]:
+        made.committed(extent, tokens)
+    left = sum(tokens for _, tokens in units[done:])
+    assert made.tokens_left is not None
+    return abs(made.tokens_left - left) / sum(tokens for _, tokens in units)
+
+
+def skewed(count: int) -> list[int]:
+    rng = random.Random(0)
+    return [max(1, round(rng.lognormvariate(3.5, 1.0))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("order", ["as they come", "shortest first", "longest first"])
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_tokens_left_follow_from_bytes_also_where_texts_are_sorted(order: str, share: float) -> None:
+    lengths = skewed(10_000)
+    if order != "as they come":
+        lengths.sort(reverse=order == "longest first")
+    units = [unit_of(lengths[start : start + 100]) for start in range(0, 10_000, 100)]
+    assert error_after(units, share) < 0.03
+
+
+def test_a_file_of_long_texts_after_one_of_short_ones_is_seen_before_it_is_reached() -> None:
+    rng = random.Random(0)
+    units = [unit_of(rng.randint(5, 15) for _ in range(100)) for _ in range(100)]
+    units += [unit_of(rng.randint(150, 250) for _ in range(100)) for _ in range(100)]
+    assert error_after(units, 0.05) < 0.1
+    assert error_after(units, 0.51) < 0.01
+
+
+def test_without_bytes_samples_tell_and_without_samples_units_do() -> None:
+    units = [(Extent("parquet", 1000, 0), 5000)] * 4 + [(Extent("parquet", 100, 0), 500)]
+    assert error_after(units, 0.2) == 0
+    assert error_after([(Extent("tar", 1, 0), 5000)] * 10, 0.2) == 0
+
+
+def test_a_kind_of_which_nothing_is_done_costs_as_much_for_each_sample_as_the_others() -> None:
+    made = workload([(Extent("csv", 10, 800), 100), (Extent("files", 30, 0), 30)])
+    made.committed(Extent("csv", 10, 800), 100)
+    assert made.tokens_left == 300
+
+
+def test_nothing_is_known_before_the_first_unit_that_tells_its_tokens() -> None:
+    made = workload([(Extent("csv", 10, 800), 0)] * 3)
+    made.committed(Extent("csv", 10, 800), 0)
+    assert made.tokens_left is None
+    made.committed(Extent("csv", 10, 800), 70)
+    assert made.tokens_left == 70
+
+
+def test_a_retry_of_some_samples_has_their_share_of_the_unit() -> None:
+    retry = Retry(unit=0, failed=0, record=2, attempts=1, replaces=2, only="0-1", samples=10)
+    unit = Unit(kind="csv", source="/a", start=100, stop=1100, samples=10, retry=retry)
+    assert extent_of(unit) == Extent("csv", 2, 200)
+
+
+# --- the speed of a device ---
+
+
+def run_for(speed: Speed, seconds: float, *, batch_s: float, tokens: int, began: float = 0.0) -> float:
+    """Batches one after the other; gives when the last one ended."""
+    now = began
+    while now + batch_s <= began + seconds:
+        speed.batch(now, now + batch_s, {"a": tokens})
+        now += batch_s
+    return now
+
+
+@pytest.mark.parametrize("batch_s", [0.01, 0.3, 3.0, 8.0, 40.0])
+def test_a_device_is_as_fast_right_after_a_batch_as_right_before_the_next(batch_s: float) -> None:
+    speed = Speed()
+    ended = run_for(speed, max(60.0, 5 * batch_s), batch_s=batch_s, tokens=round(1000 * batch_s))
+    for later in np.linspace(0.0, batch_s, 20):
+        assert speed.per_s(ended + later)["a"] == pytest.approx(1000, rel=0.02)
+
+
+def test_a_device_has_a_speed_after_its_first_batch_and_none_before() -> None:
+    speed = Speed()
+    assert speed.per_s(100.0) == {}
+    speed.batch(100.0, 104.0, {"a": 400})
+    assert speed.per_s(105.0) == {"a": pytest.approx(100.0)}
+
+
+def test_a_device_that_becomes_slower_is_believed_within_a_window() -> None:
+    speed = Speed()
+    ended = run_for(speed, 60.0, batch_s=0.5, tokens=500)
+    ended = run_for(speed, WINDOW_S + 2.5, batch_s=2.5, tokens=500, began=ended)
+    assert speed.per_s(ended)["a"] == pytest.approx(200, rel=0.05)
+
+
+def test_a_batch_that_comes_to_no_end_makes_a_device_slower_and_slower() -> None:
+    speed = Speed()
+    ended = run_for(speed, 60.0, batch_s=1.0, tokens=100)
+    later = [speed.per_s(ended + wait)["a"] for wait in (0.5, 10.0, 100.0, 1000.0)]
+    assert later == sorted(later, reverse=True)
+    assert later[0] == pytest.approx(100, rel=0.01)
+    assert later[-1] < 3
+
+
+def test_each_run_has_its_share_of_a_device() -> None:
+    speed = Speed()
+    for second in range(30):
+        speed.batch(second, second + 1, {"a": 75, "b": 25} if second % 2 else {"a": 100})
+    assert speed.per_s(30.0) == {"a": pytest.approx(87.5, rel=0.03), "b": pytest.approx(12.5, rel=0.2)}
+
+
+def test_what_was_measured_before_a_rest_is_forgotten() -> None:
+    speed = Speed()
+    run_for(speed, 10.0, batch_s=1.0, tokens=100)
+    speed.rest()
+    assert speed.per_s(500.0) == {}
+    speed.batch(500.0, 501.0, {"a": 300})
+    assert speed.per_s(501.0) == {"a": 300}
+
+
+# --- the end ---
+
+
+def share(tokens_per_s: float, *, units: int = 1) -> dict[str, Any]:
+    return {"tokens_per_s": tokens_per_s, "units": units, "begun": []}
+
+
+def end(shares: list[dict[str, Any]], **changes: Any) -> Eta:
+    known: dict[str, Any] = {"tokens_left": 10_000, "begun": 0, "samples_left": 50, "exact": True, "samples_per_s": 2.0}
+    return predict(shares, **{**known, "queued": 5, "worked_s": 100.0, **changes})
+
+
+def test_the_end_is_what_is_left_over_what_all_devices_do() -> None:
+    assert end([share(60), share(40)]) == Eta(seconds=100.0, basis="tokens", per_s=100.0)
+    assert end([share(60), share(40)], begun=5_000).seconds == 50.0
+    assert end([share(60), share(40)], begun=50_000).seconds == 0.0, "what is done twice is done"
+
+
+def test_samples_and_then_units_stand_in_for_tokens() -> None:
+    assert end([share(0)], tokens_left=None) == Eta(seconds=25.0, basis="samples", per_s=2.0)
+    assert end([], tokens_left=None, exact=False).basis == "units"
+    assert end([], samples_per_s=0.0) == NO_ETA
+
+
+@pytest.mark.parametrize(("worked_s", "told"), [(0.0, False), (9.0, False), (12.0, True), (25.0, True)])
+def test_nothing_is_predicted_before_it_can_be_believed(worked_s: float, told: bool) -> None:
+    found = end([share(100)], worked_s=worked_s)
+    assert (found.seconds is not None) is told
+    assert (found.basis, found.per_s) == ("tokens", 100.0), "what it will be based on is told"
+
+
+def test_who_holds_nothing_adds_nothing_once_nothing_waits() -> None:
+    assert end([share(60), share(40, units=0)]).per_s == 100.0
+    assert end([share(60), share(40, units=0)], queued=0).per_s == 60.0
+
+
+def test_workers_that_have_fallen_silent_and_other_runs_do_not_count() -> None:
+    said = [
+        {"silent_s": 0.5, "runs": {"r": share(1), "other": share(9)}},
+        {"silent_s": 60.0, "runs": {"r": share(2)}},
+        {"silent_s": 0.5, "runs": {}},
+        {"silent_s": 0.5},
+    ]
+    assert share_of(said, "r") == [share(1)]
