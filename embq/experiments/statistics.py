@@ -1,0 +1,138 @@
+"""Repeated measurements: means with deviations, what follows of them, and when two of them tell no difference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A figure that was measured several times, or that follows from such figures.
+
+    Attributes:
+        mean: of the replicates.
+        sd: their standard deviation (n - 1); 0 for a single one, which says nothing of how it varies.
+        n: replicates.
+    """
+
+    mean: float
+    sd: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured:
+        """The mean and deviation of at least one value."""
+        return cls(
+            mean=statistics.fmean(values),
+            sd=statistics.stdev(values) if len(values) > 1 else 0.0,
+            n=len(values),
+        )
+
+    def scaled(self, factor: float) -> Measured:
+        """This, times a number without error."""
+        return Measured(mean=self.mean * factor, sd=self.sd * abs(factor), n=self.n)
+
+    def over(self, other: Measured) -> Measured:
+        """The quotient of two figures; relative deviations add as squares, for both were measured apart."""
+        mean = self.mean / other.mean
+        relative = math.hypot(self.sd / self.mean if self.mean else 0.0, other.sd / other.mean)
+        return Measured(mean=mean, sd=abs(mean) * relative, n=min(self.n, other.n))
+
+    def differs(self, other: Measured) -> bool:
+        """Whether the two lie further apart than both deviations together; else nothing is said of which is larger."""
+        return abs(self.mean - other.mean) > self.sd + other.sd
+
+    def describe(self) -> dict[str, float]:
+        """JSON-ready, with digits enough."""
+        return {"mean": significant(self.mean), "sd": significant(self.sd), "n": self.n}
+
+    def __str__(self) -> str:
+        return f"{number(self.mean, self.sd)} ± {number(self.sd, self.sd)}" if self.n > 1 else number(self.mean)
+
+
+def together(parts: Sequence[Measured]) -> Measured:
+    """The sum of figures that were measured apart."""
+    return Measured(
+        mean=sum(part.mean for part in parts),
+        sd=math.hypot(*(part.sd for part in parts)),
+        n=min(part.n for part in parts),
+    )
+
+
+def days_for(records: int, rate: Measured) -> Measured:
+    """Days for so many records at a rate per second."""
+    return Measured(mean=records / DAY_S, sd=0.0, n=rate.n).over(rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitCost:
+    """The fit `seconds of a unit = t0 + records * t1`.
+
+    Attributes:
+        t0_s: what a unit costs however few records it holds.
+        t0_error_s: standard error of `t0_s`.
+        t1_s: what a record costs.
+    """
+
+    t0_s: float
+    t0_error_s: float
+    t1_s: float
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a cost per unit is told apart from none: twice the standard error."""
+        return self.t0_s > 2 * self.t0_error_s
+
+    @property
+    def t0_ms(self) -> str:
+        """`t0_s` in milliseconds, with its error, for people."""
+        return str(Measured(mean=1000 * self.t0_s, sd=1000 * self.t0_error_s, n=2))
+
+    def __str__(self) -> str:
+        return f"({self.t0_ms}) ms + {number(1000 * self.t1_s)} ms for each record"
+
+    def size_for(self, efficiency: float) -> int:
+        """The least records per unit that reach this part of the best speed."""
+        return max(1, math.ceil(self.t0_s / self.t1_s * efficiency / (1 - efficiency) - 1e-9))
+
+    def rate(self, size: float) -> float:
+        """Records per second with units of `size` records."""
+        return size / (self.t0_s + size * self.t1_s)
+
+
+def unit_cost(measured: Sequence[tuple[int, float]]) -> UnitCost | None:
+    """The cost of a unit from (records per unit, records per second) of each replicate; None where it cannot be told.
+
+    Least squares of seconds per record, `t1 + t0 / size`, with relative errors: weights are 1 / seconds squared.
+    """
+    if len(measured) < 3 or len({size for size, _ in measured}) < 2:
+        return None
+    points = [(1.0 / size, 1.0 / rate, rate * rate) for size, rate in measured]
+    total = sum(weight for _, _, weight in points)
+    mean_x = sum(x * weight for x, _, weight in points) / total
+    mean_y = sum(y * weight for _, y, weight in points) / total
+    spread = sum((x - mean_x) ** 2 * weight for x, _, weight in points)
+    t0_s = sum((x - mean_x) * (y - mean_y) * weight for x, y, weight in points) / spread
+    t1_s = mean_y - t0_s * mean_x
+    if t1_s <= 0:
+        return None
+    unexplained = sum((y - t1_s - t0_s * x) ** 2 * weight for x, y, weight in points) / (len(points) - 2)
+    return UnitCost(t0_s=t0_s, t0_error_s=math.sqrt(unexplained / spread), t1_s=t1_s)
+
+
+def significant(value: float) -> float:
+    """A figure with six digits, for files."""
+    return float(f"{value:.6g}")
+
+
+def number(value: float, deviation: float | None = None) -> str:
+    """A figure for people: as many decimals as `deviation` makes sense of, two digits of it; three digits without."""
+    scale = value if deviation is None else deviation or value
+    digits = 2 if deviation else 3
+    decimals = digits - 1 - math.floor(math.log10(abs(scale))) if scale else 0
+    return f"{value:,.{min(6, max(0, decimals))}f}"
