@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench install test-faults test-readers soak clean
+.PHONY: demo test check bench experiments install test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -42,6 +42,11 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.remote_read
 	$(BIN)/python -m bench.enqueue
 	$(BIN)/python -m bench.fairness
+
+experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
+	$(BIN)/embq bench workers --model minilm --out bench/results/experiments
+	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
+	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
 
 test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
 	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \

@@ -80,7 +80,10 @@ def conduct(
     report.make_folder(folder)
     load = os.getloadavg()[0]
     if load > BUSY * (os.cpu_count() or 1):
-        click.echo(f"warning: the machine is busy (load {load:.1f}); the figures will say so of it as well", err=True)
+        click.echo(
+            f"warning: other programs keep this machine busy (load {load:.1f}), so the figures will be too low",
+            err=True,
+        )
     done = account(_measured(conditions, setup), options["chunks"])
     figures = {
         "model": setup.model.spec,
@@ -100,7 +103,7 @@ def conduct(
         click.echo(report.table(done.header, done.rows))
         for finding in done.findings:
             click.echo(f"- {finding}")
-    written = [report.write(folder / f"{done.name}.json", data), *_draw(done, folder)]
+    written = [report.write(folder / f"{done.name}.json", data), *draw(done, folder)]
     click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
     return Exit.DONE
 
@@ -119,7 +122,8 @@ def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
         return measure(conditions, setup, course, look)
 
 
-def _draw(done: Account, folder: Path) -> list[Path]:
+def draw(done: Account, folder: Path) -> list[Path]:
+    """The picture of an experiment; none where matplotlib is not installed, and then a line on stderr says so."""
     path = folder / f"{done.name}.png"
     try:
         done.draw(path)

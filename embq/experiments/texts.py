@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -26,11 +27,16 @@ def texts_for(file: str, *, seed: int) -> list[str]:
 
     Raises InputError where the file cannot be read or holds no text.
     """
-    texts = list(islice(_read(file), MOST)) if file else [text for _, text in docstrings(BUILT_IN)]
+    texts = list(islice(_read(file), MOST) if file else _built_in())
     if not texts:
         raise InputError(f"{file} holds no text", next_step="name a file of texts with --texts", code="empty_input")
     random.Random(seed).shuffle(texts)
     return texts
+
+
+@cache
+def _built_in() -> tuple[str, ...]:
+    return tuple(text for _, text in docstrings(BUILT_IN))
 
 
 def _read(file: str) -> Iterator[str]:

@@ -15,9 +15,9 @@ from embq.experiments.services import Crew, Model, Replicate, Services
 from embq.experiments.statistics import Measured
 from embq.experiments.texts import write_records
 
-WARM_UP_SHARE = 0.2
+WARM_UP_SHARE = 0.4
 """The warm-up goes on until a run has taken this part of `Setup.seconds`: a shorter one tells no speed."""
-GROWTH = 8
+GROWTH = 4
 """From one run of the warm-up to the next; a slow device is done with the first."""
 MOST_RECORDS = 5_000_000
 
@@ -98,14 +98,13 @@ class Outcome:
 
 
 def check_records(conditions: Sequence[Condition], setup: Setup) -> None:
-    """Raise UsageError where the records asked for are too few for a condition to keep its workers busy."""
-    for condition in conditions if setup.records else ():
-        if setup.records < condition.least:
-            raise UsageError(
-                f"--records {setup.records:,} are too few for {condition.name}: {condition.crew.size} worker processes "
-                f"with units of {condition.unit_size:,} need {condition.least:,}",
-                next_step=f"give --records {condition.least:,} or more, or leave it out",
-            )
+    """Raise UsageError where the records asked for are too few to keep the workers of every condition busy."""
+    needed = max(condition.least for condition in conditions)
+    if 0 < setup.records < needed:
+        raise UsageError(
+            f"--records {setup.records:,} are too few: every worker has units to do only from {needed:,} records on",
+            next_step=f"give --records {needed:,} or more, or leave it out",
+        )
 
 
 def measure(conditions: Sequence[Condition], setup: Setup, course: Course, look: Callable[[], None]) -> list[Outcome]:
