@@ -23,6 +23,13 @@ def temporary(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def texts(short_tmp: Path) -> Path:
+    """A user's texts: two and three words."""
+    (short_tmp / "texts.txt").write_text("one text\nand another one\n")
+    return short_tmp / "texts.txt"
+
+
 def figures_of(out: Path, name: str) -> dict[str, Any]:
     """The figures in a result file, whose picture must be there."""
     assert sorted(path.name for path in out.iterdir()) == [f"{name}.json", f"{name}.png"]
@@ -40,9 +47,9 @@ def figures_of(out: Path, name: str) -> dict[str, Any]:
     return figures
 
 
-def test_workers_on_one_device(short_tmp: Path, temporary: Path) -> None:
+def test_workers_on_one_device(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
-    options = ["-m", STUB, "--devices", "cpu", "--counts", "2", "--chunks", "86400000"]
+    options = ["-m", STUB, "--devices", "cpu", "--counts", "2", "--chunks", "86400000", "--texts", texts]
     stdout = succeed("bench", "workers", *options, *SHORT, "--out", out)
     assert "workers  records/s" in stdout.splitlines()[0]
     (condition,) = figures_of(out, "workers")["conditions"]
@@ -52,9 +59,10 @@ def test_workers_on_one_device(short_tmp: Path, temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_devices_alone_and_together(short_tmp: Path, temporary: Path) -> None:
+def test_devices_alone_and_together(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
-    stdout = succeed("bench", "devices", "-m", STUB, "--devices", "sim:1,sim:1", *SHORT, "--out", out, "--json")
+    options = ["-m", STUB, "--devices", "sim:1,sim:1", "--texts", texts]
+    stdout = succeed("bench", "devices", *options, *SHORT, "--out", out, "--json")
     figures = figures_of(out, "devices")
     assert json.loads(stdout)["figures"] == figures
     alone, fleet = figures["conditions"]
@@ -64,9 +72,8 @@ def test_devices_alone_and_together(short_tmp: Path, temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_units_of_several_sizes(short_tmp: Path, temporary: Path) -> None:
-    out, texts = short_tmp / "out", short_tmp / "texts.txt"
-    texts.write_text("one text\nand another one\n")
+def test_units_of_several_sizes(short_tmp: Path, temporary: Path, texts: Path) -> None:
+    out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "cpu", "--sizes", "1,8", "--texts", texts, "--records", "64"]
     stdout = succeed("bench", "unit-size", *options, *SHORT, "--out", out)
     assert "chunks take" in stdout
@@ -85,9 +92,9 @@ def test_a_model_that_cannot_be_loaded_ends_an_experiment(short_tmp: Path, tempo
     assert not list(temporary.iterdir())
 
 
-def test_an_interrupted_experiment_leaves_nothing_behind(short_tmp: Path, temporary: Path) -> None:
-    command = ["bench", "unit-size", "-m", "stub:8?ms_per_sample=50", "--devices", "cpu", "--sizes", "64", "--records"]
-    with started(*command, "6400", "--out", short_tmp / "out") as running:
+def test_an_interrupted_experiment_leaves_nothing_behind(short_tmp: Path, temporary: Path, texts: Path) -> None:
+    options = ["-m", "stub:8?ms_per_sample=50", "--devices", "cpu", "--sizes", "64", "--records", "6400"]
+    with started("bench", "unit-size", *options, "--texts", texts, "--out", short_tmp / "out") as running:
         await_in(running, lambda: list(temporary.glob("*/*/trace/*.jsonl")))
         processes = running.descendants()
         running.signal(signal.SIGINT)

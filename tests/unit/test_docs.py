@@ -83,6 +83,18 @@ def test_every_option_of_every_verb_says_what_it_does(verb: str) -> None:
     assert not silent
 
 
+def test_every_experiment_and_its_options_stand_in_the_operations() -> None:
+    bench = cli.get_command(click.Context(cli), "bench")
+    assert isinstance(bench, click.Group)
+    experiments, options = (
+        table(part) for part in section(OPERATIONS, "## Measuring a machine").split("Each also says")
+    )
+    assert named([row[0] for row in experiments]) == {f"embq bench {name}" for name in bench.commands}
+    parameters = [p for command in bench.commands.values() for p in command.params if isinstance(p, click.Option)]
+    assert named([row[0] for row in options]) == {p.opts[0] for p in parameters}
+    assert all(p.help for p in parameters)
+
+
 def readme_commands() -> list[str]:
     lines = [line for block in fences(README, "sh") for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if line.startswith("embq ")]
