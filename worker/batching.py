@@ -15,6 +15,7 @@ from typing import NamedTuple
 from core.units import Sample
 from worker.embedders.base import Embedder, Prepared
 from worker.pace import Pace
+from worker.room import Room
 from worker.work import UnitWork
 
 WINDOW_S = 8.0
@@ -47,6 +48,9 @@ class Batcher:
     Args:
         embedder: says how many samples and tokens suit a pass, what a pass costs, and how many samples suit a window.
         pace: how fast the device has been.
+
+    Attributes:
+        room: the tokens that a pass may have now; who runs the passes tells it how they went.
     """
 
     def __init__(self, embedder: Embedder, pace: Pace) -> None:
@@ -55,6 +59,7 @@ class Batcher:
         self._waiting: list[Waiting] = []
         self._tokens = 0
         self._to_repeat: list[Batch] = []
+        self.room = Room(embedder.token_budget)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -116,11 +121,10 @@ class Batcher:
         return next(enough)
 
     def _within_budget(self, batch: Batch) -> Batch:
-        """So many of the first samples as the budget allows, at least one."""
-        cost, budget = self._embedder.cost, self._embedder.token_budget
-        if not budget:
-            return batch
+        """So many of the first samples as there is room for, at least one."""
+        cost = self._embedder.cost
         lengths = [entry.tokens for entry in batch]
         # A sample more never costs less, so the last that fits is found by halving.
-        fit = bisect.bisect_right(range(1, len(lengths) + 1), budget, key=lambda count: cost(lengths[:count]))
+        counts = range(1, len(lengths) + 1)
+        fit = bisect.bisect_right(counts, self.room.tokens, key=lambda count: cost(lengths[:count]))
         return batch[: max(1, fit)]

@@ -140,11 +140,17 @@ class EmbedStage:
                 arrived = self._arrived(leave=1 if isinstance(vectors, UnderWay) else 0)
         except DeviceFullError as error:
             self._make_smaller(batch, error)
-        else:
-            self._give_back(arrived)
+            return
+        if self._batcher.room.was_enough():
+            self.log.info("memory_back", budget=self._batcher.room.tokens)
+        self._give_back(arrived)
 
     def _make_smaller(self, batch: Batch, error: DeviceFullError) -> None:
-        """Have a pass for which the device has no room done in another way."""
+        """Have a pass for which the device has no room done in another way, and the next ones be smaller."""
+        room, cost = self._batcher.room, self._cost(batch)
+        room.was_too_small(cost)
+        self.stats.memory_full += 1
+        self.log.warning("memory_full", samples=len(batch), tokens=cost, budget=room.tokens, why=error)
         if self._in_flight:  # what is still on the device may be what left no room
             self._settle()
             self._batcher.repeat([batch])
@@ -153,7 +159,7 @@ class EmbedStage:
             self._batcher.repeat([batch[:middle], batch[middle:]])
         else:
             ((work, sample, _, tokens),) = batch
-            work.add_failure(sample, error.code, f"the device has no room for it alone, {tokens} tokens: {error}")
+            work.add_failure(sample, error.code, f"{tokens} tokens do not fit the device, even alone: {error}")
             self._finish_if_complete(work)
 
     def _settle(self) -> None:
@@ -179,15 +185,36 @@ class EmbedStage:
         arrived = []
         while len(self._in_flight) > leave:
             batch, vectors, began = self._in_flight[0]
-            arrived.append(InFlight(batch, dict(vectors), began))
             del self._in_flight[0]
+            arrived.append(InFlight(batch, self._finite(batch, dict(vectors)), began))
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
-            cost = self.embedder.cost([entry.tokens for entry in batch])
-            self.stats.batch_done(len(batch), tokens, processed=cost, took_s=time.time() - began)
+            self.stats.batch_done(len(batch), tokens, processed=self._cost(batch), took_s=time.time() - began)
             self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=[span.u for span in _spans(batch)])
         return arrived
+
+    def _finite(self, batch: Batch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The vectors of a pass, with those that are not finite computed once more in fp32."""
+        finite = np.logical_and.reduce([np.isfinite(block).all(axis=1) for block in vectors.values()])
+        if finite.all():
+            return vectors
+        places = np.flatnonzero(~finite).tolist()
+        try:
+            again = self.embedder.embed_in_fp32([batch[place].prepared for place in places])
+        except DeviceFullError as error:
+            self.log.warning("not_recomputed", samples=len(places), why=error)
+            return vectors
+        mended = {output: np.array(block) for output, block in vectors.items()}
+        for output, block in again.items():
+            mended[output][places] = block
+        self.stats.recomputed += len(places)
+        left = sum(not all(np.isfinite(block[place]).all() for block in mended.values()) for place in places)
+        self.log.warning("recomputed_in_fp32", samples=len(places), still_not_finite=left)
+        return mended
+
+    def _cost(self, batch: Batch) -> int:
+        return self.embedder.cost([entry.tokens for entry in batch])
 
     def _give_back(self, arrived: Iterable[InFlight]) -> None:
         """The rows of finished passes to their units, in which publishing puts them in order."""

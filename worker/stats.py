@@ -21,6 +21,8 @@ class Stats:
         rows: samples that got a vector.
         tokens: their own, as `Embedder.length` says.
         processed: tokens that the device computed for them, with the padding.
+        memory_full: passes for which the device had no room.
+        recomputed: samples whose vectors were not finite, and were computed once more in fp32.
         failed: samples and units that did not.
         units: units published.
     """
@@ -31,6 +33,8 @@ class Stats:
         self.rows = 0
         self.tokens = 0
         self.processed = 0
+        self.memory_full = 0
+        self.recomputed = 0
         self.failed = 0
         self.units = 0
         self._speed = Speed()

@@ -19,6 +19,7 @@ from worker.embedders.base import Cost, UnderWay, padded_tokens
 from worker.pace import Pace
 from worker.progress import ProgressBoard
 from worker.read import Chunk, EndOfUnit
+from worker.room import CLEAN_PASSES, UNBOUNDED, Room
 from worker.stats import Stats
 from worker.work import UnitWork
 
@@ -98,6 +99,55 @@ def test_the_pace_of_late_counts_most() -> None:
     for _ in range(20):
         pace.measured(samples=10, tokens=100, seconds=1.0)
     assert pace.samples_per_s == pytest.approx(10.0, rel=0.1)
+
+
+# --- the room for a pass ---
+
+
+def test_after_a_pass_that_did_not_fit_the_next_are_smaller_and_grow_again() -> None:
+    room = Room(1000)
+    room.was_too_small(600)
+    assert room.tokens == 450, "smaller than what did not fit, which was less than the budget"
+    room.was_too_small(900)
+    assert room.tokens == 337
+    sizes = []
+    while not room.was_enough():
+        if not sizes or sizes[-1] != room.tokens:
+            sizes.append(room.tokens)
+    assert sizes == sorted(sizes)
+    assert len(sizes) > 5
+    assert room.tokens == 1000
+    assert not room.was_enough(), "said once"
+
+
+def test_a_pass_that_did_not_fit_starts_the_wait_anew() -> None:
+    room = Room(1000)
+    room.was_too_small(1000)
+    for _ in range(CLEAN_PASSES - 1):
+        room.was_enough()
+    room.was_too_small(750)
+    for _ in range(CLEAN_PASSES - 1):
+        room.was_enough()
+    assert room.tokens == 562
+    room.was_enough()
+    assert room.tokens > 562
+
+
+def test_a_device_without_a_budget_gets_one_while_it_lacks_room() -> None:
+    room = Room(0)
+    assert room.tokens == UNBOUNDED
+    room.was_too_small(1000)
+    assert room.tokens == 750
+    while not room.was_enough():
+        assert room.tokens <= 1000
+    assert room.tokens == UNBOUNDED
+
+
+def test_there_is_always_room_to_try_one_token() -> None:
+    room = Room(0)
+    for _ in range(100):
+        room.was_too_small(1)
+    assert room.tokens == 1
 
 
 # --- the stage ---
@@ -195,11 +245,14 @@ def test_a_pass_without_room_is_done_in_halves_and_what_never_fits_is_one_failur
     embedder = Lengths(room=12)
     stage = stage_of(stages, embedder)
     work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
-    give(stage, work, [4, 4, 30, 4, 4, 4])
+    give(stage, work, [4, 4, 4, 4, 4, 30, 4, 4, 4, 4])
     stage.flush()
-    assert [(failure.ordinal, failure.code) for failure in work.failures] == [(2, "out_of_memory")]
+    assert [(failure.ordinal, failure.code) for failure in work.failures] == [(5, "out_of_memory")]
     assert "30 tokens" in work.failures[0].message
-    assert rows_of(work) == {n: n for n in (0, 1, 3, 4, 5)}
+    assert rows_of(work) == {n: n for n in range(10) if n != 5}
+    # The budget of 20 became 15 with the first pass, and 11 with the text of 30.
+    assert embedder.passes == [[4] * 5, [4] * 2, [4] * 3, [30], [4] * 2, [4] * 2]
+    assert stages.stats.memory_full == 2
     assert stages.finished == [work]
 
 

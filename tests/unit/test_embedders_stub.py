@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.errors import ModelError
+from core.errors import DeviceFullError, ModelError
 from core.models import ModelConfig
 from core.units import Sample
 from worker.embedders.registry import load
@@ -65,6 +65,16 @@ def test_speed_parameters_do_not_change_the_fingerprint_and_the_dimension_does()
     assert load(stub("stub:9"), "cpu").fingerprint != fingerprint
     assert load(stub("stub:8", precision="bf16"), "cpu").fingerprint != fingerprint
     assert load(stub("stub:8", "image"), "cpu").fingerprint != fingerprint
+
+
+def test_a_stub_may_stand_for_a_device_with_little_memory() -> None:
+    embedder = load(stub("stub:8?max_tokens=6"), "cpu")
+    short, long = embedder.prepare([Sample(ordinal=0, key="a", text="a b"), Sample(ordinal=1, key="b", text="a b c")])
+    assert len(embedder.embed([short, short, short])["text"]) == 3
+    for batch in ([long, short, short], [short] * 4):
+        with pytest.raises(DeviceFullError, match="6 padded tokens"):
+            embedder.embed(batch)
+    assert embedder.fingerprint == load(stub("stub:8"), "cpu").fingerprint
 
 
 def test_the_batch_size_can_be_set() -> None:

@@ -209,7 +209,11 @@ def test_a_vector_that_is_not_finite_is_a_failure_and_its_neighbours_are_rows(
         vectors["text"][2] = 1e9  # does not fit float16
         return vectors
 
+    def still(batch: Any) -> dict[str, np.ndarray]:
+        return {"text": np.full((len(batch), 8), np.inf, dtype=np.float32)}
+
     monkeypatch.setattr(stages.embed.embedder, "embed", spoiled)
+    monkeypatch.setattr(stages.embed.embedder, "embed_in_fp32", still)
     work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three", "four"]), "t1")
     drive(stages, work)
     assert [sample.text for sample in work.samples] == ["one", "four"]
@@ -231,6 +235,8 @@ def test_of_several_models_the_first_whose_vector_is_not_finite_is_named(
         return vectors
 
     monkeypatch.setattr(embedder, "embed", spoiled)
+    again = {"a": np.array([[0.5] * 8, [np.inf] * 8]), "b": np.full((2, 8), np.nan)}
+    monkeypatch.setattr(embedder, "embed_in_fp32", lambda batch: again)
     stages.read.embedder = embedder
     stages.embed = EmbedStage(embedder, stages.leases, Stats(), stages.board, hand_on=stages.finished.append)
     work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")

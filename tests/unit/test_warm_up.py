@@ -33,6 +33,9 @@ class SlowAtFirst:
     def length(self, prepared: Any) -> int:
         return 1
 
+    def embed_in_fp32(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
+        return self.embed(batch)
+
     def embed(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         self.calls += 1
         self.clock.now += 30.0 if self.calls == 1 else 0.5

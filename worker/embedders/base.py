@@ -119,8 +119,14 @@ class Embedder(Protocol):
         """Vectors of one forward pass: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
 
         Called from one thread only. Where they come from the device while it goes on, the answer is an `UnderWay`.
-        A vector may hold non-finite values; the caller turns those into failures. Raises DeviceFullError where the
-        device's memory is too small for the batch, DeviceError where it is broken.
+        A vector may hold non-finite values; the caller has those computed once more, by `embed_in_fp32`.
+        Raises DeviceFullError where the device's memory is too small for the batch, DeviceError where it is broken.
+        """
+        ...
+
+    def embed_in_fp32(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
+        """The same computed in fp32 for this once, for samples of which half precision gave no finite vector; as ever
+        where the model knows no other precision. Slow. Raises as `embed` does.
         """
         ...
 

@@ -20,11 +20,12 @@ from core.log import Events
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Truncated, padded_tokens
-from worker.embedders.device import device_of, dtype_of, forward, image_batch_size_of
+from worker.embedders.device import device_of, dtype_of, image_batch_size_of
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
 from worker.embedders.members import check_modalities, prepare_each, text_of
+from worker.embedders.network import Network
 from worker.embedders.params import choice, unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
 from worker.embedders.tokens import ThreadCopies, tokenizer_content
@@ -74,7 +75,6 @@ class ClipEmbedder:
         self._modalities = config.modalities
         self._unit_length = unit_length
         self._device = device
-        self._dtype = dtype_of(config, device)
         self._transform = transform
         self._spec = config.spec
         self._tokenizers = ThreadCopies(tokenizer)
@@ -90,12 +90,14 @@ class ClipEmbedder:
             **({} if unit_length else {"unit_length": False}),
         }
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
-        self._model = model.to(device=device, dtype=self._dtype).eval()
-        ready = {
+        self._model = model
+        example = {
             modality: transform(Image.new("RGB", (32, 32))) if modality == "image" else self._token_ids("a")
             for modality in config.modalities
         }
-        self.dims: Mapping[str, int] = {modality: vectors.shape[1] for modality, vectors in self._run([ready]).items()}
+        dtype = dtype_of(config, device)
+        self._network: Network[Ready] = Network(model, self._run, device=device, dtype=dtype, example=example)
+        self.dims: Mapping[str, int] = self._network.dims
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Pixels and token ids of each sample."""
@@ -121,7 +123,11 @@ class ClipEmbedder:
 
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """Vectors of the batch, normalised in float32 unless the spec says not to."""
-        return forward(self._run, batch, self.dims)
+        return self._network.embed(batch)
+
+    def embed_in_fp32(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
+        """The same of the towers in fp32."""
+        return self._network.embed_in_fp32(batch)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
@@ -165,13 +171,12 @@ class ClipEmbedder:
             tokenizer.cache = {word: word for word in ("<start_of_text>", "<end_of_text>")}
         return tokenizer
 
-    @torch.inference_mode()
     def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:
         vectors = {}
         for modality in self._modalities:
             stacked = torch.stack([ready[modality] for ready in batch]).to(self._device)
             if modality == "image":
-                encoded = self._model.encode_image(stacked.to(self._dtype), normalize=False)
+                encoded = self._model.encode_image(stacked.to(self._model.logit_scale.dtype), normalize=False)
             else:
                 encoded = self._model.encode_text(stacked, normalize=False)
             # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
-import numpy as np
 import torch
 
 from core.errors import ConfigError, DeviceError, DeviceFullError, ModelError
 from core.models import ModelConfig
-from worker.embedders.base import UnderWay
 from worker.embedders.hardware import simulated_speed
-
-T = TypeVar("T")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Precision of the config -> type of weights and activations."""
@@ -91,43 +86,6 @@ def image_batch_size_of(device: torch.device) -> int:
 def token_budget_of(device: torch.device) -> int:
     """Most padded tokens of one forward pass of a text model."""
     return CPU_TOKENS if device.type == "cpu" else ACCELERATOR_TOKENS
-
-
-def forward(
-    run: Callable[[Sequence[T]], Mapping[str, torch.Tensor]], batch: Sequence[T], dims: Mapping[str, int]
-) -> Mapping[str, np.ndarray]:
-    """`run` of the batch as float32 arrays of shape (len(batch), dim), see `Embedder.embed`.
-
-    Raises DeviceFullError where the device's memory is too small, and DeviceError for any other error of the device:
-    after one, a CUDA context is broken for good.
-    """
-    if not batch:
-        return {modality: np.empty((0, dim), dtype=np.float32) for modality, dim in dims.items()}
-    try:
-        with foreign_faults(), torch.inference_mode():
-            return on_host(run(batch))
-    except DeviceFullError as error:
-        message = error.message
-    # Outside of the except block, because the traceback keeps the failed batch's tensors alive.
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    raise DeviceFullError(message)
-
-
-def on_host(vectors: Mapping[str, torch.Tensor]) -> Mapping[str, np.ndarray]:
-    """The same in float32 on the host; from a CUDA device while that goes on."""
-    if not all(tensor.is_cuda for tensor in vectors.values()):
-        return {name: tensor.to(device="cpu", dtype=torch.float32).numpy() for name, tensor in vectors.items()}
-    copies = {name: tensor.float().to("cpu", non_blocking=True) for name, tensor in vectors.items()}
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
-
-    def arrive() -> dict[str, np.ndarray]:
-        with foreign_faults():
-            copied.synchronize()
-            return {name: copy.numpy() for name, copy in copies.items()}
-
-    return UnderWay(copies, arrive)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from worker.embedders.base import padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
-    forward,
     text_batch_size_of,
     text_window_of,
     token_budget_of,
@@ -26,6 +25,7 @@ from worker.embedders.device import (
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
+from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
@@ -63,8 +63,9 @@ class SentenceEmbedder:
         self.cost = padded_tokens
         self.window = text_window_of(device)
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), _content(model))
-        model.to(dtype_of(config, device))
-        self.dims: Mapping[str, int] = {"text": self._run(self._rows(["a"]))["text"].shape[1]}
+        (example,) = self._rows(["a"])
+        self._network = Network(model, self._run, device=device, dtype=dtype_of(config, device), example=example)
+        self.dims: Mapping[str, int] = self._network.dims
 
     def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | str | SampleError]:
         """Token ids, or the text itself where the model tokenises in its own way."""
@@ -76,7 +77,11 @@ class SentenceEmbedder:
 
     def embed(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
         """What `encode` gives for the batch, in float32."""
-        return forward(self._run, batch, self.dims)
+        return self._network.embed(batch)
+
+    def embed_in_fp32(self, batch: Sequence[TokenRow | str]) -> Mapping[str, np.ndarray]:
+        """The same of the model in fp32."""
+        return self._network.embed_in_fp32(batch)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser; the prompt before each chunk counts as well."""
@@ -90,7 +95,6 @@ class SentenceEmbedder:
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | str]:
         return texts if self._tokens is None else self._tokens.rows([self._prompt + text for text in texts])
 
-    @torch.inference_mode()
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if self._tokens is None:
             features = self._model.preprocess(list(batch), prompt=self._prompt or None)

@@ -73,25 +73,26 @@ class SeveralEmbedder:
 
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """The vectors of one model after the other."""
-        found = [
-            (member.named, member.embedder.embed([ready[member.named.name] for ready in batch]))
-            for member in self._members
-        ]
+        found = [member.embedder.embed(_of(member, batch)) for member in self._members]
+        if any(isinstance(of_model, UnderWay) for of_model in found):
+            return UnderWay(self.dims, lambda: self._named(found))
+        return self._named(found)
 
-        def vectors() -> dict[str, np.ndarray]:
-            named_vectors = {}
-            for named, of_model in found:
-                for modality, output in named.outputs.items():
-                    named_vectors[output.name] = of_model[modality]
-            return named_vectors
-
-        under_way = any(isinstance(of_model, UnderWay) for _, of_model in found)
-        return UnderWay(self.dims, vectors) if under_way else vectors()
+    def embed_in_fp32(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
+        """The vectors of each model in fp32."""
+        return self._named([member.embedder.embed_in_fp32(_of(member, batch)) for member in self._members])
 
     def splitter(self, chunking: Chunking) -> Splitter:
         """None: a chunk is as long as one model reads, and another reads more or less. Raises ModelError."""
         del chunking
         raise no_splitter(self._spec, "each of these models counts tokens in its own way")
+
+    def _named(self, found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {
+            output.name: of_model[modality]
+            for member, of_model in zip(self._members, found, strict=True)
+            for modality, output in member.named.outputs.items()
+        }
 
     def _ready(self, sample: Sample, answers: Sequence[Prepared | SampleError | None]) -> Ready | SampleError:
         """One sample of all models.
@@ -115,3 +116,8 @@ class SeveralEmbedder:
             cut = cut or isinstance(answer, Truncated)
             ready[member.named.name] = answer
         return Truncated(ready) if cut else ready
+
+
+def _of(member: Member, batch: Sequence[Ready]) -> list[Prepared]:
+    """What one model made of each sample."""
+    return [ready[member.named.name] for ready in batch]

@@ -146,6 +146,10 @@ class CuttingEmbedder:
         """As the model itself does."""
         return self._embedder.embed(batch)
 
+    def embed_in_fp32(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
+        """As the model itself does."""
+        return self._embedder.embed_in_fp32(batch)
+
     def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
         """See `worker.embedders.base.Cutting`."""
         if sample.error is not None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.errors import SampleError
+from core.errors import DeviceFullError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from sources.base import Moved
@@ -28,6 +28,9 @@ EMBEDDER_VERSION = 1
 
 BATCH_SIZE = 64
 """Large enough that the numpy calls of a batch cost less than the hashing of its samples."""
+
+TEXT_WINDOW = 1024
+"""Of a stub whose passes are bounded by tokens, as those of text models are."""
 
 STEPS = 1024
 """Values are odd multiples of 1/2048: 11 significant bits, which float16 holds exactly, and never zero."""
@@ -96,7 +99,10 @@ class StubEmbedder:
     """Deterministic vectors of bytes; `embed` waits as long as the device it stands for would compute.
 
     Args:
+        token_budget: padded tokens with which a pass starts; 0 where samples alone bound it.
         speed: how many times as fast the device is as one of speed 1.
+        token_budget: padded tokens with which a pass starts; 0 where samples alone bound it.
+        max_tokens: padded tokens for which the device has room; 0 for any number.
         look: raises SampleError for an encoded image that cannot be used; it changes no vector.
     """
 
@@ -110,18 +116,22 @@ class StubEmbedder:
         s_per_token: float,
         s_per_batch: float,
         speed: float = 1.0,
+        token_budget: int = 0,
+        max_tokens: int = 0,
         look: Callable[[bytes], object] = len,
     ) -> None:
         self._look = look
         self._modalities = config.modalities
         self._dim = dim
+        self._max_tokens = max_tokens
         self._s_per_sample = s_per_sample / speed
         self._s_per_token = s_per_token / speed
         self._s_per_batch = s_per_batch / speed
         self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
-        self.batch_size = self.window = batch_size
-        self.token_budget = 0
+        self.batch_size = batch_size
+        self.token_budget = token_budget
         self.cost = padded_tokens
+        self.window = TEXT_WINDOW if token_budget else batch_size
         self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
@@ -134,18 +144,28 @@ class StubEmbedder:
 
     def embed(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
         """Vectors of a batch, after the time that the spec asks for."""
+        padded = len(batch) * max((ready.words for ready in batch), default=0)
+        if 0 < self._max_tokens < padded:
+            raise DeviceFullError(f"the stub has room for {self._max_tokens} padded tokens, and not for {padded}")
         wait_s = self._s_per_batch + self._s_per_sample * len(batch)
         wait_s += self._s_per_token * sum(ready.words for ready in batch)
         if wait_s > 0:
             time.sleep(wait_s)
-        return {
-            modality: stub_vectors([ready.digests[position] for ready in batch], self._dim)
-            for position, modality in enumerate(self._modalities)
-        }
+        return self._vectors(batch)
+
+    def embed_in_fp32(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+        """The same at once."""
+        return self._vectors(batch)
 
     def splitter(self, chunking: Chunking) -> WordSplitter:
         """What counts words for tokens."""
         return WordSplitter(chunking)
+
+    def _vectors(self, batch: Sequence[Ready]) -> dict[str, np.ndarray]:
+        return {
+            modality: stub_vectors([ready.digests[position] for ready in batch], self._dim)
+            for position, modality in enumerate(self._modalities)
+        }
 
     def _ready(self, sample: Sample) -> Ready:
         if "image" in self._modalities:
@@ -159,7 +179,7 @@ class StubEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     """The stub that `spec` describes; every device but a simulated one has speed 1."""
-    spec.check_params("ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "decode")
+    spec.check_params("ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "tokens", "max_tokens", "decode")
     check_modalities(config, *EMBEDS[spec.family])
     return StubEmbedder(
         config,
@@ -169,6 +189,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
         s_per_token=milliseconds_as_s(spec, "ms_per_token"),
         s_per_batch=milliseconds_as_s(spec, "ms_per_batch"),
         speed=simulated_speed(device) or 1.0,
+        token_budget=whole_number(spec, "tokens", 0, least=0),
+        max_tokens=whole_number(spec, "max_tokens", 0, least=0),
         look=_decoder() if choice(spec, "decode", "0", ("0", "1")) == "1" else len,
     )
 

@@ -17,7 +17,6 @@ from worker.embedders.base import padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
-    forward,
     text_batch_size_of,
     text_window_of,
     token_budget_of,
@@ -25,6 +24,7 @@ from worker.embedders.device import (
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
+from worker.embedders.network import Network
 from worker.embedders.params import choice, unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, backend_splitter
 from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
@@ -71,8 +71,10 @@ class TransformerEmbedder:
                 "pooling": [pooling, unit_length, max_length],
             },
         )
-        self._trunk = trunk.to(device=device, dtype=dtype_of(config, device)).eval()
-        self.dims: Mapping[str, int] = {"text": self._run(self._tokens.rows(["a"]))["text"].shape[1]}
+        self._trunk = trunk
+        (example,) = self._tokens.rows(["a"])
+        self._network = Network(trunk, self._run, device=device, dtype=dtype_of(config, device), example=example)
+        self.dims: Mapping[str, int] = self._network.dims
 
     def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | SampleError]:
         """Token ids of each text."""
@@ -84,14 +86,17 @@ class TransformerEmbedder:
 
     def embed(self, batch: Sequence[TokenRow]) -> Mapping[str, np.ndarray]:
         """Pooled vectors of the batch."""
-        return forward(self._run, batch, self.dims)
+        return self._network.embed(batch)
+
+    def embed_in_fp32(self, batch: Sequence[TokenRow]) -> Mapping[str, np.ndarray]:
+        """The same of the trunk in fp32."""
+        return self._network.embed_in_fp32(batch)
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
         tokens = self._tokens
         return backend_splitter(tokens.tokenizer, chunking, prompt="", longest=tokens.longest, model=self._spec)
 
-    @torch.inference_mode()
     def _run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
         features = self._tokens.padded(batch, self._device)
         states = self._trunk(**features, return_dict=True).last_hidden_state.float()

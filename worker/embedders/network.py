@@ -1,0 +1,109 @@
+"""A model on its device: its forward passes, and the same in fp32 for what half precision cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from core.errors import DeviceFullError
+from worker.embedders.base import UnderWay
+from worker.embedders.device import foreign_faults
+
+T = TypeVar("T")
+
+
+class Network(Generic[T]):
+    """The weights of a model on a device, in the type in which it computes.
+
+    Args:
+        module: the weights in fp32; they are moved and cast here.
+        run: one forward pass of prepared samples: output -> tensor of shape (len(batch), dim) on the device.
+        example: one prepared sample, which shows how long vectors are.
+
+    Attributes:
+        dims: output -> length of its vectors.
+        dtype: in which the model computes now.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        run: Callable[[Sequence[T]], Mapping[str, torch.Tensor]],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        example: T,
+    ) -> None:
+        self._module = module
+        self._run = run
+        self._cast_to = self.dtype = dtype
+        # What would be infinite after the cast, and could not be cast back.
+        self._beyond = {
+            name: weights.detach().clone()
+            for name, weights in module.named_parameters()
+            if dtype != torch.float32 and not torch.isfinite(weights.to(dtype)).all()
+        }
+        module.to(device=device, dtype=dtype).eval()
+        with torch.inference_mode():
+            self.dims = {output: int(vectors.shape[1]) for output, vectors in run([example]).items()}
+
+    def embed(self, batch: Sequence[T]) -> Mapping[str, np.ndarray]:
+        """See `Embedder.embed`.
+
+        Raises DeviceFullError where the device's memory is too small, and DeviceError for any other error of the
+        device: after one, a CUDA context is broken for good.
+        """
+        if not batch:
+            return {output: np.empty((0, dim), dtype=np.float32) for output, dim in self.dims.items()}
+        try:
+            with foreign_faults(), torch.inference_mode():
+                return on_host(self._run(batch))
+        except DeviceFullError as error:
+            message = error.message
+        # Outside of the except block, because the traceback keeps the failed batch's tensors alive.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        raise DeviceFullError(message)
+
+    def embed_in_fp32(self, batch: Sequence[T]) -> dict[str, np.ndarray]:
+        """See `Embedder.embed_in_fp32`. The cast back gives the weights of before, bit by bit."""
+        with self._in_fp32():
+            return dict(self.embed(batch))
+
+    @contextmanager
+    def _in_fp32(self) -> Iterator[None]:
+        if self._cast_to == torch.float32:
+            yield
+            return
+        try:
+            with foreign_faults():
+                self._cast(torch.float32)
+                for name, weights in self._beyond.items():
+                    self._module.get_parameter(name).data.copy_(weights)
+            yield
+        finally:
+            self._cast(self._cast_to)
+
+    def _cast(self, dtype: torch.dtype) -> None:
+        self._module.to(dtype=dtype)
+        self.dtype = dtype
+
+
+def on_host(vectors: Mapping[str, torch.Tensor]) -> Mapping[str, np.ndarray]:
+    """The same in float32 on the host; from a CUDA device while that goes on."""
+    if not all(tensor.is_cuda for tensor in vectors.values()):
+        return {name: tensor.to(device="cpu", dtype=torch.float32).numpy() for name, tensor in vectors.items()}
+    copies = {name: tensor.float().to("cpu", non_blocking=True) for name, tensor in vectors.items()}
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def arrive() -> dict[str, np.ndarray]:
+        with foreign_faults():
+            copied.synchronize()
+            return {name: copy.numpy() for name, copy in copies.items()}
+
+    return UnderWay(copies, arrive)
