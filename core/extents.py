@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 
 from core.units import Unit
 
-COLUMNS = ["kind", "start", "stop", "samples"]
-"""Of a segment of the manifest."""
+COLUMNS = ["kind", "start", "stop", "samples", "size"]
+"""Of a segment of the manifest; segments of earlier versions have no `size`."""
 
 
 class Extent(NamedTuple):
     """What some units of one kind hold together.
 
-    `samples` counts 1 for a unit where only reading tells; `bytes` are those of the slice of a text file, or of a
-    shard, and 0 for other kinds.
+    `samples` counts 1 for a unit where only reading tells; `bytes` are those of the slice of a text file, of a shard,
+    or about those of some rows of a table, and 0 for other kinds.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Extent(NamedTuple):
 
 def extent_of(unit: Unit) -> Extent:
     """What one unit holds; of a retry, its share of the unit that it does again."""
-    size = max(0, unit.stop - unit.start)
+    size = max(unit.size, unit.stop - unit.start)
     if unit.retry is not None and unit.retry.only and (of_all := unit.samples or unit.retry.samples):
         size = size * len(unit.retry.ordinals) // of_all
     return Extent(unit.kind, max(1, unit.expected or 1) if unit.samples else 1, size)
@@ -56,6 +56,8 @@ class Extents:
         """From the columns `COLUMNS` of a segment, which must not be one of retries."""
         samples = pc.max_element_wise(pc.fill_null(table["samples"], 1), 1).to_numpy()
         size = np.maximum(0, table["stop"].to_numpy() - table["start"].to_numpy())
+        if "size" in table.column_names:
+            size = np.maximum(size, table["size"].to_numpy())
         return cls(table["kind"].combine_chunks(), samples, size)
 
     @classmethod

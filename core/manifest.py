@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
         pa.field("first", pa.int64(), nullable=False),
         pa.field("samples", pa.int64()),
         pa.field("etag", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
         pa.field("description", pa.binary(), nullable=False),
     ]
 )
@@ -97,8 +98,8 @@ class SegmentWriter:
             unit_id = id_of(description)
             digest.update(unit_id.encode())
             source = unit.source.encode("utf-8", "backslashreplace").decode()
-            row = (unit_id, unit.kind, source, unit.start, unit.stop, unit.first, unit.samples, unit.etag, description)
-            for column, value in zip(columns, row, strict=True):
+            says = (unit.kind, source, unit.start, unit.stop, unit.first, unit.samples, unit.etag)
+            for column, value in zip(columns, (unit_id, *says, unit.size, description), strict=True):
                 column.append(value)
             count += 1
             size += len(description)
@@ -201,7 +202,9 @@ class Manifest:
         start = self._starts[segment]
         if self.is_retry(start):
             return Extents.of_units(self.unit(u) for u in range(start, [*self._starts, self.units][segment + 1]))
-        return Extents.of_table(pq.read_table(opened(self._paths[segment]), columns=COLUMNS))
+        with pq.ParquetFile(opened(self._paths[segment])) as file:
+            there = set(file.schema_arrow.names)
+            return Extents.of_table(file.read(columns=[name for name in COLUMNS if name in there]))
 
     def _segment(self, u: int) -> int:
         if not 0 <= u < self.units:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from core.retries import Retry
@@ -69,6 +69,8 @@ class Unit:
         options: reader options that change what the unit says, such as the text column, as sorted pairs.
         retry: which samples of an earlier unit are done again here; None for a unit of the inputs. All else says what
             the source is now; `items` of a folder are those of these samples alone.
+        size: about how many bytes of a table its rows have; 0 where planning does not see that. For estimates, and no
+            part of what the unit says: only the manifest keeps it.
     """
 
     kind: str
@@ -81,6 +83,7 @@ class Unit:
     items: tuple[tuple[str, int], ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     retry: Retry | None = None
+    size: int = field(default=0, compare=False)
 
     def describe(self) -> dict[str, Any]:
         """The unit as JSON-ready values; `from_description` is its inverse."""

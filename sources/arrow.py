@@ -40,6 +40,8 @@ class ArrowTable:
         self._is_file = file.read(len(_MAGIC)) == _MAGIC
         self._batches, self._has_dictionaries = walk(file, _FILE_START if self._is_file else 0, path, self._is_file)
         self.rows = sum(rows for _, rows in self._batches)
+        ends = [at for at, _ in self._batches[1:]] + [file.seek(0, os.SEEK_END)]
+        self.groups = [(rows, end - at) for (at, rows), end in zip(self._batches, ends, strict=False)]
         file.seek(0)
         self._reader = ipc.open_file(file) if self._is_file else ipc.open_stream(file)
         self._schema: pa.Schema = self._reader.schema

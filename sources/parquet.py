@@ -34,7 +34,10 @@ class ParquetTable:
         self.columns = columns_of(self._file.schema_arrow)
         metadata = self._file.metadata
         self.rows: int = metadata.num_rows
-        counted = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        # Of whole rows, as asking a damaged file for the size of its columns ends the process.
+        self.groups = [(group.num_rows, group.total_byte_size) for group in groups]
+        counted = sum(rows for rows, _ in self.groups)
         if counted != self.rows or self.rows < 0:
             raise ValueError(f"its footer says {self.rows} rows, its row groups have {counted}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,10 +29,12 @@ class Table(Protocol):
 
     Attributes:
         rows: their exact number.
+        groups: (rows, bytes) of each piece in which they stand, in order; the bytes tell long rows from short ones.
         columns: all of them.
     """
 
     rows: int
+    groups: list[tuple[int, int]]
     columns: list[Column]
 
     def batches(self, row: int, names: list[str]) -> tuple[int, Iterator[pa.RecordBatch]]:
@@ -71,10 +73,10 @@ class TableSource:
         A table that is damaged, or lacks a column, still gives its units: they fail, and the rest of the run goes on.
         """
         whole = self._whole(path, options)
-        rows = 0
+        rows, groups = 0, []
         try:
             found = inspect(whole)
-            rows = found["rows"]
+            rows, groups = found["rows"], found["groups"]
             choose(_columns(found), whole.options, path)
         except SourceError as error:
             if error.code not in UNUSABLE_CODES:
@@ -83,13 +85,16 @@ class TableSource:
             if error.code not in COLUMN_CODES:
                 yield marked(whole) if error.code == DIED else whole
                 return
+        sizes = _sizes(groups, options.unit_samples)
         for first in range(0, rows, options.unit_samples):
-            yield replace(whole, first=first, samples=min(options.unit_samples, rows - first))
+            samples = min(options.unit_samples, rows - first)
+            yield replace(whole, first=first, samples=samples, size=next(sizes, 0))
 
     def inspect(self, unit: Unit) -> dict[str, Any]:
         """The rows and columns of a table, as JSON has them: what `split` and `holds` have another process look up."""
         with self._opened(unit, unwatched) as table:
-            return {"rows": table.rows, "columns": [[one.name, one.role, one.type] for one in table.columns]}
+            columns = [[one.name, one.role, one.type] for one in table.columns]
+            return {"rows": table.rows, "groups": table.groups, "columns": columns}
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per row."""
@@ -129,6 +134,19 @@ class TableSource:
             with table_errors(unit.source):
                 table = self._open(file, unit.source)
             yield table
+
+
+def _sizes(groups: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
+    """About how many bytes each `most` rows in turn have: the rows of a group are taken to be equally long."""
+    size, left = 0.0, most
+    for rows, group_bytes in groups:
+        # What a damaged file says must not be more than a manifest can hold.
+        of_row = min(max(0, group_bytes), 1 << 50) / max(1, rows)
+        while rows >= left:
+            yield round(size + left * of_row)
+            rows, size, left = rows - left, 0.0, most
+        size, left = size + rows * of_row, left - rows
+    yield round(size)
 
 
 def _columns(found: dict[str, Any]) -> list[Column]:

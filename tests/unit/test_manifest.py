@@ -10,6 +10,7 @@ import pytest
 
 from core import manifest as module
 from core.errors import OutputError
+from core.extents import Extent
 from core.layout import Layout
 from core.manifest import Manifest, ManifestSummary, first_segment_writer
 from core.units import Unit
@@ -53,6 +54,33 @@ def test_a_manifest_of_several_segments_is_read_at_random(layout: Layout, monkey
     for u in random.Random(0).choices(range(11), k=40):
         assert there.unit(u) == units[u]
         assert there.unit_id(u) == units[u].unit_id
+
+
+def test_what_units_hold_is_summed_over_segments_by_kind_without_those_that_are_done(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEGMENT_UNITS", 4)
+    lines = [Unit(kind="jsonl", source="/a", start=100 * n, stop=100 * n + 90, samples=n + 1) for n in range(9)]
+    rest = [Unit(kind="parquet", source="/b", samples=7, size=70), Unit(kind="tar", source="/c", stop=5000)]
+    first_segment_writer(layout).write([*lines, *rest])
+    there = Manifest(layout)
+    done = bytes([0b10000000, 0b00100000])  # units 0 and 10
+    left = {extent.kind: extent for extent in there.extents_left(done).values() if extent.samples}
+    assert left == {"jsonl": Extent("jsonl", 44, 720), "parquet": Extent("parquet", 7, 70)}
+    assert [there.extent(u) for u in (0, 9, 10)] == [
+        Extent("jsonl", 1, 90),
+        Extent("parquet", 7, 70),
+        Extent("tar", 1, 5000),
+    ]
+
+
+def test_the_manifest_of_a_version_that_kept_no_sizes_of_tables_is_read(layout: Layout) -> None:
+    first_segment_writer(layout).write([Unit(kind="parquet", source="/b", samples=7, size=70)])
+    (path,) = layout.manifest.iterdir()
+    pq.write_table(pq.read_table(path).drop_columns(["size"]), path)
+    there = Manifest(layout)
+    assert there.extent(0) == Extent("parquet", 7, 0)
+    assert there.extents_left(b"\0") == {"parquet": Extent("parquet", 7, 0)}
 
 
 def test_a_segment_ends_at_its_size_too(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,19 @@ SUFFIXES = pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
 
 
 @SUFFIXES
+def test_units_of_long_rows_are_known_from_those_of_short_ones_before_they_are_read(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write(tmp_path / f"t.{suffix}", text=[f"{n:04d}" for n in range(8)] + [f"{n:04d}" * 1000 for n in range(8)])
+    sizes = [unit.size for unit in units_of(path, unit_samples=3)]
+    assert len(sizes) == 6
+    assert 0 < sizes[0] < sizes[2] < sizes[3] < 1.1 * sizes[4]
+    (whole,) = units_of(path, unit_samples=100)
+    assert abs(whole.size - sum(sizes)) < 10
+    assert whole.unit_id == Unit.from_description(whole.describe()).unit_id, "it is no part of what a unit says"
+
+
+@SUFFIXES
 def test_a_star_keeps_every_other_column_that_can_become_json(tmp_path: Path, suffix: str) -> None:
     nested = pa.array([[b"x"]], pa.list_(pa.binary()))
     path = write(
