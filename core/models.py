@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from core.errors import ModelError
 from core.rows import SIMILARITY
@@ -36,6 +36,9 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 """What is computed in."""
 
 MODALITIES = ("image", "text")
+
+_PLAIN = "/:,+"
+"""Signs that stay as they are in the value of a parameter, beside letters, digits and `_.-~`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,8 @@ class ModelSpec:
         if family == "stub" and not (name.isascii() and name.isdigit() and int(name) > 0):
             raise ModelError(f"stub:{name}: the dimension must be a positive number", next_step="for example stub:384")
         try:
-            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+            # A plus sign is one here, as in pooling=mean+max, and no space.
+            pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))
         except ValueError as error:
             raise ModelError(
                 f"model spec {text!r}: the part after '?' must be name=value pairs joined by '&'",
@@ -78,7 +82,7 @@ class ModelSpec:
 
     def __str__(self) -> str:
         head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"
-        query = "&".join(f"{name}={value}" for name, value in self.params)
+        query = "&".join(f"{name}={quote(value, safe=_PLAIN)}" for name, value in self.params)
         return f"{head}?{query}" if query else head
 
     def param(self, name: str, default: str) -> str:

@@ -43,7 +43,7 @@ def test_every_family_has_a_file() -> None:
         ("open_clip:local-dir:./nowhere", "no model folder"),
         ("st:nobody/nothing", "HF_HUB_OFFLINE"),
         ("hf:nobody/nothing", "HF_HUB_OFFLINE"),
-        ("hf:nobody/nothing?pooling=first", "mean, cls, max, last"),
+        ("hf:nobody/nothing?pooling=first", "lasttoken"),
         ("hf:nobody/nothing?poling=cls", "known parameters"),
         ("hf:nobody/nothing?normalize=yes", "true, false"),
         ("open_clip:ViT-B-33/openai", "ViT-B-32"),

@@ -67,7 +67,6 @@ TOKENISERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "byte pairs": roberta,
     "types that are not 0": lambda: bert(word_pieces(cls_type=2, text_type=1)),
     "cut on the left": lambda: roberta(truncation_side="left"),
-    "padded on the left": lambda: bert(word_pieces(), padding_side="left"),
     "special tokens are text": lambda: roberta(split_special_tokens=True),
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from logging import Handler, LogRecord
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -73,6 +74,46 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
             f"{spec} cannot be loaded: {reason}",
             next_step="check that the folder holds a whole model of this family, with weights in safetensors",
         ) from error
+
+
+@contextmanager
+def complete_weights(spec: ModelSpec) -> Iterator[None]:
+    """Refuse a checkpoint that leaves part of a model random, which transformers tells of in its log only.
+
+    For loads through sentence-transformers, which does not hand on what `from_pretrained` can tell. Weights of poolers
+    may be absent: no module reads them.
+    """
+    listening = _MissingWeights()
+    logger = logging.get_logger("transformers")
+    logger.addHandler(listening)
+    try:
+        yield
+    finally:
+        logger.removeHandler(listening)
+    if listening.names:
+        raise lacks_weights(spec, listening.names)
+
+
+class _MissingWeights(Handler):
+    """Listens for transformers' report of a load, and keeps the names in its lines `name | MISSING | ...`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def emit(self, record: LogRecord) -> None:
+        for line in record.getMessage().splitlines():
+            name, _, status = (part.strip() for part in line.partition("|"))
+            if status.startswith("MISSING") and "pooler." not in name:
+                self.names.append(name)
+
+
+def lacks_weights(spec: ModelSpec, names: Sequence[str]) -> ModelError:
+    """The error for a checkpoint without the weights `names` of its model."""
+    return ModelError(
+        f"{spec}: the checkpoint lacks {len(names)} weights of the model, such as {names[0]}",
+        next_step="use a checkpoint of the architecture that its config.json names",
+    )
 
 
 @contextmanager

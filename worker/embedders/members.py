@@ -50,7 +50,9 @@ def prepare_each(samples: Sequence[Sample], prepare: Callable[[Sample], T]) -> l
     return answers
 
 
-def prepare_texts(samples: Sequence[Sample], rows: Callable[[Sequence[str]], Sequence[T]]) -> list[T | SampleError]:
+def prepare_texts(
+    samples: Sequence[Sample], rows: Callable[[Sequence[str]], Sequence[T | SampleError]]
+) -> list[T | SampleError]:
     """`rows` of the texts of all samples that have one, in one call; every other sample gets its SampleError."""
     texts = prepare_each(samples, text_of)
     made = iter(rows([text for text in texts if isinstance(text, str)]))

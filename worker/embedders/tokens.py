@@ -11,17 +11,19 @@ import numpy as np
 import torch
 from transformers import TokenizersBackend
 
+from core.errors import SampleError
 from worker.embedders.base import Truncated
+from worker.embedders.limits import NO_LIMIT
 
 TokenRow = Mapping[str, np.ndarray]
 """One text: `input_ids` and, where the model takes them and some are not 0, `token_type_ids`; int32, (tokens,)."""
 
 
-OVERFLOW_CHARS_PER_TOKEN = 100
-"""Of texts with more characters for each token that is read, the offsets tell what was cut off."""
+ONE_TOKEN: TokenRow = {"input_ids": np.zeros(1, dtype=np.int32)}
+"""Embedded once, when a model has been loaded: whether it can, and how long its vectors are."""
 
-NO_LIMIT = 1e20
-"""The library writes "no limit" as 1e30; it truncates at anything below this."""
+PART_CHARS_PER_TOKEN = 100
+"""Of texts with more characters for each token that is read, a part is tokenised first, and mostly alone."""
 
 
 class ThreadCopies:
@@ -49,48 +51,54 @@ class Tokens:
     Args:
         tokenizer: a `PreTrainedTokenizerBase`; copies of it are used.
         max_length: longest row in tokens with the special ones, or None for the tokeniser's own limit.
+        vocabulary: how many ids the model has a vector for; None where that is not known.
 
     Attributes:
         longest: that limit; None where there is none.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, max_length: int | None = None, *, vocabulary: int | None = None) -> None:
         self.tokenizer = tokenizer
         limit = tokenizer.model_max_length if max_length is None else max_length
-        backend = _backend(tokenizer, limit)
+        self.longest = int(limit) if limit is not None and limit < NO_LIMIT else None
+        backend = _backend(tokenizer, self.longest)
         self._is_plain = backend is not None
         self._copies = ThreadCopies(tokenizer if backend is None else backend)
         self._max_length = max_length
-        self.longest = int(limit) if limit < 1_000_000 else None
-        self._pads_left = tokenizer.padding_side == "left"
-        # Without a pad token any id will do: the attention mask hides it.
-        self._pad_ids = {"input_ids": 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)}
+        self._vocabulary = vocabulary
+        # Without a pad token that the model knows any id will do: the attention mask hides it.
+        pad_id = tokenizer.pad_token_id
+        known = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
+        self._pad_ids = {"input_ids": int(pad_id) if known else 0}
         if "token_type_ids" in tokenizer.model_input_names:
             self._pad_ids["token_type_ids"] = int(tokenizer.pad_token_type_id)
         # They depend on the place in the template only, so one text of some tokens shows whether all are 0.
         self._is_typed = "token_type_ids" in self._pad_ids and any(tokenizer("a b c")["token_type_ids"])
 
-    def rows(self, texts: Sequence[str]) -> list[TokenRow]:
-        """One row per text with special tokens, without padding; a `Truncated` one where the text is too long."""
+    def rows(self, texts: Sequence[str]) -> list[TokenRow | SampleError]:
+        """One row per text with special tokens, without padding; a `Truncated` one where the text is too long.
+
+        In place of a row without a token SampleError `empty_text`, of one with an id that the model has no vector for
+        SampleError `unknown_token`.
+        """
         if not texts:
             return []
-        return self._by_library(texts) if self._is_plain else self._by_wrapper(texts)
+        rows = self._by_library(texts) if self._is_plain else self._by_wrapper(texts)
+        return [self._checked(row) for row in rows]
 
     def _by_library(self, texts: Sequence[str]) -> list[TokenRow]:
         """Straight from the tokenizers library: the wrapper makes Python lists of five kinds for each row."""
         encoder = self._copies.mine()
         encoder.encode_special_tokens = self.tokenizer.split_special_tokens  # which a copy forgets
-        # Without offsets it is faster, but long texts are asked for them.
-        short = iter(encoder.encode_batch_fast([text for text in texts if not self._is_long(text)]))
-        long = iter(encoder.encode_batch([text for text in texts if self._is_long(text)]))
         rows: list[TokenRow] = []
-        for text in texts:
-            encoding = next(long if self._is_long(text) else short)
+        for text, encoding in zip(texts, encoder.encode_batch_fast([self._part(text) for text in texts]), strict=True):
+            if self._is_long(text) and len(encoding.overflowing) < 2:
+                [encoding] = encoder.encode_batch_fast([text])
             row = {"input_ids": np.array(encoding.ids, dtype=np.int32)}
             if self._is_typed:
                 row["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int32)
             is_full = len(row["input_ids"]) == self.longest
-            rows.append(Truncated(row) if is_full and self._is_cut(encoding, text) else row)
+            rows.append(Truncated(row) if is_full and encoding.overflowing else row)
         return rows
 
     def _by_wrapper(self, texts: Sequence[str]) -> list[TokenRow]:
@@ -108,43 +116,62 @@ class Tokens:
         ]
         # What was cut off; only a tokeniser of the tokenizers library tells.
         for number, encoding in enumerate(encoded.encodings or ()):
-            if len(encoding) == self.longest and self._is_cut(encoding, texts[number]):
+            if len(encoding) == self.longest and encoding.overflowing:
                 rows[number] = Truncated(rows[number])
         return rows
 
-    def _is_long(self, text: str) -> bool:
-        return self.longest is not None and len(text) > OVERFLOW_CHARS_PER_TOKEN * self.longest
+    def _checked(self, row: TokenRow) -> TokenRow | SampleError:
+        ids = row["input_ids"]
+        if not len(ids):
+            return SampleError("empty_text", "the model's tokeniser finds no token in the text")
+        if self._vocabulary is not None and (most := int(ids.max())) >= self._vocabulary:
+            return SampleError(
+                "unknown_token", f"the tokeniser makes token {most} of the text, and the model has {self._vocabulary}"
+            )
+        return row
 
-    def _is_cut(self, encoding: Any, text: str) -> bool:
-        """Whether a row of the greatest length lacks some of its text."""
-        if not self._is_long(text):
-            return bool(encoding.overflowing)
-        # Of a long text the list of what was cut off would be copied, some 100 bytes for each token.
-        covered = [span for span in encoding.offsets if span != (0, 0)]
-        first, last = min(start for start, _ in covered), max(end for _, end in covered)
-        return bool(text[:first].strip() or text[last:].strip())
+    def _is_long(self, text: str) -> bool:
+        return self.longest is not None and len(text) > PART_CHARS_PER_TOKEN * self.longest
+
+    def _part(self, text: str) -> str:
+        """The text, or so much of a long one, from the end that is kept, as most likely makes more than is read.
+
+        `_by_library` uses it only where it makes over twice as many tokens: then the place where the text was cut, and
+        where a token may be another one than in the whole text, is far from what is kept. Of a text of 10 MB the whole
+        would take seconds, and some 100 bytes for each of its tokens.
+        """
+        if self.longest is None or not self._is_long(text):
+            return text
+        chars = PART_CHARS_PER_TOKEN * self.longest
+        if self.tokenizer.truncation_side == "left":
+            return (text[-chars:].split(maxsplit=1) or [text])[-1]
+        return (text[:chars].rsplit(maxsplit=1) or [text])[0]
 
     def padded(self, batch: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
-        """The batch as int64 tensors of shape (len(batch), longest row), with its `attention_mask`."""
+        """The batch as int64 tensors of shape (len(batch), longest row), with its `attention_mask`.
+
+        Always padded on the right, whatever the tokeniser says. The mask hides padding on either side alike, but on
+        the left it would move the texts to other positions, and a text's vector would depend on the longest of its
+        batch, wherever a model counts positions from the first column.
+        """
         longest = max(len(row["input_ids"]) for row in batch)
         shape = (len(batch), longest)
         arrays = {name: np.full(shape, pad, dtype=np.int64) for name, pad in self._pad_ids.items()}
         mask = np.zeros(shape, dtype=np.int64)
         for number, row in enumerate(batch):
             length = len(row["input_ids"])
-            span = slice(longest - length, longest) if self._pads_left else slice(0, length)
             for name, array in arrays.items():
-                array[number, span] = row.get(name, 0)
-            mask[number, span] = 1
+                array[number, :length] = row.get(name, 0)
+            mask[number, :length] = 1
         arrays["attention_mask"] = mask
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
-def _backend(tokenizer: Any, limit: float) -> Any | None:
+def _backend(tokenizer: Any, limit: int | None) -> Any | None:
     """The tokenizers library's own object, as the wrapper would set it up; None where the wrapper does more than that.
 
     Args:
-        limit: longest row in tokens.
+        limit: longest row in tokens; None for no limit.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     kind = type(tokenizer)
@@ -156,8 +183,8 @@ def _backend(tokenizer: Any, limit: float) -> Any | None:
     backend = copy.deepcopy(backend)
     backend.no_padding()
     backend.no_truncation()
-    if limit <= NO_LIMIT:
-        backend.enable_truncation(int(limit), strategy="longest_first", direction=tokenizer.truncation_side)
+    if limit is not None:
+        backend.enable_truncation(limit, strategy="longest_first", direction=tokenizer.truncation_side)
     return backend
 
 
