@@ -20,7 +20,14 @@ from core.log import Events
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Truncated, padded_tokens
-from worker.embedders.device import device_of, dtype_of, image_batch_size_of
+from worker.embedders.device import (
+    device_of,
+    dtype_of,
+    image_batch_size_of,
+    text_batch_size_of,
+    text_window_of,
+    token_budget_of,
+)
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
@@ -28,6 +35,7 @@ from worker.embedders.members import check_modalities, prepare_each, text_of
 from worker.embedders.network import Network
 from worker.embedders.params import choice, unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
+from worker.embedders.text_tower import causal_tower
 from worker.embedders.tokens import ThreadCopies, tokenizer_content
 
 EMBEDDER_VERSION = "clip 1"
@@ -70,6 +78,7 @@ class ClipEmbedder:
         device: torch.device,
         *,
         batch_size: int,
+        token_budget: int,
         unit_length: bool = True,
     ) -> None:
         self._modalities = config.modalities
@@ -79,9 +88,12 @@ class ClipEmbedder:
         self._spec = config.spec
         self._tokenizers = ThreadCopies(tokenizer)
         self._special = self._count("") if "text" in config.modalities else 0
-        # Every sample is as large as every other.
-        self.batch_size = self.window = batch_size
-        self.token_budget = 0
+        self._text_tower = causal_tower(model) if "text" in config.modalities else None
+        # Every image is as large as every other, and weighs more than its text.
+        self._costs_tokens = "image" not in config.modalities
+        self.batch_size = batch_size
+        self.window = text_window_of(device) if self._costs_tokens else batch_size
+        self.token_budget = token_budget
         self.cost = padded_tokens
         content: dict[str, Any] = {
             "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
@@ -117,9 +129,11 @@ class ClipEmbedder:
         return ready
 
     def length(self, prepared: Ready) -> int:
-        """1: every sample is as large as every other."""
-        del prepared
-        return 1
+        """The tokens of a text that the tower reads; 1 of a sample with an image."""
+        if not self._costs_tokens:
+            return 1
+        ids = prepared["text"]
+        return len(ids) if self._text_tower is None else int(self._text_tower.ends(ids)) + 1
 
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """Vectors of the batch, normalised in float32 unless the spec says not to."""
@@ -174,11 +188,14 @@ class ClipEmbedder:
     def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:
         vectors = {}
         for modality in self._modalities:
-            stacked = torch.stack([ready[modality] for ready in batch]).to(self._device)
+            stacked = torch.stack([ready[modality] for ready in batch])
             if modality == "image":
-                encoded = self._model.encode_image(stacked.to(self._model.logit_scale.dtype), normalize=False)
+                pixels = stacked.to(device=self._device, dtype=self._model.logit_scale.dtype)
+                encoded = self._model.encode_image(pixels, normalize=False)
+            elif self._text_tower is None:
+                encoded = self._model.encode_text(stacked.to(self._device), normalize=False)
             else:
-                encoded = self._model.encode_text(stacked, normalize=False)
+                encoded = self._text_tower.encode(stacked, self._device)
             # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.
             vectors[modality] = normalize(encoded.float(), dim=-1) if self._unit_length else encoded.float()
         return vectors
@@ -196,15 +213,25 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
         model, _, transform = make()
         # Images need no tokeniser, and some tokenisers have to be fetched.
         tokenizer = open_clip.get_tokenizer(name) if "text" in config.modalities else None
-    batch_size = whole_number(spec, "batch_size", image_batch_size_of(place))
-    return ClipEmbedder(model, transform, tokenizer, config, place, batch_size=batch_size, unit_length=to_unit_length)
+    has_images = "image" in config.modalities
+    usual = image_batch_size_of(place) if has_images else text_batch_size_of(place)
+    return ClipEmbedder(
+        model,
+        transform,
+        tokenizer,
+        config,
+        place,
+        batch_size=whole_number(spec, "batch_size", usual),
+        token_budget=0 if has_images else whole_number(spec, "tokens", token_budget_of(place)),
+        unit_length=to_unit_length,
+    )
 
 
 def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
     """What makes (model, training transform, evaluation transform) of a spec, and the name of its tokeniser."""
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
-        spec.check_params("batch_size", "normalize")
+        spec.check_params("batch_size", "tokens", "normalize")
         folder, is_folder = model_source(spec.name.removeprefix("local-dir:"), spec)
         if not is_folder:
             raise ModelError(f"{spec}: there is no folder {folder}", next_step="check the path")
@@ -214,11 +241,11 @@ def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
         name = f"local-dir:{folder}"
         return (lambda: create(name, weights_only=True)), name
     if spec.param("init", ""):
-        spec.check_params("init", "seed", "batch_size", "normalize")
+        spec.check_params("init", "seed", "batch_size", "tokens", "normalize")
         choice(spec, "init", "random", ("random",))
         arch, seed = _known_arch(spec, spec.name.replace("/", "-")), whole_number(spec, "seed", 0, least=0)
         return (lambda: _random_model(spec, arch, seed)), arch
-    spec.check_params("batch_size", "normalize")
+    spec.check_params("batch_size", "tokens", "normalize")
     arch, _, tag = spec.name.rpartition("/")
     if not arch:
         arch, tag = tag, ""
