@@ -153,13 +153,17 @@ def watch(case: Case) -> Watched:
             seen.began = int(client.hget(meta, "began_ms") or 0) / 1000
             status = _embq(environment, folder, "status", str(out), "--watch", "--json")
             assert status.stdout is not None
+            asked = False
             for line in status.stdout:
-                look = json.loads(line)
-                now = time.time()
+                look, now = json.loads(line), time.time()
                 if look["state"] != "done":
                     seen.looks.append((now, look["eta_s"]))
-                if case.changes is not None and seen.changed is None and now - seen.began >= case.changes:
-                    seen.changed = change()
+                if case.changes is not None and not asked and now - seen.began >= case.changes:
+                    asked = change()
+                # A device that leaves ends what it has begun; one that joins counts from its first unit.
+                at_work = sum(bool(worker["unit"]) for worker in look["workers"])
+                if asked and seen.changed is None and (case.leaves or at_work > len(case.devices)):
+                    seen.changed = now
             status.wait()
             seen.ended = int(client.hget(meta, "last_commit_ms") or 0) / 1000
         client.close()
@@ -167,8 +171,8 @@ def watch(case: Case) -> Watched:
 
 
 @contextmanager
-def _services(environment: dict[str, str], folder: Path, case: Case) -> Iterator[Callable[[], float]]:
-    """Writer, producer and workers; gives what lets the last device leave, or another one join, and says when."""
+def _services(environment: dict[str, str], folder: Path, case: Case) -> Iterator[Callable[[], bool]]:
+    """Writer, producer and workers; gives what lets the last device leave, or another one join."""
     names = [f"sim:{speed}" for speed in case.devices]
     kept = names[:-1] if case.leaves else names
     running = [_embq(environment, folder, verb) for verb in ("writer", "producer")]
@@ -176,13 +180,12 @@ def _services(environment: dict[str, str], folder: Path, case: Case) -> Iterator
     if case.leaves:
         running.append(_embq(environment, folder, "worker", "--devices", names[-1]))
 
-    def change() -> float:
+    def change() -> bool:
         if case.leaves:
             running[-1].terminate()
-            return time.time()
-        running.append(_embq(environment, folder, "worker", "--devices", "sim:1"))
-        # It counts from when it works; a process takes about a second to start.
-        return time.time() + 1.0
+        else:
+            running.append(_embq(environment, folder, "worker", "--devices", "sim:1"))
+        return True
 
     try:
         yield change
@@ -253,6 +256,7 @@ def plot(all_seen: dict[str, Watched]) -> Path:
     columns = min(4, len(all_seen))
     rows = -(-len(all_seen) // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3.1 * rows), squeeze=False, sharey=True)
+    latest = max(seen.ended - seen.began for seen in all_seen.values())
     for axis, (name, seen) in zip(axes.flat, all_seen.items(), strict=False):
         whole = seen.ended - seen.began
         times = np.linspace(seen.began, seen.ended, 400)
@@ -265,7 +269,7 @@ def plot(all_seen: dict[str, Watched]) -> Path:
         if seen.changed is not None:
             axis.axvline(seen.changed - seen.began, color="#2471a3", linewidth=1)
         axis.set_title(name, fontsize=10)
-        axis.set_ylim(0, None)
+        axis.set_ylim(0, 1.3 * latest)
         axis.set_xlabel("seconds since the first unit", fontsize=8)
     axes[0][0].set_ylabel("end, seconds since the first unit", fontsize=8)
     axes[0][0].legend(fontsize=7, loc="lower right")

@@ -59,6 +59,7 @@ def predict(
     exact: bool,
     samples_per_s: float,
     queued: int,
+    in_flight: int,
     worked_s: float,
 ) -> Eta:
     """The end of a run that is at work.
@@ -69,7 +70,7 @@ def predict(
         begun: tokens that are done of units in flight.
         samples_left: of units that are not committed, and whether that is counted (`exact`) or follows from the units.
         samples_per_s: of all workers.
-        queued: units that nobody holds.
+        queued, in_flight: units that nobody holds, and that somebody does.
         worked_s: seconds since the first unit was begun.
     """
     tokens_per_s = sum(_tokens_per_s(share, queued) for share in shares)
@@ -80,8 +81,18 @@ def predict(
     else:
         return NO_ETA
     seconds = left / per_s
+    if basis == "tokens" and not queued and in_flight:
+        # Whoever is done cannot help with what others have in hand.
+        seconds = max(seconds, *(_in_hand_s(share, (tokens_left or 0) / in_flight) for share in shares))
     settled = worked_s >= max(SETTLED_LEAST_S, min(SETTLED_S, SETTLED_SHARE * (worked_s + seconds)))
     return Eta(seconds=round(seconds, 1) if settled else None, basis=basis, per_s=per_s)
+
+
+def _in_hand_s(share: Mapping[str, Any], unit_tokens: float) -> float:
+    """How long a worker is busy with the units that it holds, where units have so many tokens."""
+    done = sum(int(tokens) for _, _, tokens in share["begun"])
+    left = max(0.0, share["units"] * unit_tokens - done)
+    return left / share["tokens_per_s"] if share["tokens_per_s"] else 0.0
 
 
 def _tokens_per_s(share: Mapping[str, Any], queued: int) -> float:

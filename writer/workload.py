@@ -8,6 +8,8 @@ such as special tokens, or the names of fields in a line of JSON, which cost not
 
 from __future__ import annotations
 
+import math
+
 from core.commits import CommitLog, LogState
 from core.extents import Extent
 from core.manifest import Manifest
@@ -15,6 +17,7 @@ from core.manifest import Manifest
 DOUBT = 0.5
 """Tokens are in proportion to bytes, give or take this share, before the units that are done say something else; how
 fast they do depends on how well their tokens follow from their bytes."""
+LEAST_EXPLAINED = 0.5
 REMEMBERED = 50
 """Records that a writer learns from which goes on with a run: enough to learn from, and few to read."""
 
@@ -96,7 +99,13 @@ class _Fit:
         spread = self._bytes_squared - self._bytes**2 / self.samples
         if self._examples < 3 or spread < 1e-9 * self._bytes_squared:  # of lengths that are all the same
             return in_proportion
-        together = self._products - self._bytes * self.tokens / self.samples
-        unexplained = self._tokens_squared - self.tokens**2 / self.samples - together**2 / spread
-        noise = max(0.0, unexplained) / (self._examples - 2) / (DOUBT * in_proportion) ** 2
-        return max(0.0, (together + noise * in_proportion) / (spread + noise))
+        together = max(0.0, self._products - self._bytes * self.tokens / self.samples)
+        varies = self._tokens_squared - self.tokens**2 / self.samples
+        if varies <= 0.0:
+            return 0.0
+        explained = min(1.0, together**2 / spread / varies)
+        noise = (1.0 - explained) * varies / (self._examples - 2) / (DOUBT * in_proportion) ** 2
+        # Texts of as many tokens differ in bytes as well, which flattens a line of least squares. The one in the middle
+        # between those of both directions is steeper; where the two hardly go together, it would be too steep.
+        steeper = together / math.sqrt(max(explained, LEAST_EXPLAINED))
+        return (steeper + noise * in_proportion) / (spread + noise)

@@ -160,7 +160,7 @@ def share(tokens_per_s: float, *, units: int = 1) -> dict[str, Any]:
 
 def end(shares: list[dict[str, Any]], **changes: Any) -> Eta:
     known: dict[str, Any] = {"tokens_left": 10_000, "begun": 0, "samples_left": 50, "exact": True, "samples_per_s": 2.0}
-    return predict(shares, **{**known, "queued": 5, "worked_s": 100.0, **changes})
+    return predict(shares, **{**known, "queued": 5, "in_flight": 10, "worked_s": 100.0, **changes})
 
 
 def test_the_end_is_what_is_left_over_what_all_devices_do() -> None:
@@ -185,6 +185,12 @@ def test_nothing_is_predicted_before_it_can_be_believed(worked_s: float, told: b
 def test_who_holds_nothing_adds_nothing_once_nothing_waits() -> None:
     assert end([share(60), share(40, units=0)]).per_s == 100.0
     assert end([share(60), share(40, units=0)], queued=0).per_s == 60.0
+
+
+def test_at_the_end_of_a_run_the_slowest_device_with_work_decides() -> None:
+    shares = [share(1000, units=4), {**share(10, units=1), "begun": [[7, "token", 900]]}]
+    assert end(shares, tokens_left=5_000, in_flight=5, begun=900).seconds == pytest.approx(4.1, abs=0.1)
+    assert end(shares, tokens_left=5_000, in_flight=5, begun=900, queued=0).seconds == 10.0, "100 tokens of its unit"
 
 
 def test_workers_that_have_fallen_silent_and_other_runs_do_not_count() -> None:
