@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench experiments install test-faults test-readers soak clean
+.PHONY: demo test check bench bench-text experiments install test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -48,6 +48,17 @@ experiments: install   ## the three experiments of `embq bench`, with their pict
 	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
 	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
 
+bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
+	$(BIN)/python -m bench.text
+
+# Ray and what it needs, on top of what is in .venv: the peers run with the very same torch and sentence-transformers.
+.venv-bench/installed: bench/requirements.txt .venv/installed
+	$(PYTHON) -m venv .venv-bench
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
+		$$(.venv-bench/bin/python -c 'import site; print(site.getsitepackages()[0])')/embq.pth
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
 	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \
 		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
@@ -59,4 +70,4 @@ soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=2
 		--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --jobs $(or $(JOBS),1) --results bench/results/soak.json
 
 clean:
-	rm -rf .venv .venv-readers build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-readers .venv-bench build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

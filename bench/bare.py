@@ -22,17 +22,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
+from typing import Any, Protocol, cast
 
 from core.commits import CommitLog
 from core.hints import Hint
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Entry, Ledger
 from core.manifest import Manifest
+from core.rows import RowSpec
 from producer.enqueue import Request, prepare, record_of
 from sources.base import ReadOptions
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
+from worker.embedders.warm_up import warm_up
 from worker.pipeline import Pipeline
 from worker.progress import ProgressBoard, Span
 from worker.publish import PublishStage
@@ -49,6 +51,14 @@ LOOK_S = 0.02
 """How often the writer asks whether a part is due; `embq writer` rests as long when it has nothing to do."""
 
 
+class Results(Protocol):
+    """Where results go."""
+
+    def send(self, result: Any, /) -> None:
+        """Take the next one."""
+        ...
+
+
 class FreeLedger:
     """Grants everything, keeps nothing, and hands results on. What the stages ask of `core.ledger.Ledger`.
 
@@ -56,7 +66,7 @@ class FreeLedger:
         began: monotonic seconds of the first `start`, or 0.0.
     """
 
-    def __init__(self, results: Connection) -> None:
+    def __init__(self, results: Results) -> None:
         self.began = 0.0
         self._results = results
 
@@ -87,10 +97,16 @@ class NoBoard(ProgressBoard):
 
 
 def work(root: Path, results: Connection) -> None:
-    """The worker process: every unit of the manifest through the pipeline, in order; then the time of the first."""
+    """The worker process; at the end it sends the time of the first unit."""
+    results.send(embed_all(root, results))
+
+
+def embed_all(root: Path, results: Results) -> float:
+    """Every unit of the manifest through the pipeline, in order; gives the time at which the first began."""
     layout, info = Layout(root), load_run(root)
     record = record_of(info, root)
     embedder = load(info.model, "cpu")
+    warm_up(embedder, info.model.modalities)
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
     leases, stats, board = Leases(), Stats(), NoBoard()
@@ -122,7 +138,7 @@ def work(root: Path, results: Connection) -> None:
         if pipeline.error is not None:
             raise pipeline.error
     pipeline.close()
-    results.send(free.began)
+    return free.began
 
 
 def write(root: Path, results: Connection) -> tuple[int, float]:
@@ -164,7 +180,7 @@ def _entry(fields: Mapping[str, str | bytes | int]) -> Entry:
     return Entry("0-1", as_bytes)
 
 
-def plan(source: Path, root: Path, model: str, unit_size: int) -> RunInfo:
+def plan(source: Path, root: Path, model: str, unit_size: int, *, dtype: str = "float16") -> RunInfo:
     """The run, planned as `embq run` plans it."""
     options = ReadOptions(unit_samples=unit_size)
     request = Request(
@@ -175,6 +191,7 @@ def plan(source: Path, root: Path, model: str, unit_size: int) -> RunInfo:
         precision="fp32",
         part_rows=1_000_000,
         options=options,
+        rows=RowSpec(dtype=dtype),
         version="bench",
     )
     return prepare(request).info

@@ -1,0 +1,234 @@
+"""Texts on a CPU: `embq run` beside sentence-transformers and Ray Data, with the same model, texts and vectors.
+
+    python -m bench.text [TEXTS] [RESULTS]
+
+Embeds TEXTS (5,000) docstrings of the standard library with `minilm`, each time in fresh processes. What is compared is
+the time after the model is loaded: of `embq run` from the first batch to the last commit, of the others as told in
+`bench.text_peers` and `bench.text_ray`. All are done in one order and then, those with a bar in fp32, bf16 and int8, in
+the reverse one, so that a machine that drifts does so for all. Figures are medians.
+
+The vectors must be the same: each of the 5,000 of fp32 within 1e-5 of those of `encode`, or the benchmark ends with
+status 1. At the end comes, for each precision, a profile of where the time goes (`bench.text_profile`).
+Ray Data is measured where `make bench-text` has put it, in .venv-bench.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.report import table, write
+from bench.text_plot import plot
+from bench.text_profile import flop
+from bench.text_run import run
+from core.models import PRECISIONS
+from demo.collect import docstrings
+
+TEXTS = 5_000
+LIMIT_S = 400
+RAY = Path(".venv-bench/bin/python")
+ORDER = (
+    *("encode", "fp32", "bf16", "int8", "pool", "loop", "ray", "encode-8", "encode-bf16"),
+    *("int8", "bf16", "fp32", "encode"),
+)
+"""A precision is `embq run` in it, the others are peers."""
+EQUALITY = 1e-5
+COSINES = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.99}
+"""Least cosine of any of the vectors to that of `encode`."""
+BARS = (
+    *(("encode", "fp32", 1.5), ("encode", "bf16", 2.7), ("encode", "int8", 4.0)),
+    *(("pool", "fp32", 1.5), ("ray", "fp32", 1.5), ("loop", "fp32", 0.95)),
+    *(("encode-8", "fp32", None), ("encode-bf16", "bf16", None)),
+)
+"""Who is compared with `embq run` in which precision, and how many times faster that is to be."""
+NAMES = {
+    "encode": "sentence-transformers encode",
+    "encode-8": "encode, batch_size=8",
+    "encode-bf16": "encode in bf16",
+    "pool": "encode with its pool of 2 processes",
+    "ray": "Ray Data map_batches, 2 actors",
+    "loop": "the worker's loop without queue and writer",
+}
+
+
+def main() -> int:
+    """Measure, print, write and plot; 1 where the vectors of fp32 are others than those of sentence-transformers."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else TEXTS
+    name = sys.argv[2] if len(sys.argv) > 2 else "text"
+    load = os.getloadavg()[0]
+    found = docstrings(count)
+    with tempfile.TemporaryDirectory(prefix="embq-bench-") as folder:
+        source = Path(folder) / "docstrings.jsonl"
+        source.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in found))
+        measured = Measured(Path(folder), source, [key for key, _ in found])
+        for who in ORDER:
+            measured.once(who)
+        profiles = measured.profiles()
+    equal, same = measured.equal()
+    ratios = measured.ratios()
+    table(["vectors", "max abs difference", "min cosine", "bar", "held"], [list(one.values()) for one in equal])
+    table(["embq run", "beside", "ratio", "lowest", "highest", "bar", "held"], [list(one.values()) for one in ratios])
+    for one in profiles:
+        print(json.dumps(one))
+    for line in measured.skipped:
+        print("skipped:", line)
+    figures = {
+        "texts": len(found),
+        "seconds": measured.seconds,
+        "ratios": ratios,
+        "vectors": equal,
+        "runs": measured.runs,
+        "profiles": profiles,
+        "utilisation": measured.utilisation(profiles),
+        "batches": measured.batches,
+        "skipped": sorted(measured.skipped),
+        "load_average": round(load, 2),
+    }
+    print("end to end over a large GEMM's rate:", json.dumps(figures["utilisation"]))
+    print("wrote", write(name, figures), "and", plot(ratios, profiles, name))
+    if not same:
+        print(f"fp32 is NOT EQUAL to sentence-transformers within {EQUALITY:g}", file=sys.stderr)
+    return 0 if same else 1
+
+
+class Measured:
+    """What was measured so far.
+
+    Args:
+        folder: for what the measurements write.
+        source: the texts.
+        keys: theirs, in order.
+
+    Attributes:
+        seconds: who -> the seconds of each measurement.
+        runs: what else each `embq run` told.
+        batches: peer -> texts per pass.
+        vectors: who -> its vectors, in the order of the keys.
+        skipped: what could not be measured here, and why.
+    """
+
+    def __init__(self, folder: Path, source: Path, keys: list[str]) -> None:
+        self._folder = folder
+        self._source = source
+        self._keys = keys
+        self.vectors: dict[str, np.ndarray] = {}
+        self.seconds: dict[str, list[float]] = {}
+        self.runs: list[dict[str, Any]] = []
+        self.batches: dict[str, int] = {}
+        self.skipped: set[str] = set()
+
+    def once(self, who: str) -> None:
+        """One measurement."""
+        seconds = self._run(who) if who in COSINES else self._peer(who)
+        if seconds is not None:
+            self.seconds.setdefault(who, []).append(round(seconds, 3))
+            print(f"{who:<12} {seconds:7.2f} s  {len(self._keys) / seconds:7.1f} texts/s", flush=True)
+
+    def _run(self, precision: str) -> float | None:
+        if precision not in PRECISIONS:
+            self.skipped.add(f"{precision}: this embq does not have it")
+            return None
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            try:
+                vectors, told = run(self._source, Path(folder), self._keys, precision)
+            except RuntimeError as error:
+                if precision == "fp32":
+                    raise
+                self.skipped.add(f"{precision}: {error}")
+                return None
+        self.vectors[precision] = vectors
+        self.runs.append({"precision": precision, **told})
+        return float(told["seconds"])
+
+    def _peer(self, who: str) -> float | None:
+        python, module = (str(RAY), "bench.text_ray") if who == "ray" else (sys.executable, "bench.text_peers")
+        if who == "ray" and not RAY.exists():
+            self.skipped.add("ray: no .venv-bench, which `make bench-text` makes")
+            return None
+        target = self._folder / f"{who}.npy"
+        command = [python, "-m", module, *([] if who == "ray" else [who]), str(self._source), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{who}: {done.stderr[-2000:]}")
+        told = json.loads(done.stdout.splitlines()[-1])
+        if told["batch"]:
+            self.batches[who] = told["batch"]
+        if target.exists():
+            self.vectors[who] = np.load(target)
+        return float(told["seconds"])
+
+    def equal(self) -> tuple[list[dict[str, Any]], bool]:
+        """How far the vectors of each are from those of `encode`, and whether those of fp32 are the same."""
+        expected = self.vectors["encode"]
+        rows = []
+        for who, vectors in self.vectors.items():
+            if who == "encode":
+                continue
+            least = float(cosines(vectors, expected).min())
+            worst = float(np.abs(vectors - expected).max())
+            bar = COSINES.get(who)
+            held = bar is None or (least >= bar and (who != "fp32" or worst <= EQUALITY))
+            rows.append({"who": who, "max_abs": worst, "min_cosine": least, "bar": bar, "held": held})
+        return rows, all(row["held"] for row in rows if row["who"] == "fp32")
+
+    def ratios(self) -> list[dict[str, Any]]:
+        """How many times faster `embq run` is than each."""
+        rows = []
+        for who, precision, bar in BARS:
+            peer, ours = self.seconds.get(who), self.seconds.get(precision)
+            if not peer or not ours:
+                continue
+            ratio = statistics.median(peer) / statistics.median(ours)
+            rows.append(
+                {
+                    "precision": precision,
+                    "beside": NAMES[who],
+                    "ratio": round(ratio, 3),
+                    "lowest": round(min(peer) / max(ours), 3),
+                    "highest": round(max(peer) / min(ours), 3),
+                    "bar": bar,
+                    "held": "" if bar is None else "yes" if ratio >= bar else "MISSED",
+                }
+            )
+        return rows
+
+    def profiles(self) -> list[dict[str, Any]]:
+        """Where the time goes, for each precision that torch computes in."""
+        found = []
+        for precision in ("fp32", "bf16"):
+            command = [sys.executable, "-m", "bench.text_profile", precision, str(self._source)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+        return found
+
+    def utilisation(self, profiles: list[dict[str, Any]]) -> dict[str, float]:
+        """Precision -> GFLOP/s of `embq run` end to end, over those of a large GEMM."""
+        from bench.text_peers import model_of, texts_of
+
+        tokenizer = model_of("float32").tokenizer
+        ids = tokenizer(texts_of(self._source), truncation=True, max_length=256)["input_ids"] if profiles else []
+        work = flop([len(one) for one in ids]) / 1e9
+        return {
+            one["precision"]: round(work / statistics.median(self.seconds[one["precision"]]) / one["gemm_gflops"], 3)
+            for one in profiles
+            if one["precision"] in self.seconds
+        }
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of each row with the other's, in float64."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    found: np.ndarray = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
