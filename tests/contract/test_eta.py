@@ -1,0 +1,131 @@
+"""The end of a run, from what workers report and what the writer commits, through a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import RunCase
+from waiting import wait_until
+
+from core.hints import Hint
+from core.ledger import load_scripts
+from core.registry import live_workers, report_worker, sign_off
+from embq.progress import BrokerWatch, Watch
+from worker.freeing import Death, LeaseFreer
+from worker.heartbeat import Heartbeat
+from worker.progress import ProgressBoard
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+
+def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str, int]) -> None:
+    """What a worker says of itself."""
+    share = {"tokens_per_s": tokens_per_s, "units": 1, "begun": begun}
+    said = {"name": name, "model": case.info.model.spec, "runs": {case.info.run: share}}
+    report_worker(case.client, name, said, life_s=60, scripts=load_scripts(case.client))
+
+
+def look(case: RunCase) -> dict[str, Any]:
+    """How far the run is: the same from its folder and from the broker alone."""
+    folder = Watch(case.layout.root, case.client).look().to_json()
+    broker = BrokerWatch(case.record, case.client).look().to_json()
+    for name in ("tokens", "tokens_total", "tokens_per_s", "eta_s", "eta_basis"):
+        assert folder[name] == broker[name], name
+    return folder
+
+
+@pytest.fixture
+def at_work(run: RunCase) -> Iterator[RunCase]:
+    """A run of 8 equal units; the first has 100 tokens and is committed, and work began long ago."""
+    writer = run.writer()
+    run.work_one(0, tokens=100)
+    writer.drain()
+    run.client.hset(run.key("meta"), "began_ms", 1)
+    assert len(run.units) == 8
+    yield run
+    for name in ("w", "second", "silent", "dead"):
+        sign_off(run.client, name)
+
+
+def test_what_is_left_is_what_was_neither_committed_nor_published_nor_done_in_flight(at_work: RunCase) -> None:
+    token = at_work.claim(1)
+    report(at_work, "w", 10.0, (1, token, 40))
+    seen = look(at_work)
+    assert (seen["tokens"], seen["tokens_total"], seen["eta_basis"]) == (100, 800, "tokens")
+    assert (seen["eta_s"], seen["tokens_per_s"]) == (66.0, 10.0)
+    assert at_work.publish(1, token, tokens=100) == 1
+    assert look(at_work)["eta_s"] == 60.0, "its report is older than its result, and counts once"
+    report(at_work, "second", 20.0)
+    assert look(at_work)["eta_s"] == 20.0
+
+
+def test_who_is_gone_or_silent_does_not_count(at_work: RunCase) -> None:
+    report(at_work, "w", 10.0)
+    report(at_work, "silent", 60.0)
+    at_work.client.zadd("embq:workers", {"silent": 1})
+    report(at_work, "dead", 60.0)
+    assert look(at_work)["eta_s"] == 10.0
+    freer = LeaseFreer(at_work.client)
+    freer.start()
+    freer.submit(Death(worker="dead", message="killed", blame={}))
+    freer.close(30)
+    assert look(at_work)["eta_s"] == 70.0
+
+
+def test_a_writer_that_goes_on_knows_what_is_left_before_it_commits(at_work: RunCase) -> None:
+    at_work.client.delete(*at_work.ledger.keys)
+    at_work.writer()
+    assert at_work.ledger.meta()["tokens_left"] == "700"
+
+
+def test_nothing_is_told_where_nobody_works_or_the_run_is_done(at_work: RunCase) -> None:
+    seen = look(at_work)
+    assert (seen["eta_s"], seen["eta_basis"], seen["tokens_per_s"]) == (None, "", 0.0)
+    writer = at_work.writer()
+    for u in range(1, 8):
+        at_work.work_one(u, tokens=100)
+    writer.drain()
+    seen = look(at_work)
+    assert (seen["eta_s"], seen["tokens"], seen["tokens_total"]) == (0.0, 800, 800)
+
+
+@pytest.fixture
+def beating(at_work: RunCase) -> Iterator[tuple[Heartbeat, UnitWork]]:
+    """A heartbeat, and the unit that its worker has in hand."""
+    hint = Hint(run=at_work.info.run, gen=at_work.gen, u=1, unit=at_work.units[1])
+    token = at_work.claim(1)
+    work = UnitWork(hint, at_work.record, at_work.ledger, token, attempts=0, poison=frozenset())
+    leases = Leases()
+    leases.add(work)
+    heartbeat = Heartbeat(
+        at_work.client,
+        leases,
+        Stats(),
+        ProgressBoard(-1),
+        name="w",
+        lease_s=20.0,
+        beat_s=0.05,
+        stall_s=45.0,
+        describe=lambda: {"name": "w", "model": at_work.info.model.spec},
+    )
+    heartbeat.start()
+    yield heartbeat, work
+    heartbeat.stop()
+
+
+def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
+    at_work: RunCase, beating: tuple[Heartbeat, UnitWork]
+) -> None:
+    heartbeat, work = beating
+    work.tokens = 40
+    heartbeat.stats.batch_done(3, {work.run: 40, "another": 10}, processed=50, took_s=2.0)
+    wait_until(lambda: look(at_work)["eta_s"])
+    (said,) = (one for one in live_workers(at_work.client) if one["name"] == "w")
+    assert said["runs"][work.run]["begun"] == [[1, work.token, 40]]
+    assert said["runs"][work.run]["units"] == 1
+    assert said["runs"][work.run]["tokens_per_s"] == pytest.approx(20.0, rel=0.01)
+    assert said["runs"]["another"]["tokens_per_s"] == pytest.approx(5.0, rel=0.01)
+    heartbeat.stop()
+    assert "w" not in [one["name"] for one in live_workers(at_work.client)]
