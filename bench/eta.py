@@ -145,7 +145,7 @@ def watch(case: Case) -> Watched:
         environment = {**os.environ, "EMBQ_BROKER_URL": server.url}
         each_ms = 1000 * sum(case.devices) / TOKENS_PER_S
         model = f"stub:16?ms_per_token={each_ms}"
-        _embq(environment, folder, "enqueue", *inputs, "-o", str(out), "-m", model, "--unit-size", "100").wait()
+        _embq(environment, folder, "enqueue", *inputs, "-o", str(out), "-m", model, "--unit-size", "50").wait()
         meta = run_key(load_run(out).run, "meta")
         with _services(environment, folder, case) as change:
             while not client.hexists(meta, "began_ms"):

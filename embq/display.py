@@ -67,6 +67,8 @@ def plain_line(progress: Progress) -> str:
 def panel(progress: Progress) -> Group:
     """The run as something to look at."""
     fraction = (progress.done + progress.quarantined) / progress.units_total if progress.units_total else 0.0
+    if progress.tokens_total:
+        fraction = progress.tokens / progress.tokens_total
     head = Text.assemble(
         (f"run {progress.run}", "bold"),
         f"  {progress.model}  ",
