@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,29 @@ def push(queue: Queue, hints: Sequence[Hint], *, at_front: bool) -> None:
             for hint in hints
         ]
     )
+
+
+def pop(queue: Queue, most: int) -> list[HintJob]:
+    """Pop up to `most` hints that wait, as RQ pops one: each is listed as popped until it is dropped.
+
+    One whose data is missing, or is no hint's, is left to `sweep`.
+    """
+    if most < 1:
+        return []
+    client = queue.connection
+    with client.pipeline(transaction=False) as pipe:
+        for _ in range(most):
+            pipe.lmove(queue.key, queue.intermediate_queue.key, "LEFT", "RIGHT")
+        popped = [as_text(raw) for raw in pipe.execute() if raw is not None]
+        for job_id in popped:
+            pipe.hgetall(HintJob.key_for(job_id))
+        found = []
+        for job_id, raw_data in zip(popped, pipe.execute() if popped else [], strict=True):
+            job = HintJob(job_id, connection=client, serializer=JSONSerializer)
+            with suppress(NoSuchJobError):
+                job.restore(raw_data)
+                found.append(job)
+        return found
 
 
 def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:

@@ -5,6 +5,7 @@ Thin and typed: the decisions are in the scripts of `core.protocol`, so that the
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,14 +108,18 @@ class Ledger:
 
     # --- worker ---
 
-    def claim(self, u: int, token: str, *, lease_s: float, fingerprint: str, idle: bool = False) -> Claim:
+    def claim(
+        self, u: int, token: str, *, lease_s: float, fingerprint: str, idle: bool = False, unit_s: float = 0.0
+    ) -> Claim:
         """Ask for the lease on unit `u` under `token`.
 
         Args:
             idle: the worker holds nothing, so at the tail of a run it may help with a unit that another one holds.
+            unit_s: seconds that a unit takes it; 0 where it does not know.
         """
         gen = token.split(":", 1)[0]
-        word, detail, poison = self._call("claim", u, token, gen, int(lease_s * 1000), fingerprint, int(idle))
+        own_ms = math.ceil(unit_s * 1000)
+        word, detail, poison = self._call("claim", u, token, gen, int(lease_s * 1000), fingerprint, int(idle), own_ms)
         return Claim(_text(word), _text(detail), frozenset(int(ordinal) for ordinal in _text(poison).split()))
 
     def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
@@ -184,7 +189,15 @@ class Ledger:
         return int(self._call("abandon", worker, MAX_ATTEMPTS, message[:1000], *named))
 
     def next_units(
-        self, gen: str, room: int, *, queue_empty: bool, reap_at: int, idle: int = 0, fresh: int | None = None
+        self,
+        gen: str,
+        room: int,
+        *,
+        queue_empty: bool,
+        reap_at: int,
+        idle: int = 0,
+        fresh: int | None = None,
+        unit_s: float = 0.0,
     ) -> tuple[list[int], list[int]]:
         """The units to hint now, urgent ones first apart; see the script `next`.
 
@@ -194,10 +207,12 @@ class Ledger:
             reap_at: when it was decided, in ms of the broker's clock, that leases that have run out may be taken away;
                 0 where they may not.
             idle: workers that hold nothing, and could help at the tail of the run.
+            unit_s: seconds that a unit takes the fastest of them; 0 where that is not known.
         """
         room = max(0, room)
         most = room if fresh is None else fresh
-        urgent, *units = self._call("next", gen, room, int(queue_empty), reap_at, MAX_ATTEMPTS, idle, most)
+        own_ms = math.ceil(unit_s * 1000)
+        urgent, *units = self._call("next", gen, room, int(queue_empty), reap_at, MAX_ATTEMPTS, idle, most, own_ms)
         numbers = [int(u) for u in units]
         return numbers[: int(urgent)], numbers[int(urgent) :]
 
@@ -343,6 +358,15 @@ class Ledger:
         key = run_key(self.run, "writer")
         if _text(self.client.get(key)) == writer:
             self.client.delete(key)
+
+
+def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
+    """Units of runs that are running which were never hinted; some of them may be done."""
+    with client.pipeline(transaction=False) as pipe:
+        for run in runs:
+            pipe.hmget(run_key(run, "meta"), ["state", "total", "cursor"])
+        answers = pipe.execute()
+    return sum(max(0, int(total) - int(cursor)) for state, total, cursor in answers if state == b"running")
 
 
 def load_scripts(client: redis.Redis) -> dict[str, Script]:

@@ -38,7 +38,8 @@ results alike: what is overdue is hinted again (`LAPSE`). Losing or doubling a h
 of a token may publish and the writer accepts a unit once.
 
 At the tail of a run, when nothing is left to hint, an idle worker may take a unit over that its holder has not begun,
-or get a second lease on one that takes unusually long. The first of the two to publish wins.
+or get a second lease on one that takes longer than it would itself need, or than is usual. The first of the two to
+publish wins.
 
 A token is "<gen>:<worker name>:<random>"; it is compared for equality only. `gen` changes whenever the queue is
 rebuilt, so nothing from before a loss of the broker can publish after it. Times are the server's; clients' clocks
@@ -189,20 +190,24 @@ local function give_back(u, token)
   return true
 end
 -- Nothing is left to hint, so a worker without work may as well help with u: take it over where its holder has not
--- begun it, or run it a second time where it takes unusually long. A unit that was charged before runs once at a time.
-local function may_help(u, held)
+-- begun it, or run it a second time where it takes longer than the idle one needs (own_ms; 0 where it does not know),
+-- or three times as long as usual. A unit that was charged before runs once at a time.
+local function may_help(u, held, own_ms)
   if tonumber(get('cursor')) < tonumber(get('total')) or redis.call('ZCARD', hinted) > 0 then return nil end
   if tonumber(redis.call('HGET', att, u) or '0') > (begun(held) and 1 or 0) then return nil end
   local since = redis.call('HGET', busy, held)
-  if not since then return owner end
+  if not since then return owner, 0 end
   local usual = tonumber(get('unit_ms') or '')
-  if usual and redis.call('HEXISTS', spare, u) == 0 and now - since > 3 * usual + 1000 then return spare end
+  local patience = usual and 3 * usual
+  if own_ms > 0 then patience = math.min(own_ms, patience or own_ms) end
+  if patience and redis.call('HEXISTS', spare, u) == 0 and now - since > patience + 1000 then return spare, since end
   return nil
 end
 """
 )
 
-# claim(u, token, gen, lease_ms, fingerprint, idle) -> {word, detail, ordinals to leave out}
+# claim(u, token, gen, lease_ms, fingerprint, idle, own_ms) -> {word, detail, ordinals to leave out}. own_ms: what a
+# unit takes the worker; 0 where it does not know.
 CLAIM = """
 local u, token, lane = ARGV[1], ARGV[2], owner
 if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
@@ -219,7 +224,7 @@ local held = redis.call('HGET', owner, u)
 if held then
   redis.call('ZREM', hinted, u)
   local theirs, ours = string.match(held, ':(.*):'), string.match(token, ':(.*):')
-  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held)
+  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held, tonumber(ARGV[7]))
   if not lane then return {'leased', '', ''} end
 else
   local later = redis.call('ZSCORE', due, u)
@@ -332,10 +337,10 @@ end
 return freed
 """
 
-# next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh) -> {number of urgent units, u ...}: what to hint now,
-# urgent ones first; of the others as many as still fit in `room`, and `fresh` of them for the first time. Leases that
-# have run out are taken away only within two seconds of `reap_at`, when that was decided: where this was sent before an
-# outage and is carried out after it, the holders must get to beat first.
+# next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh, own_ms) -> {number of urgent units, u ...}: what to
+# hint now, urgent ones first; of the others as many as still fit in `room`, and `fresh` of them for the first time.
+# Leases that have run out are taken away only within two seconds of `reap_at`, when that was decided: where this was
+# sent before an outage and is carried out after it, the holders must get to beat first.
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
 local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
@@ -397,13 +402,17 @@ for _, u in ipairs(units) do
   redis.call('ZADD', hinted, now, u)
   answer[#answer + 1] = u
 end
--- Workers without work at the tail are told, once a second, of units that they may help with.
-local idle = tonumber(ARGV[6])
+-- Workers without work at the tail are told, once a second, of units that they may help with: first of those that
+-- nobody has begun, then of those that have taken longest. own_ms is what a unit takes the fastest of them.
+local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
 if idle > 0 and #units == 0 and ARGV[3] == '1' and now - tonumber(get('helped_ms') or '0') > 1000 then
-  local held = redis.call('HGETALL', owner)
+  local held, wanting = redis.call('HGETALL', owner), {}
   for i = 1, #held, 2 do
-    if #answer <= idle and may_help(held[i], held[i + 1]) then answer[#answer + 1] = held[i] end
+    local lane, since = may_help(held[i], held[i + 1], own_ms)
+    if lane then wanting[#wanting + 1] = {tonumber(since), tonumber(held[i])} end
   end
+  table.sort(wanting, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
+  for i = 1, math.min(idle, #wanting) do answer[#answer + 1] = tostring(wanting[i][2]) end
   redis.call('HSET', meta, 'helped_ms', now)
 end
 return answer

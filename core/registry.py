@@ -120,6 +120,21 @@ def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
     return [Rate(**json.loads(text)) for field, text in sorted(raw.items()) if field.startswith(prefix)]
 
 
+def fresh_workers(client: redis.Redis, *, within_s: float) -> list[tuple[dict[str, Any], float]]:
+    """What each worker said of itself that has reported within that time, and how many seconds ago it did."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.zrange(WORKERS, 0, -1, withscores=True)
+        (seconds, micros), scored = cast("tuple[tuple[int, int], list[tuple[bytes, float]]]", pipe.execute())
+    now = seconds + micros / 1e6
+    ages = {name.decode(): max(0.0, now - at_ms / 1000) for name, at_ms in scored}
+    fresh = {name: age for name, age in ages.items() if age <= within_s}
+    if not fresh:
+        return []
+    said = cast("list[bytes | None]", client.mget([worker_key(name) for name in fresh]))
+    return [(json.loads(text), age) for text, age in zip(said, fresh.values(), strict=True) if text is not None]
+
+
 def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
     """What each worker that is heard of last said of itself, and since when nothing was heard of it, as `silent_s`.
 

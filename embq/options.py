@@ -252,7 +252,7 @@ def worker_options(function: F) -> F:
                 default=2,
                 metavar="N",
                 show_default=True,
-                help="Units claimed ahead.",
+                help="Remote shards fetched before their turn.",
             ),
             click.option(
                 "--transport",

@@ -171,7 +171,8 @@ class Feeder:
         with self._answered():
             waiting = self.client.llen(queue.key)
             workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
-        idle = sum(worker.get("held") == 0 for worker in workers)
+        idle = [worker for worker in workers if worker.get("held") == 0]
+        unit_s = min((worker["unit_s"] for worker in idle if "unit_s" in worker), default=0.0)
         most = window.size(waiting, workers=len(workers), now=self._clock())
         room = max(0, most - waiting)
         shares.look(waiting)
@@ -191,8 +192,9 @@ class Feeder:
                     max(room, fresh[run.id]),
                     queue_empty=waiting == 0,
                     reap_at=self._reap_at(),
-                    idle=idle,
+                    idle=len(idle),
                     fresh=fresh[run.id],
+                    unit_s=unit_s,
                 )
             urgent += [run.hint(u) for u in again]
             normal[run.id] = deque(run.hint(u) for u in units)

@@ -114,6 +114,8 @@ class EmbedStage:
             item.work.fail_whole(item.error.code, item.error.message)
         else:
             item.work.end_of_read(item.samples)
+            if item.work.unit.expected is None:
+                self.stats.throughput.unit_of(item.samples)
         self._finish_if_complete(item.work)
 
     def _embed_window(self) -> None:
@@ -191,6 +193,7 @@ class EmbedStage:
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
             self.stats.batch_done(len(batch), tokens, processed=self._cost(batch), took_s=time.time() - began)
+            self.stats.throughput.batch_done(len(batch), since=min(entry.work.claimed_at for entry in batch))
             self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=[span.u for span in _spans(batch)])
         return arrived
 

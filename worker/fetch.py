@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import redis
 
@@ -13,6 +13,7 @@ from core.ledger import Ledger, load_scripts, new_token
 from core.log import Events
 from core.models import ModelConfig
 from core.registry import RunRecord, registered
+from core.units import Unit
 from worker.pipeline import POLL_S, Pipeline
 from worker.work import Leases, UnitWork
 
@@ -46,6 +47,9 @@ class Fetcher:
         fingerprint: the loaded model's; a run that began with another one is refused.
         dims: output -> how many numbers its vectors have.
         refuse: takes a run whose rows cannot be made of such vectors.
+        only: the one run that is served, or "".
+        claimed: told each unit that was claimed.
+        unit_s: seconds that a unit takes here, if known.
     """
 
     def __init__(
@@ -62,6 +66,9 @@ class Fetcher:
         refuse: Callable[[str, InputError], None],
         lease_s: float,
         stopped: Callable[[], bool],
+        only: str,
+        claimed: Callable[[Unit], None],
+        unit_s: Callable[[], float | None],
     ) -> None:
         self.client = client
         self.bulk = bulk
@@ -74,29 +81,56 @@ class Fetcher:
         self.refuse = refuse
         self.lease_s = lease_s
         self.stopped = stopped
+        self.only = only
+        self.claimed = claimed
+        self.unit_s = unit_s
         self.log = Events("worker")
         self._scripts = load_scripts(client)
         self._records: dict[str, RunRecord] = {}
         self._read_at = 0.0
 
-    def take(self, hint: Hint) -> None:
-        """Claim the hint's unit and submit it; a claim that is not granted needs nothing more.
+    def take(self, hints: Sequence[Hint]) -> None:
+        """Claim the units of hints and submit them; a claim that is not granted needs nothing more.
 
         Raises ConfigError where the run was begun with other weights, preprocessing or precision.
         """
+        suspects = []
+        for hint in hints:
+            work = self._claim(hint)
+            if work is None:
+                continue
+            self.leases.add(work)
+            if work.suspect:
+                suspects.append(work)
+            else:
+                self.pipeline.submit(work)
+        # A unit that ended a worker before runs alone, so that it cannot take others with it a second time.
+        while suspects:
+            self._wait_until_held_at_most(len(suspects))
+            self.pipeline.submit(suspects.pop())
+            self._wait_until_held_at_most(len(suspects))
+
+    def serves(self) -> list[str]:
+        """The runs that were announced and may be served with the loaded model."""
+        self._look()
+        return [run for run, record in self._records.items() if record.model == self.model and self.only in ("", run)]
+
+    def _claim(self, hint: Hint) -> UnitWork | None:
         record = self._record(hint.run)
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
-            return
+            return None
         try:
             check_dims(record, self.dims)
         except InputError as error:
             self.refuse(record.run, error)
-            return
+            return None
         ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
         token = new_token(hint.gen, self.name)
         idle = not self.leases.snapshot()
-        claim = ledger.claim(hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint, idle=idle)
+        claim = ledger.claim(
+            hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint, idle=idle, unit_s=self.unit_s() or 0.0
+        )
         if claim.word == "fingerprint":
             raise ConfigError(
                 f"run {hint.run} was begun with other weights or settings of {self.model.spec} (fingerprint "
@@ -106,16 +140,9 @@ class Fetcher:
             )
         if not claim.granted:
             self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
-            return
-        work = UnitWork(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
-        suspect = claim.attempts > 0
-        if suspect:
-            # A unit that ended a worker before runs alone, so that it cannot take others with it a second time.
-            self._wait_until_held_at_most(0)
-        self.leases.add(work)
-        self.pipeline.submit(work)
-        if suspect:
-            self._wait_until_held_at_most(0)
+            return None
+        self.claimed(hint.unit)
+        return UnitWork(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
 
     def _wait_until_held_at_most(self, count: int) -> None:
         while self.pipeline.running and not self.stopped():
@@ -123,7 +150,10 @@ class Fetcher:
                 return
 
     def _record(self, run: str) -> RunRecord | None:
-        if run not in self._records or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
+        self._look(run)
+        return self._records.get(run)
+
+    def _look(self, run: str = "") -> None:
+        if (run and run not in self._records) or time.monotonic() - self._read_at > RECORDS_MAX_AGE_S:
             self._records = registered(self.client)
             self._read_at = time.monotonic()
-        return self._records.get(run)

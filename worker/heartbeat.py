@@ -36,7 +36,9 @@ class Heartbeat(threading.Thread):
 
     Args:
         client: a patient client used by nobody else.
-        describe: fields about the process for `embq status`.
+        describe: fields about the process for `embq status`, and for other workers.
+        tail: whether nothing of the run is left to claim; then it beats as often as it reports, so that what others
+            have done meanwhile is not done here as well.
         measured: told rows per second, whenever units were in hand for a while.
     """
 
@@ -52,6 +54,7 @@ class Heartbeat(threading.Thread):
         beat_s: float,
         stall_s: float,
         describe: Callable[[], dict[str, Any]],
+        tail: Callable[[], bool] = lambda: False,
         measured: Callable[[redis.Redis, float], None] = lambda _client, _rate: None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -64,6 +67,7 @@ class Heartbeat(threading.Thread):
         self.beat_s = beat_s
         self.stall_s = stall_s
         self.describe = describe
+        self.tail = tail
         self.measured = measured
         self._busy_from: tuple[float, int] | None = None
         self.log = Events("worker")
@@ -89,7 +93,7 @@ class Heartbeat(threading.Thread):
             now = time.monotonic()
             held = self.leases.snapshot()
             try:
-                if now - beat_at >= self.beat_s and not self.board.stuck(self.stall_s):
+                if (self.tail() or now - beat_at >= self.beat_s) and not self.board.stuck(self.stall_s):
                     self._beat(held)
                     beat_at = now
                 self._report(held, now)

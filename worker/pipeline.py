@@ -82,6 +82,11 @@ class Pipeline:
         """Queue a claimed unit; waits while `prefetch` units are queued."""
         self._put(self._units, work, 1 / self._prefetch)
 
+    @property
+    def waiting(self) -> int:
+        """Units that wait for the reader."""
+        return len(self._units.waiting())
+
     def drain(self, timeout_s: float, *, at_once: Callable[[], bool]) -> bool:
         """Give queued units back, let begun ones finish; False where they did not within `timeout_s`.
 

@@ -1,8 +1,8 @@
 """RQ's worker loop, reduced to what embq needs of it: register, block on one queue, pop a hint, hand it on.
 
 A hint is finished as soon as its unit is claimed: the lease carries it from there. So RQ never sees a long job, its
-heartbeats, timeouts, retries and registries decide nothing, and prefetch is simply the bound of the pipeline's first
-queue.
+heartbeats, timeouts, retries and registries decide nothing, and how many units are claimed is up to `worker.hold`. Of
+several hints that are wanted at once RQ pops the first, and the others are popped together.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from core.log import Events
 WORKER_TTL_S = 60
 DEQUEUE_S = 1
 HEARTBEAT_S = 5.0
+LOOK_S = 0.01
+"""How often a worker that has enough in hand looks whether that is still so."""
 
 
 class HintWorker(SimpleWorker):
@@ -34,9 +36,10 @@ class HintWorker(SimpleWorker):
 
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
-        take: gets each hint; it blocks while the pipeline is full.
+        room: how many hints to pop now; none are popped while it says 0.
+        take: gets the hints that were popped.
         stopped: asked before and after every pop.
-        idle: called after each second without a hint.
+        idle: called after each second without a hint, or without room for one.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class HintWorker(SimpleWorker):
         *,
         name: str,
         client: redis.Redis,
-        take: Callable[[Hint], None],
+        room: Callable[[], int],
+        take: Callable[[list[Hint]], None],
         stopped: Callable[[], bool],
         idle: Callable[[], None],
     ) -> None:
@@ -58,6 +62,8 @@ class HintWorker(SimpleWorker):
             worker_ttl=WORKER_TTL_S,
             log_job_description=False,
         )
+        self._room = room
+        self._wanted = 1
         self._take = take
         self._stopped = stopped
         self._idle = idle
@@ -71,9 +77,7 @@ class HintWorker(SimpleWorker):
         """The next hint; StopRequested (which ends `work` in order) once `stopped` says so."""
         with self._failures_kept():
             while True:
-                self.heartbeat()
-                if self._stopped():
-                    raise StopRequested
+                self._wait_for_room()
                 try:
                     found: tuple[Job, Queue] | None = Queue.dequeue_any(
                         self.queues,
@@ -88,12 +92,28 @@ class HintWorker(SimpleWorker):
                 if found is not None:
                     return found
 
+    def _wait_for_room(self) -> None:
+        idle_at = time.monotonic() + DEQUEUE_S
+        while True:
+            self.heartbeat()
+            if self._stopped():
+                raise StopRequested
+            self._wanted = self._room()
+            if self._wanted:
+                return
+            if time.monotonic() >= idle_at:
+                self._idle()
+                idle_at += DEQUEUE_S
+            time.sleep(LOOK_S)
+
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Hand the hint on, then forget it. Nothing in the job is ever called."""
+        """Hand the hint on, and further ones that are wanted; then forget them. Nothing in a job is ever called."""
         with self._failures_kept():
-            self._hand_on(job)
+            jobs = [cast("HintJob", job), *hints.pop(queue, self._wanted - 1)]
+            self._take([hint for one in jobs if (hint := self._read(one)) is not None])
             with self.connection.pipeline() as pipe:
-                hints.drop(pipe, queue, job.id)
+                for one in jobs:
+                    hints.drop(pipe, queue, one.id)
                 pipe.execute()
 
     @contextmanager
@@ -107,13 +127,12 @@ class HintWorker(SimpleWorker):
             self.failed = error
             raise StopRequested from error
 
-    def _hand_on(self, job: Job) -> None:
+    def _read(self, job: HintJob) -> Hint | None:
         try:
-            hint = Hint.from_job(cast("HintJob", job))
+            return Hint.from_job(job)
         except ValueError as error:
             self._events.warning("hint_dropped", job=job.id, why=error)
-        else:
-            self._take(hint)
+            return None
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
         """RQ's own sign of life, for `rq info`; every few seconds instead of three times per hint."""

@@ -18,11 +18,14 @@ from core.ledger import load_scripts
 from core.registry import Rate, report_rate
 from core.settings import Settings
 from core.stopping import StopFlag
+from core.units import Unit
+from sources.kinds import fetchable
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
 from worker.embedders.hardware import device_name
 from worker.fetch import Fetcher
 from worker.heartbeat import Heartbeat
+from worker.hold import MOST_AHEAD, Hold
 from worker.pipeline import Pipeline
 from worker.progress import PULSE, ProgressBoard
 from worker.publish import PublishStage
@@ -45,7 +48,7 @@ class Options:
         name: worker name, unique for ever.
         device: "cpu", "cuda:N" or "sim:SPEED".
         run: serve only this run; "" serves every run.
-        prefetch: units claimed ahead.
+        prefetch: remote files that are fetched before their units' turn.
         threads: threads that decode and tokenise.
         batch_size: samples per batch; 0 leaves it to the embedder.
         transport: "auto", "payload" or "staging".
@@ -132,6 +135,21 @@ class ModelService:
             refuse=scheduler.refuse_run,
             lease_s=settings.lease_s,
             stopped=self._over,
+            only=options.run,
+            claimed=self._claimed,
+            unit_s=lambda: self.stats.throughput.unit_s,
+        )
+        self.hold = Hold(
+            self.client,
+            self.leases,
+            self.stats.throughput,
+            self.model,
+            name=options.name,
+            runs=self.fetcher.serves,
+            prefetch=options.prefetch,
+            waiting=lambda: self.pipeline.waiting,
+            embedder=embedder,
+            stopped=lambda: self.stopped() or self._next is not None,
         )
         self._no_work_left = False
         self._next: Turn | None = None
@@ -147,6 +165,7 @@ class ModelService:
             hints.hint_queue(client, self.model.queue_key),
             name=self.options.name,
             client=client,
+            room=self.hold.room,
             take=self.fetcher.take,
             stopped=self._over,
             idle=self._idle,
@@ -235,6 +254,7 @@ class ModelService:
             beat_s=self.settings.beat_s,
             stall_s=self.settings.stall_s,
             describe=self._describe,
+            tail=lambda: self.hold.tail,
             measured=self._keep_rate,
         )
 
@@ -243,7 +263,7 @@ class ModelService:
         embedder, leases, stats, board = self.embedder, self.leases, self.stats, self.board
         return Pipeline(
             leases,
-            prefetch=self.options.prefetch,
+            prefetch=MOST_AHEAD,
             pool=pool,
             make_read=lambda put, upcoming: ReadStage(
                 embedder, pool, stats, board, roots=self.settings.roots, hand_on=put, upcoming=upcoming
@@ -263,8 +283,12 @@ class ModelService:
         rate = Rate(device=self.device_name, rows_per_s=rows_per_s, dims=sum(self.embedder.dims.values()))
         report_rate(client, self.model, rate, scripts=load_scripts(client))
 
+    def _claimed(self, unit: Unit) -> None:
+        self.hold.claimed(unit.expected, from_far=fetchable(unit, self.settings.roots))
+
     def _describe(self) -> dict[str, Any]:
         return {
+            **self.hold.describe(),
             "name": self.options.name,
             "device": self.options.device,
             "device_name": self.device_name,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from worker.speed import Speed
+from worker.throughput import Throughput
 
 STAGES = ("read", "prepare", "embed", "publish", "full")
 """Busy seconds are kept for each: reading samples, decoding or tokenising (per thread), the device, handing results
@@ -25,6 +26,7 @@ class Stats:
         recomputed: samples whose vectors were not finite, and were computed once more in fp32.
         failed: samples and units that did not.
         units: units published.
+        throughput: how fast rows come out, whatever holds them up.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class Stats:
         self.recomputed = 0
         self.failed = 0
         self.units = 0
+        self.throughput = Throughput()
         self._speed = Speed()
         self.first_batch_at: float | None = None
         self.last_batch_at: float | None = None

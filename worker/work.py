@@ -28,6 +28,7 @@ class UnitWork:
         lost: True once the lease is known to be gone; the unit's remaining work is dropped.
         stage: where the unit is now, for `embq status`.
         attempt: how often its samples are tried now, with attempts that ended their worker and earlier retries.
+        suspect: it was charged before, so it runs alone.
         careful: goes sample by sample, one after the other, so that the sample that ends the process can be named.
         poison: ordinals of samples that ended their worker; they become failures unseen.
         truncated: texts that were longer than the model reads.
@@ -47,6 +48,7 @@ class UnitWork:
         self.ledger = ledger
         self.token = token
         self.attempt = attempts + 1 + (0 if hint.unit.retry is None else hint.unit.retry.attempts)
+        self.suspect = attempts > 0
         self.careful = attempts >= MAX_ATTEMPTS - 1
         self.poison = poison
         self.lost = False
@@ -85,6 +87,16 @@ class UnitWork:
     def end_of_read(self, samples: int) -> None:
         """The reader has given all `samples` samples of the unit."""
         self._announced = samples
+
+    def samples_left(self, usual: float | None) -> float | None:
+        """Samples that are neither a row nor a failure; None where nothing tells how many the unit has.
+
+        Args:
+            usual: how many units have; taken where the unit's own number is known only when it has been read.
+        """
+        planned = self._announced if self._announced is not None else self.unit.expected
+        whole = usual if planned is None else planned
+        return None if whole is None else max(0.0, whole - self.handled)
 
     @property
     def complete(self) -> bool:

@@ -66,10 +66,16 @@ def commit(run: RunCase, *pairs: tuple[str, int | None]) -> int:
 
 
 def feed(
-    run: RunCase, room: int = 100, *, queue_empty: bool = False, reap: bool = False, idle: int = 0
+    run: RunCase,
+    room: int = 100,
+    *,
+    queue_empty: bool = False,
+    reap: bool = False,
+    idle: int = 0,
+    unit_s: float = 0.0,
 ) -> tuple[list[int], list[int]]:
     reap_at = now_ms(run.client) if reap else 0
-    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap_at=reap_at, idle=idle)
+    return run.ledger.next_units(run.gen, room, queue_empty=queue_empty, reap_at=reap_at, idle=idle, unit_s=unit_s)
 
 
 def overdue(run: RunCase, u: int) -> None:
@@ -77,8 +83,10 @@ def overdue(run: RunCase, u: int) -> None:
     assert run.client.zadd(run.key("due"), {str(u): 1}, xx=True, ch=True) == 1
 
 
-def claim(run: RunCase, u: int, token: str, fingerprint: str = FINGERPRINT, *, idle: bool = False) -> str:
-    return run.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=fingerprint, idle=idle).word
+def claim(
+    run: RunCase, u: int, token: str, fingerprint: str = FINGERPRINT, *, idle: bool = False, unit_s: float = 0.0
+) -> str:
+    return run.ledger.claim(u, token, lease_s=LEASE_S, fingerprint=fingerprint, idle=idle, unit_s=unit_s).word
 
 
 def crash(run: RunCase, u: int) -> None:
@@ -417,6 +425,31 @@ def test_a_unit_that_takes_long_is_run_a_second_time_and_the_first_result_stands
     assert tail.ledger.beat(tail.gen, [(0, slow), (0, fast)], lease_s=LEASE_S)[1] == set()
     assert [tail.publish(0, token) for token in (fast, fast, slow)] == [1, 1, 2]
     assert (table(tail, "owner"), table(tail, "spare"), begun(tail)) == ({}, {}, set())
+
+
+def test_a_worker_helps_with_a_unit_that_has_taken_longer_than_it_would_itself_need(tail: RunCase) -> None:
+    slow = tail.claim(0, "slow")
+    assert tail.client.hset(tail.key("busy"), slow, now_ms(tail.client) - 5_000) == 0
+    assert feed(tail, queue_empty=True, idle=1, unit_s=10.0) == ([], [])
+    assert claim(tail, 0, new_token(tail.gen, "slower"), idle=True, unit_s=10.0) == "leased"
+    tail.client.hdel(tail.key("meta"), "helped_ms")
+    assert feed(tail, queue_empty=True, idle=1, unit_s=1.0) == ([], [0])
+    fast = new_token(tail.gen, "fast")
+    assert [claim(tail, 0, fast, idle=True, unit_s=1.0) for _ in range(2)] == ["ok", "ok"]
+    assert tail.ledger.start([(0, fast)]) == set()
+    assert [tail.publish(0, token) for token in (fast, slow)] == [1, 2]
+
+
+def test_idle_workers_are_told_of_units_not_begun_and_then_of_those_that_have_taken_longest(make_run: MakeRun) -> None:
+    run = make_run(4)
+    run.build()
+    feed(run)
+    for u, ago_s in ((0, 30), (1, 50), (2, 40)):
+        run.client.hset(run.key("busy"), run.claim(u, "slow"), now_ms(run.client) - ago_s * 1000)
+    run.claim(3, "slow", started=False)
+    for idle, told in ((1, [3]), (3, [3, 1, 2]), (9, [3, 1, 2, 0])):
+        assert feed(run, queue_empty=True, idle=idle, unit_s=1.0) == ([], told)
+        run.client.hdel(run.key("meta"), "helped_ms")
 
 
 @pytest.mark.parametrize("dies", ["slow", "fast"])

@@ -1,0 +1,214 @@
+"""How many units a worker claims: seconds of work, and at the end of a run what it finishes before the others do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import redis
+from conftest import FakeClock, RunCase, make_case, unit_of
+
+from core.hints import Hint
+from core.ledger import load_scripts
+from core.protocol import WORKERS
+from core.registry import report_worker
+from worker.embedders.base import Embedder
+from worker.hold import (
+    AHEAD_S,
+    FETCH_AHEAD_S,
+    MOST_AHEAD,
+    PATIENCE_S,
+    PULL,
+    SILENT_S,
+    SORTED_AHEAD_S,
+    UNITS_AHEAD,
+    Hold,
+)
+from worker.throughput import Throughput
+from worker.work import Leases, UnitWork
+
+SAMPLES = 3
+"""Of a unit."""
+
+
+class Holder:
+    """A worker that claims what its `Hold` says, on a device of a stated speed; its time passes only when asked to."""
+
+    def __init__(self, client: redis.Redis, run: RunCase, clock: FakeClock, *, window: int = 1) -> None:
+        self.run, self.clock = run, clock
+        self.leases, self.throughput = Leases(), Throughput(clock)
+        self.waiting = 0
+        self.hold = Hold(
+            client,
+            self.leases,
+            self.throughput,
+            run.record.model,
+            name="me",
+            runs=lambda: [run.info.run],
+            prefetch=2,
+            waiting=lambda: self.waiting,
+            embedder=cast("Embedder", SimpleNamespace(batch_size=1, window=window)),
+            stopped=lambda: False,
+            clock=clock,
+        )
+
+    def known_as(self, *, unit_s: float) -> None:
+        """The device has been measured."""
+        self.throughput.unit_of(SAMPLES)
+        began = self.clock()
+        self.clock.advance(unit_s)
+        self.throughput.batch_done(SAMPLES, since=began)
+
+    def claim(self, units: int, *, from_far: bool = False) -> None:
+        for u in range(units):
+            hint = Hint(run=self.run.info.run, gen="1-0", u=u, unit=unit_of(u, SAMPLES))
+            token = f"1-0:me:{len(self.leases.snapshot())}"
+            self.leases.add(UnitWork(hint, self.run.record, cast("Any", None), token, attempts=0, poison=frozenset()))
+            self.hold.claimed(SAMPLES, from_far=from_far)
+
+    def claim_all_it_may(self) -> int:
+        """Claims until it holds enough; gives how many units it holds then."""
+        while units := self.hold.room():
+            self.claim(units)
+        return len(self.leases.snapshot())
+
+
+MakeHolder = Callable[..., Holder]
+
+
+@pytest.fixture
+def make_holder(own_client: redis.Redis, tmp_path: Path, clock: FakeClock) -> MakeHolder:
+    def make(units: int = 1000, **options: Any) -> Holder:
+        run = make_case(own_client, tmp_path / "out", units)
+        run.build()
+        return Holder(own_client, run, clock, **options)
+
+    return make
+
+
+def other(client: redis.Redis, run: RunCase, *, unit_s: float, ahead_s: float = 0.0, name: str = "other") -> None:
+    """Another worker of the same model has reported."""
+    said = {"name": name, "model": run.record.model.spec, "unit_s": unit_s, "ahead_s": ahead_s}
+    report_worker(client, name, said, life_s=60, scripts=load_scripts(client))
+
+
+def test_until_its_speed_is_known_a_worker_holds_one_unit(make_holder: MakeHolder) -> None:
+    holder = make_holder()
+    assert holder.claim_all_it_may() == 1
+    assert holder.hold.describe() == {}
+
+
+@pytest.mark.parametrize(
+    ("unit_s", "held"),
+    [
+        (10 * AHEAD_S, 1),
+        (AHEAD_S / 4, 4),
+        (AHEAD_S / 40, 40),
+        (AHEAD_S / 1e6, UNITS_AHEAD),
+    ],
+)
+def test_a_slow_device_holds_seconds_of_work_and_a_fast_one_as_many_units_as_that_takes(
+    make_holder: MakeHolder, unit_s: float, held: int
+) -> None:
+    holder = make_holder()
+    holder.known_as(unit_s=unit_s)
+    holder.clock.advance(unit_s)  # whatever is left of the batch in hand
+    first = holder.hold.room()
+    assert 1 <= first <= PULL
+    assert held <= holder.claim_all_it_may() <= held + 2
+
+
+def test_a_device_for_which_samples_are_sorted_holds_a_window_of_them(make_holder: MakeHolder) -> None:
+    holder = make_holder(window=2)
+    holder.known_as(unit_s=1.0)
+    holder.clock.advance(1.0)
+    assert SORTED_AHEAD_S <= holder.claim_all_it_may() <= SORTED_AHEAD_S + 2
+
+
+def test_however_fast_the_device_the_number_of_units_held_is_bounded(make_holder: MakeHolder) -> None:
+    holder = make_holder(5000, window=10 * SAMPLES * MOST_AHEAD)
+    holder.known_as(unit_s=1e-6)
+    assert holder.claim_all_it_may() == MOST_AHEAD
+
+
+def test_files_from_far_are_fetched_before_their_turn_but_not_minutes_before(make_holder: MakeHolder) -> None:
+    holder = make_holder()
+    holder.claim(1, from_far=True)
+    assert holder.hold.room() == 1, "although nothing tells yet how fast the device is"
+    holder.waiting = 2
+    assert holder.hold.room() == 0
+    holder.known_as(unit_s=FETCH_AHEAD_S / 2)
+    holder.clock.advance(FETCH_AHEAD_S)
+    holder.waiting = 0
+    assert [holder.hold.room(), holder.claim(2, from_far=True), holder.hold.room()] == [1, None, 0]
+
+
+def test_the_last_units_are_left_to_a_worker_that_has_them_done_earlier(
+    make_holder: MakeHolder, own_client: redis.Redis
+) -> None:
+    holder = make_holder(units=8)
+    holder.known_as(unit_s=10.0)
+    other(own_client, holder.run, unit_s=1.0, ahead_s=1.0)
+    assert holder.hold.room() == 0, "the other has all eight done after nine seconds"
+    other(own_client, holder.run, unit_s=2.0, ahead_s=1.0)
+    holder.clock.advance(1.0)
+    assert holder.hold.room() == 1, "the other would need seventeen"
+
+
+def test_near_the_end_no_worker_holds_more_than_half_of_what_is_left_to_do(
+    make_holder: MakeHolder, own_client: redis.Redis
+) -> None:
+    holder = make_holder(units=40)
+    holder.known_as(unit_s=0.1)
+    other(own_client, holder.run, unit_s=0.1)
+    # Twenty units each, two seconds: half of that.
+    assert 8 <= holder.claim_all_it_may() <= 12
+
+
+@pytest.mark.parametrize("how", ["falls silent", "does not take them"])
+def test_units_that_were_left_to_another_are_taken_where_that_one(
+    make_holder: MakeHolder, own_client: redis.Redis, how: str
+) -> None:
+    holder = make_holder(units=8)
+    holder.known_as(unit_s=10.0)
+    other(own_client, holder.run, unit_s=1.0)
+    assert holder.hold.room() == 0
+    if how == "falls silent":
+        own_client.zincrby(WORKERS, -1000 * (SILENT_S + 1), "other")
+        holder.clock.advance(1.0)
+    else:
+        for _ in range(10):
+            other(own_client, holder.run, unit_s=1.0)
+            holder.clock.advance(1.0)
+            assert holder.hold.room() == 0
+        holder.clock.advance(PATIENCE_S)
+    assert holder.hold.room() == 1
+
+
+def test_with_nothing_left_only_who_would_be_first_waits_for_what_comes_back(
+    make_holder: MakeHolder, own_client: redis.Redis
+) -> None:
+    holder = make_holder(units=0)
+    holder.known_as(unit_s=1.0)
+    other(own_client, holder.run, unit_s=1.0, name="equal")
+    assert holder.hold.room() == 1
+    assert holder.hold.tail
+    other(own_client, holder.run, unit_s=0.1)
+    holder.clock.advance(1.0)
+    assert [holder.hold.room() for _ in range(3)] == [0, 0, 0]
+
+
+def test_only_workers_of_the_same_model_that_take_units_count(make_holder: MakeHolder, own_client: redis.Redis) -> None:
+    holder = make_holder(units=8)
+    holder.known_as(unit_s=10.0)
+    scripts = load_scripts(own_client)
+    for name, said in (
+        ("another model", {"model": "stub:9", "unit_s": 0.1, "ahead_s": 0.0}),
+        ("about to leave", {"model": holder.run.record.model.spec}),
+        ("me", {"model": holder.run.record.model.spec, "unit_s": 0.1, "ahead_s": 0.0}),
+    ):
+        report_worker(own_client, name, {"name": name, **said}, life_s=60, scripts=scripts)
+    assert holder.hold.room() >= 1

@@ -1,0 +1,79 @@
+"""How fast a worker takes itself to be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from conftest import FakeClock
+
+from core.rows import RowSpec
+from core.units import Sample, Unit
+from worker.throughput import Throughput
+from worker.work import UnitWork
+
+
+def work_of(samples: int | None, *, done: int = 0) -> UnitWork:
+    hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source="s", samples=samples))
+    record = SimpleNamespace(rows=RowSpec())
+    work = UnitWork(cast("Any", hint), cast("Any", record), cast("Any", None), "t", attempts=0, poison=frozenset())
+    work.add_rows([Sample(ordinal=i, key=str(i), text="t") for i in range(done)], {})
+    return work
+
+
+@pytest.fixture
+def throughput(clock: FakeClock) -> Throughput:
+    return Throughput(clock)
+
+
+def batches(throughput: Throughput, clock: FakeClock, count: int, *, rows: int, seconds: float) -> None:
+    began = clock()
+    for _ in range(count):
+        clock.advance(seconds)
+        throughput.batch_done(rows, since=began)
+
+
+def test_nothing_is_known_before_the_first_batch(throughput: Throughput) -> None:
+    throughput.unit_of(10)
+    assert (throughput.rows_per_s, throughput.unit_s, throughput.ahead_s([work_of(10)])) == (None, None, None)
+    assert throughput.ahead_s([]) == 0.0
+
+
+def test_work_in_hand_is_what_has_no_outcome_yet_less_what_the_batch_in_hand_has_done(
+    throughput: Throughput, clock: FakeClock
+) -> None:
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    held = [work_of(20, done=10), work_of(40)]
+    assert throughput.ahead_s(held) == pytest.approx(5.0)
+    clock.advance(0.5)
+    assert throughput.ahead_s(held) == pytest.approx(4.5)
+    clock.advance(60)
+    assert throughput.ahead_s(held) == pytest.approx(4.0), "no more of it than a batch can be done"
+
+
+def test_waiting_for_units_makes_no_device_slow_but_waiting_for_the_reader_does(
+    throughput: Throughput, clock: FakeClock
+) -> None:
+    batches(throughput, clock, 5, rows=10, seconds=1.0)
+    clock.advance(3600)
+    claimed_at = clock()
+    clock.advance(1.0)
+    throughput.batch_done(10, since=claimed_at)
+    assert throughput.rows_per_s == pytest.approx(10.0)
+    batches(throughput, clock, 50, rows=10, seconds=2.0)
+    assert throughput.rows_per_s == pytest.approx(5.0, rel=0.01)
+
+
+def test_a_unit_has_the_samples_that_units_have_where_only_reading_it_tells(
+    throughput: Throughput, clock: FakeClock
+) -> None:
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    unknown = work_of(None)
+    assert (throughput.unit_s, throughput.ahead_s([unknown])) == (None, None)
+    throughput.unit_of(None)
+    throughput.unit_of(30)
+    assert throughput.unit_s == pytest.approx(3.0)
+    assert throughput.ahead_s([unknown]) == pytest.approx(3.0)
+    unknown.end_of_read(50)
+    assert throughput.ahead_s([unknown]) == pytest.approx(5.0)
