@@ -189,7 +189,7 @@ def _poison_of_embed(entry):
             from worker.embedders.stub import stub_digest
 
             digest = stub_digest(entry["poison"].encode(), next(iter(self.dims.values())))
-            if any(digest in prepared for prepared in batch) and _allowed(entry):
+            if any(digest in prepared.digests for prepared in batch) and _allowed(entry):
                 _act(entry)
             return embed(self, batch)
 
