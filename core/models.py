@@ -32,6 +32,9 @@ EMBEDS = {
 NORMALIZING = ("minilm", "st", "open_clip")
 """Model families that may bring vectors to length 1 by themselves; with ?normalize=false they leave that out."""
 
+PROMPTED = {"minilm": ("prompt", "prompt_text"), "st": ("prompt", "prompt_text"), "hf": ("prompt_text",)}
+"""Model families that put something before each text -> the parameters that say what."""
+
 PRECISIONS = ("fp32", "bf16", "fp16")
 """What is computed in."""
 
@@ -58,8 +61,8 @@ class ModelSpec:
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
         """The spec that `text` says; ModelError names the known families where it says none."""
-        head, _, query = text.strip().partition("?")
-        family, _, name = head.partition(":")
+        head, _, query = text.partition("?")
+        family, _, name = head.strip().partition(":")
         if family not in FAMILIES:
             raise ModelError(
                 f"unknown model {text!r}: a model spec starts with one of {', '.join(FAMILIES)}",
@@ -78,7 +81,9 @@ class ModelSpec:
                 f"model spec {text!r}: the part after '?' must be name=value pairs joined by '&'",
                 next_step="for example hf:./model?pooling=mean",
             ) from error
-        return cls(family=family, name=name, params=tuple(sorted(pairs)))
+        # The space at the end of a prompt is part of it.
+        params = ((key, value if key == "prompt_text" else value.strip()) for key, value in pairs)
+        return cls(family=family, name=name, params=tuple(sorted(params)))
 
     def __str__(self) -> str:
         head = self.family if self.family == "minilm" else f"{self.family}:{self.name}"
@@ -108,6 +113,30 @@ class ModelSpec:
         if said == "false" or self.family not in NORMALIZING:
             return self
         return replace(self, params=tuple(sorted((*self.params, ("normalize", "false")))))
+
+    def with_prompt(self, name: str | None, text: str | None) -> ModelSpec:
+        """The spec of the same model with a prompt before each text.
+
+        Args:
+            name: of a prompt of the model; None for none.
+            text: the prompt itself, "" for no prompt; None for none.
+
+        ModelError where the spec has one already, or its models take none.
+        """
+        asked = {key: value for key, value in (("prompt", name), ("prompt_text", text)) if value is not None}
+        if asked and (said := [key for key, _ in self.params if key in PROMPTED["st"]]):
+            raise ModelError(
+                f"{self} has {said[0]}=, and --prompt is given as well", next_step="leave out one of the two"
+            )
+        for key in asked:
+            if key not in PROMPTED.get(self.family, ()):
+                raise ModelError(
+                    f"{self}: {self.family} models have no prompts" + (" with names" if self.family == "hf" else ""),
+                    next_step="give the text itself with --prompt-text"
+                    if self.family == "hf"
+                    else "leave out --prompt and --prompt-text",
+                )
+        return replace(self, params=tuple(sorted((*self.params, *asked.items()))))
 
     def check_params(self, *known: str) -> None:
         """Raise ModelError where the spec has a parameter that its family does not know."""

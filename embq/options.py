@@ -67,6 +67,19 @@ def run_options(function: F) -> F:
                 help="image, text or image,text.  [what the inputs hold]",
             ),
             click.option(
+                "--prompt",
+                default=None,
+                metavar="NAME",
+                help="Prompt of an st: model before each text: query, document, or another name that the model has.  "
+                "[the model's default]",
+            ),
+            click.option(
+                "--prompt-text",
+                default=None,
+                metavar="TEXT",
+                help="The prompt itself, for st: and hf: models, with the space at its end; '' for none.",
+            ),
+            click.option(
                 "--precision",
                 type=click.Choice(["fp32", "bf16", "fp16"]),
                 default="fp32",

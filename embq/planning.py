@@ -8,7 +8,16 @@ from core.errors import UsageError
 from embq.clip_retrieval import OPENAI_MODELS, translate
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "The run": ("output", "model", "modality", "precision", "output_format", "write_batch_size"),
+    "The run": (
+        "output",
+        "model",
+        "prompt",
+        "prompt_text",
+        "modality",
+        "precision",
+        "output_format",
+        "write_batch_size",
+    ),
     "What is stored of a vector": ("dtype", "truncate_dim", "normalize", "int8_range", "similarity"),
     "How inputs are read": (
         "input_format",

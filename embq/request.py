@@ -8,7 +8,7 @@ from typing import Any
 import embq
 from core.control import PRIORITY
 from core.errors import UsageError
-from core.models import MODALITIES, Chunking
+from core.models import MODALITIES, Chunking, ModelSpec
 from core.objects import is_url, place
 from core.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
 from embq.options import INPUT_FORMATS
@@ -26,7 +26,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     return Request(
         inputs=inputs,
         output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
-        models=options["model"],
+        models=_models(options["model"], options["prompt"], options["prompt_text"]),
         modalities=tuple(m for m in MODALITIES if m in modalities),
         precision=options["precision"],
         rows=_rows(options, modalities),
@@ -52,6 +52,22 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         priority=options["priority"] or PRIORITY,
         chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
     )
+
+
+def _models(specs: tuple[str, ...], prompt: str | None, prompt_text: str | None) -> tuple[str, ...]:
+    """The specs, with the prompt that is asked for in the one to which it belongs."""
+    if prompt is None and prompt_text is None:
+        return specs
+    if prompt is not None and prompt_text is not None:
+        raise UsageError(
+            "--prompt names a prompt, and --prompt-text gives another one", next_step="leave out one of them"
+        )
+    if len(specs) > 1:
+        raise UsageError(
+            "--prompt and --prompt-text are for one model, and several are asked for",
+            next_step="write it into the spec of each: --model NAME=st:FOLDER?prompt=query",
+        )
+    return (str(ModelSpec.parse(specs[0]).with_prompt(prompt, prompt_text)),)
 
 
 def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:

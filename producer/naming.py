@@ -24,8 +24,10 @@ class Asked:
 
 def split_name(text: str) -> tuple[str | None, str]:
     """(name, spec) of `[NAME=]SPEC`; None where there is no name."""
-    head, equals, rest = text.strip().partition("=")
-    return (head, rest) if equals and not set(":?/") & set(head) else (None, text.strip())
+    # The space at the end of a prompt, which is behind a question mark, is part of it.
+    whole = text.lstrip() if "?" in text else text.strip()
+    head, equals, rest = whole.partition("=")
+    return (head, rest) if equals and not set(":?/") & set(head) else (None, whole)
 
 
 def asked_models(texts: Sequence[str]) -> tuple[Asked, ...]:

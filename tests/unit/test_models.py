@@ -18,6 +18,8 @@ from core.models import FAMILIES, ModelConfig, ModelSpec
         ("open_clip:local-dir:/m", "open_clip", "local-dir:/m", ()),
         (" open_clip:A?seed=0&init=random ", "open_clip", "A", (("init", "random"), ("seed", "0"))),
         ("stub:384?ms_per_sample=", "stub", "384", (("ms_per_sample", ""),)),
+        ("hf:m?pooling=mean+max", "hf", "m", (("pooling", "mean+max"),)),
+        ("st:m?prompt_text=a%26b%3D%20%2B%25%0Ac: ", "st", "m", (("prompt_text", "a&b= +%\nc: "),)),
     ],
 )
 def test_a_spec_is_split_into_family_name_and_params(

@@ -182,7 +182,7 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     )
     if not reads_ids(trunk):
         raise ModelError(
-            f"{spec} does not embed texts alone, but {trunk.main_input_name}",
+            f"{spec} does not embed texts alone",
             next_step="use open_clip: for models of images, or st: where the model is one of sentence-transformers",
         )
     decodes = kind is AutoModel and bool(getattr(config, "is_encoder_decoder", False))
