@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from core.errors import UsageError
 from embq.experiments.account import Account, days_sentence, of_condition
 from embq.experiments.services import Crew
-from embq.experiments.statistics import Measured, days_for, number, together
+from embq.experiments.statistics import Measured, days_for, number, significant, together
 from embq.experiments.trials import Condition, Outcome
 
 SIMULATED = ("sim:10", "sim:1", "sim:1")
@@ -32,107 +33,104 @@ def conditions(devices: Sequence[str], unit_size: int) -> list[Condition]:
     return [*alone, Condition(name=FLEET, crew=Crew(devices=tuple(devices)), unit_size=unit_size)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Devices alone and together.
+
+    Attributes:
+        alone: each device, once -> its rate by itself, in records per second.
+        devices: all of them, in the order of `shares`.
+        rate: of all of them together.
+        shares: the part of the work that each did, where they worked together.
+    """
+
+    alone: dict[str, Measured]
+    devices: tuple[str, ...]
+    rate: Measured
+    shares: tuple[Measured, ...]
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> Fleet:
+        """The fleet whose outcomes were measured: those of single devices, then all together."""
+        *single, last = outcomes
+        rows = [[share.rows for share in one.shares] for one in last.replicates]
+        return cls(
+            alone={one.condition.crew.devices[0]: one.rate for one in single},
+            devices=tuple(share.device for share in last.replicates[0].shares),
+            rate=last.rate,
+            shares=tuple(
+                Measured.of([mine / sum(run) for mine, run in zip(of_device, rows, strict=True)])
+                for of_device in zip(*rows, strict=True)
+            ),
+        )
+
+    @property
+    def ideal(self) -> Measured:
+        """The sum of the rates. Devices of one name were measured once, so the errors of these add up as they are."""
+        return together([rate.scaled(self.devices.count(device)) for device, rate in self.alone.items()])
+
+    @property
+    def equal(self) -> Measured:
+        """The rate where each device gets as many records, and all wait for the slowest one."""
+        return min(self.alone.values(), key=lambda rate: rate.mean).scaled(len(self.devices))
+
+    @property
+    def rate_shares(self) -> list[float]:
+        """The part of `ideal` that is each device's own rate."""
+        return [self.alone[device].mean / self.ideal.mean for device in self.devices]
+
+
 def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
     """What came of it."""
-    *_, fleet = outcomes
-    alone, ideal = _alone(outcomes), _ideal(outcomes)
-    rows = [
-        (one.condition.name, str(one.rate), "", f"{one.busy.mean:.0%}", str(days_for(chunks, one.rate)))
-        for one in outcomes[:-1]
-    ]
-    rows.append(("sum of the devices", str(ideal), "1", "", str(days_for(chunks, ideal))))
-    equal = _equal_split(outcomes)
-    rows.append(
-        ("equal split, computed", str(equal), str(equal.over(ideal)), "", str(days_for(chunks, equal))),
-    )
-    rows.append(
-        (
-            fleet.condition.name,
-            str(fleet.rate),
-            str(fleet.rate.over(ideal)),
-            f"{fleet.busy.mean:.0%}",
-            str(days_for(chunks, fleet.rate)),
-        )
-    )
-    shares = [
-        {"device": device, "share": share.describe(), "rate_share": round(rate.mean / ideal.mean, 5)}
-        for (device, rate), share in zip(alone, work_shares(fleet), strict=True)
-    ]
+    fleet = Fleet.of(outcomes)
+    lines = [(one.condition.name, one.rate, f"{one.busy.mean:.0%}") for one in outcomes]
+    lines[-1:-1] = [("sum of all", fleet.ideal, "-"), ("equal split, computed", fleet.equal, "-")]
     return Account(
         name="devices",
         header=("devices", "records/s", "of the sum", "device busy", f"days for {chunks:,}"),
-        rows=tuple(rows),
+        rows=tuple(
+            (name, str(rate), _part(rate, fleet.ideal), busy, str(days_for(chunks, rate))) for name, rate, busy in lines
+        ),
         figures={
             "conditions": [of_condition(one, chunks) for one in outcomes],
-            "sum_records_per_s": ideal.describe(),
-            "of_the_sum": fleet.rate.over(ideal).describe(),
-            "equal_split_records_per_s": equal.describe(),
-            "shares": shares,
+            "sum_records_per_s": fleet.ideal.describe(),
+            "of_the_sum": fleet.rate.over(fleet.ideal).describe(),
+            "equal_split_records_per_s": fleet.equal.describe(),
+            "shares": [
+                {"device": device, "share": share.describe(), "rate_share": significant(rate_share)}
+                for device, share, rate_share in zip(fleet.devices, fleet.shares, fleet.rate_shares, strict=True)
+            ],
         },
         findings=findings(outcomes, chunks),
         draw=partial(_draw, outcomes),
     )
 
 
-def work_shares(fleet: Outcome) -> list[Measured]:
-    """The part of the work that each device of the fleet did."""
-    return [
-        Measured.of([one.shares[i].rows / sum(share.rows for share in one.shares) for one in fleet.replicates])
-        for i in range(fleet.condition.crew.size)
-    ]
+def _part(rate: Measured, ideal: Measured) -> str:
+    return "1" if rate == ideal else str(rate.over(ideal))
 
 
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
     """Sentences that the figures bear out."""
-    *_, fleet = outcomes
-    alone, ideal, equal = _alone(outcomes), _ideal(outcomes), _equal_split(outcomes)
-    told = "" if fleet.rate.differs(ideal) else ", which is no difference beyond the deviations"
-    off = [abs(share.mean - rate.mean / ideal.mean) for (_, rate), share in zip(alone, work_shares(fleet), strict=True)]
+    fleet = Fleet.of(outcomes)
+    told = "" if fleet.rate.differs(fleet.ideal) else ", which is no difference beyond the deviations"
+    off = max(abs(share.mean - wanted) for share, wanted in zip(fleet.shares, fleet.rate_shares, strict=True))
     return (
-        f"{len(alone)} devices together embed {fleet.rate} records/s, {fleet.rate.over(ideal)} times the sum of what "
-        f"each does alone{told}.",
-        f"An equal split would wait for the slowest device: the queue is {fleet.rate.over(equal)} times as fast as "
-        "that (computed from the rates).",
-        f"The share of the work that a device does is within {number(100 * max(off))} percentage points of its share "
-        "of the rates.",
-        days_sentence(fleet, chunks),
+        f"{len(fleet.devices)} devices together embed {fleet.rate} records/s, {fleet.rate.over(fleet.ideal)} times the "
+        f"sum of what each does alone{told}.",
+        f"An equal split would wait for the slowest device: the queue is {fleet.rate.over(fleet.equal)} times as fast "
+        "as that (computed from the rates).",
+        f"The share of the work that a device does is within {number(100 * off)} percentage points of its share of the "
+        "rates.",
+        days_sentence(outcomes[-1], chunks),
     )
-
-
-def _alone(outcomes: Sequence[Outcome]) -> list[tuple[str, Measured]]:
-    """(device, its rate by itself) of each device of the fleet."""
-    *single, fleet = outcomes
-    rates = {one.condition.crew.devices[0]: one.rate for one in single}
-    # In the order in which the workers of the fleet are told.
-    return [(share.device, rates[share.device]) for share in fleet.replicates[0].shares]
-
-
-def _ideal(outcomes: Sequence[Outcome]) -> Measured:
-    """Devices of one name were measured once, so their errors add up as they are."""
-    *single, fleet = outcomes
-    return together(
-        [one.rate.scaled(fleet.condition.crew.devices.count(one.condition.crew.devices[0])) for one in single]
-    )
-
-
-def _equal_split(outcomes: Sequence[Outcome]) -> Measured:
-    """Each device gets as many records, and all wait for the slowest one."""
-    *single, fleet = outcomes
-    return min((one.rate for one in single), key=lambda rate: rate.mean).scaled(fleet.condition.crew.size)
 
 
 def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     from embq.experiments.plots import draw_devices
 
-    *_, fleet = outcomes
-    ideal = _ideal(outcomes)
+    fleet = Fleet.of(outcomes)
+    part = fleet.rate.over(fleet.ideal)
     draw_devices(
-        _alone(outcomes),
-        ideal,
-        _equal_split(outcomes),
-        fleet.rate,
-        work_shares(fleet),
-        path,
-        outcomes=outcomes,
-        title=f"{fleet.condition.crew.size} devices together: {fleet.rate.over(ideal)} times the sum of their rates",
+        fleet, outcomes, path, title=f"{len(fleet.devices)} devices together: {part} times the sum of their rates"
     )

@@ -93,9 +93,6 @@ class UnitCost:
         """`t0_s` in milliseconds, with its error, for people."""
         return str(Measured(mean=1000 * self.t0_s, sd=1000 * self.t0_error_s, n=2))
 
-    def __str__(self) -> str:
-        return f"({self.t0_ms}) ms + {number(1000 * self.t1_s)} ms for each record"
-
     def size_for(self, efficiency: float) -> int:
         """The least records per unit that reach this part of the best speed."""
         return max(1, math.ceil(self.t0_s / self.t1_s * efficiency / (1 - efficiency) - 1e-9))
