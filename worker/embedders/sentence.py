@@ -15,7 +15,7 @@ from core.errors import ModelError, SampleError
 from core.log import Events
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.base import padded_tokens
+from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
@@ -24,6 +24,9 @@ from worker.embedders.device import (
     token_budget_of,
 )
 from worker.embedders.fingerprint import fingerprint
+from worker.embedders.flat_attention import Kernel, kernel_for
+from worker.embedders.flat_path import FlatPath, flat_path
+from worker.embedders.flat_sentence import flat_head
 from worker.embedders.limits import NO_LIMIT, asked_length, positions_held, reads_ids, tokens_held, vocabulary_of
 from worker.embedders.loading import complete_weights, foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -32,6 +35,7 @@ from worker.embedders.params import unit_length, whole_number
 from worker.embedders.prompts import Prompt, check_prompt, chosen
 from worker.embedders.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.tokens import ONE_TOKEN, TokenRow, Tokens, tokenizer_content
+from worker.embedders.transfer import Sender
 
 EMBEDDER_VERSION = "sentence 1"
 """Its number goes up when the same model and text give another vector."""
@@ -68,8 +72,10 @@ class SentenceEmbedder:
         self._extra = {} if self._tokens is None else _extra_features(self._tokens, prompt.text)
         self.batch_size = batch_size
         self.token_budget = token_budget
-        self.cost = padded_tokens
+        self.cost: Cost = padded_tokens
         self.window = text_window_of(device)
+        self._sender = Sender(device)
+        self._flat: FlatPath | None = None
         asked_prompt = {"prompt", "prompt_text"} & {name for name, _ in ModelSpec.parse(config.spec).params}
         content = _content(model, [prompt.text, prompt.task] if asked_prompt else None)
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), content)
@@ -104,15 +110,33 @@ class SentenceEmbedder:
             tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
         )
 
+    def flatten(self, kernel: Kernel | None) -> None:
+        """Leave out padding from now on, where that gives the same vectors, see `flat_path`.
+
+        Args:
+            kernel: computes attention within each text of a flat batch; None where the device has no such thing.
+        """
+        if self._tokens is None:
+            return
+        head = flat_head(self._model, int(self._extra.get("prompt_length", 0)))
+        trunk = self._model.transformers_model
+        self._flat = flat_path(
+            trunk, head, kernel, self._sender, padded=self._padded, rows=self._rows, model=self._spec
+        )
+        self.cost = padded_tokens if self._flat is None else sum
+
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
         assert self._tokens is not None
         return self._tokens.rows([self._prompt + text for text in texts])
 
     def _run(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return self._flat.run(batch) if self._flat is not None and self._flat.is_open else self._padded(batch)
+
+    def _padded(self, batch: Sequence[Any]) -> dict[str, torch.Tensor]:
         if self._tokens is None:
             features = self._model.preprocess(list(batch), prompt=self._prompt or None, **self._task)
         else:
-            features = {**self._tokens.padded(batch, self._device), **self._extra}
+            features = {**self._tokens.padded(batch, self._sender), **self._extra}
         moved = {
             name: value.to(self._device) if isinstance(value, torch.Tensor) else value
             for name, value in features.items()
@@ -128,7 +152,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     keep_length = not unit_length(spec, "true")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
-    dtype_of(config, place)
+    dtype = dtype_of(config, place)
     source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
     with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder), complete_weights(spec):
         model = SentenceTransformer(
@@ -152,7 +176,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
     with foreign_failures(spec, from_hub=False):
-        return SentenceEmbedder(
+        embedder = SentenceEmbedder(
             model,
             config,
             place,
@@ -160,6 +184,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
             batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
             token_budget=whole_number(spec, "tokens", token_budget_of(place)),
         )
+    embedder.flatten(kernel_for(place, dtype))
+    return embedder
 
 
 def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:

@@ -13,7 +13,9 @@ from transformers import TokenizersBackend
 
 from core.errors import SampleError
 from worker.embedders.base import Truncated
+from worker.embedders.flat import flattened, padded
 from worker.embedders.limits import NO_LIMIT
+from worker.embedders.transfer import Sender
 
 TokenRow = Mapping[str, np.ndarray]
 """One text: `input_ids` and, where the model takes them and some are not 0, `token_type_ids`; int32, (tokens,)."""
@@ -147,24 +149,14 @@ class Tokens:
             return (text[-chars:].split(maxsplit=1) or [text])[-1]
         return (text[:chars].rsplit(maxsplit=1) or [text])[0]
 
-    def padded(self, batch: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
-        """The batch as int64 tensors of shape (len(batch), longest row), with its `attention_mask`.
+    def padded(self, batch: Sequence[TokenRow], sender: Sender) -> dict[str, torch.Tensor]:
+        """The batch as int64 tensors of shape (len(batch), longest row) on a device, with its `attention_mask`.
 
         Always padded on the right, whatever the tokeniser says. The mask hides padding on either side alike, but on
         the left it would move the texts to other positions, and a text's vector would depend on the longest of its
         batch, wherever a model counts positions from the first column.
         """
-        longest = max(len(row["input_ids"]) for row in batch)
-        shape = (len(batch), longest)
-        arrays = {name: np.full(shape, pad, dtype=np.int64) for name, pad in self._pad_ids.items()}
-        mask = np.zeros(shape, dtype=np.int64)
-        for number, row in enumerate(batch):
-            length = len(row["input_ids"])
-            for name, array in arrays.items():
-                array[number, :length] = row.get(name, 0)
-            mask[number, :length] = 1
-        arrays["attention_mask"] = mask
-        return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        return padded(flattened(batch, sender), self._pad_ids)
 
 
 def _backend(tokenizer: Any, limit: int | None) -> Any | None:

@@ -20,7 +20,7 @@ from transformers import (
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.base import padded_tokens
+from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
@@ -29,6 +29,9 @@ from worker.embedders.device import (
     token_budget_of,
 )
 from worker.embedders.fingerprint import fingerprint
+from worker.embedders.flat_attention import Kernel, kernel_for
+from worker.embedders.flat_path import FlatPath, flat_path
+from worker.embedders.flat_pooling import pooled
 from worker.embedders.limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
 from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -36,6 +39,7 @@ from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, backend_splitter
 from worker.embedders.tokens import ONE_TOKEN, TokenRow, Tokens, tokenizer_content
+from worker.embedders.transfer import Sender
 
 EMBEDDER_VERSION = "transformer 1"
 """Its number goes up when the same model and text give another vector."""
@@ -73,12 +77,13 @@ class TransformerEmbedder:
         self._pooling = Pooling(trunk.config.hidden_size, pooling.split("+"))
         self._unit_length = unit_length
         self._prompt = prompt
-        self._device = device
         self._tokens = Tokens(tokenizer, max_length, vocabulary=vocabulary_of(trunk))
         self.batch_size = batch_size
         self.token_budget = token_budget
-        self.cost = padded_tokens
+        self.cost: Cost = padded_tokens
         self.window = text_window_of(device)
+        self._sender = Sender(device)
+        self._flat: FlatPath | None = None
         self.fingerprint = fingerprint(
             config,
             EMBEDDER_VERSION,
@@ -117,15 +122,39 @@ class TransformerEmbedder:
             tokens.tokenizer, chunking, prompt=self._prompt, longest=tokens.longest, model=self._spec
         )
 
+    def flatten(self, kernel: Kernel | None) -> None:
+        """Leave out padding from now on, where that gives the same vectors, see `flat_path`.
+
+        Args:
+            kernel: computes attention within each text of a flat batch; None where the device has no such thing.
+        """
+        mode = self._pooling.pooling_mode
+        modes = (mode,) if isinstance(mode, str) else tuple(mode)
+        self._flat = flat_path(
+            self._trunk,
+            lambda states, texts: self._finished(pooled(states.float(), texts, modes)),
+            kernel,
+            self._sender,
+            padded=self._padded,
+            rows=self._rows,
+            model=self._spec,
+        )
+        self.cost = padded_tokens if self._flat is None else sum
+
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
         return self._tokens.rows([self._prompt + text for text in texts])
 
     def _run(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
-        features = self._tokens.padded(batch, self._device)
+        return self._flat.run(batch) if self._flat is not None and self._flat.is_open else self._padded(batch)
+
+    def _padded(self, batch: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
+        features = self._tokens.padded(batch, self._sender)
         states = self._trunk(**features, return_dict=True).last_hidden_state.float()
-        pooled = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
-        vectors = pooled["sentence_embedding"]
-        return {"text": normalize(vectors, dim=1) if self._unit_length else vectors}
+        made = self._pooling({"token_embeddings": states, "attention_mask": features["attention_mask"]})
+        return {"text": self._finished(made["sentence_embedding"])}
+
+    def _finished(self, vectors: torch.Tensor) -> torch.Tensor:
+        return normalize(vectors, dim=1) if self._unit_length else vectors
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
@@ -135,7 +164,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     to_unit_length = unit_length(spec, "false")
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
-    dtype_of(config, place)
+    dtype = dtype_of(config, place)
     source, is_folder = model_source(spec.name, spec)
     with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder):
         trunk = _trunk(spec, source, local_files_only=is_folder, trust_remote_code=False)
@@ -145,7 +174,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     limit = min((one for one in (held, told) if one is not None), default=None)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
     with foreign_failures(spec, from_hub=False):
-        return TransformerEmbedder(
+        embedder = TransformerEmbedder(
             trunk,
             tokenizer,
             config,
@@ -157,6 +186,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
             batch_size=whole_number(spec, "batch_size", text_batch_size_of(place)),
             token_budget=whole_number(spec, "tokens", token_budget_of(place)),
         )
+    embedder.flatten(kernel_for(place, dtype))
+    return embedder
 
 
 def _pooling_of(spec: ModelSpec) -> str:

@@ -1,0 +1,381 @@
+"""Texts that lie one after the other, without padding, get the vectors of sentence-transformers all the same.
+
+The kernel here is the definition: each text alone. A GPU's own is compared with it where there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+
+from sentence_transformers import SentenceTransformer  # noqa: E402
+from sentence_transformers.sentence_transformer import modules as st  # noqa: E402
+from transformers import masking_utils  # noqa: E402
+
+from core.errors import SampleError  # noqa: E402
+from core.models import ModelConfig  # noqa: E402
+from core.units import Sample  # noqa: E402
+from tests.tiny_models import (  # noqa: E402
+    CORPUS,
+    TRUNKS,
+    WIDTH,
+    save_sentence_model,
+    save_trunk,
+    sentence_pieces,
+    word_pieces,
+)
+from worker.embedders import flat_attention  # noqa: E402
+from worker.embedders.base import padded_tokens  # noqa: E402
+from worker.embedders.flat import FlatTexts, flattened  # noqa: E402
+from worker.embedders.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
+from worker.embedders.flat_pooling import MODES  # noqa: E402
+from worker.embedders.prompts import Prompt  # noqa: E402
+from worker.embedders.registry import load  # noqa: E402
+from worker.embedders.sentence import SentenceEmbedder  # noqa: E402
+from worker.embedders.transfer import LEAST_NUMBERS, SLOTS, Sender  # noqa: E402
+from worker.embedders.transformer import TransformerEmbedder  # noqa: E402
+
+FLAT = ("bert", "distilbert", "xlm-roberta", "modernbert", "roberta", "camembert", "electra")
+
+TEXTS = ("a", CORPUS[0], ".", " ".join(CORPUS), "a <pad> is no padding <pad> here", "x", *CORPUS[1:], "a")
+"""One token beside as many as the model reads; one text twice; and a token of padding that is part of a text."""
+
+PROMPT = "the text is: "
+
+
+def more_trunks() -> dict[str, Callable[[], tuple[Any, Any]]]:
+    """The families that share their code with one of `TRUNKS`, and still have names of their own."""
+    import transformers as tf
+
+    size = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+
+    def of_roberta(config: Any, model: Any) -> Callable[[], tuple[Any, Any]]:
+        def make() -> tuple[Any, Any]:
+            tokenizer = sentence_pieces(begins=True)
+            trunk = model(config(vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=1, **size))
+            return trunk, tokenizer
+
+        return make
+
+    def electra() -> tuple[Any, Any]:
+        tokenizer = word_pieces()
+        config = tf.ElectraConfig(vocab_size=len(tokenizer), embedding_size=16, max_position_embeddings=64, **size)
+        return tf.ElectraModel(config), tokenizer
+
+    return {
+        "roberta": of_roberta(tf.RobertaConfig, tf.RobertaModel),
+        "camembert": of_roberta(tf.CamembertConfig, tf.CamembertModel),
+        "electra": electra,
+    }
+
+
+@pytest.fixture(scope="module")
+def trunks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Family -> folder of its tiny trunk."""
+    root = tmp_path_factory.mktemp("trunks")
+    with pytest.MonkeyPatch.context() as patch:
+        for family, make in more_trunks().items():
+            patch.setitem(TRUNKS, family, make)
+        yield lambda family: root / family if (root / family).exists() else save_trunk(root / family, family, seed=1)
+
+
+@pytest.fixture(scope="module")
+def transformer(trunks: Callable[[str], Path]) -> st.Transformer:
+    """The first module of the models that are made of it in memory."""
+    return st.Transformer(str(trunks("bert")))
+
+
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, logger="worker"):
+        yield caplog
+
+
+def loaded(spec: str, precision: str = "fp32") -> Any:
+    return load(ModelConfig(spec=spec, modalities=("text",), precision=precision), "cpu")
+
+
+def flat(spec: str, precision: str = "fp32") -> Any:
+    """The embedder with the reference kernel; the test fails where it stays with padding."""
+    embedder = loaded(spec, precision)
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is sum
+    return embedder
+
+
+def vectors_of(embedder: Any, texts: tuple[str, ...] | list[str] = TEXTS) -> np.ndarray:
+    prepared = embedder.prepare([Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(texts)])
+    assert not [answer for answer in prepared if isinstance(answer, SampleError)]
+    rows: np.ndarray = embedder.embed(prepared)["text"]
+    return rows
+
+
+def assert_equal(rows: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-5 * max(1.0, float(np.abs(expected).max())))
+    assert np.abs(expected - expected.mean(0)).max() > 1e-2, "all texts have the same vector, and nothing was compared"
+
+
+@pytest.mark.parametrize("family", FLAT)
+def test_flat_padded_and_sentence_transformers_agree(family: str, trunks: Callable[[str], Path]) -> None:
+    folder = trunks(family)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
+    embedder = loaded(f"st:{folder}")
+    assert_equal(vectors_of(embedder), expected)
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is sum
+    assert_equal(vectors_of(embedder), expected)
+    assert_equal(np.concatenate([vectors_of(embedder, [text]) for text in TEXTS]), expected)
+
+
+@pytest.mark.parametrize(
+    ("modes", "include_prompt"), [*((mode, False) for mode in MODES), (("weightedmean", "cls", "max"), True)], ids=str
+)
+def test_every_pooling_is_that_of_sentence_transformers(
+    modes: Any, include_prompt: bool, transformer: st.Transformer
+) -> None:
+    width = WIDTH * (len(modes) if isinstance(modes, tuple) else 1)
+    pooling = st.Pooling(WIDTH, modes, include_prompt=include_prompt)
+    modules = [transformer, pooling, st.Dense(width, 24), st.LayerNorm(24), st.Normalize()]
+    options = {"prompts": {"passage": PROMPT}, "default_prompt_name": "passage", "truncate_dim": 20}
+    model = SentenceTransformer(modules=modules, device="cpu", **options).eval()
+    expected = model.encode(list(TEXTS), show_progress_bar=False)
+    embedder = SentenceEmbedder(
+        model,
+        ModelConfig(spec="st:model", modalities=("text",), precision="fp32"),
+        torch.device("cpu"),
+        prompt=Prompt(text=PROMPT),
+        batch_size=8,
+        token_budget=100,
+    )
+    assert_equal(vectors_of(embedder), expected)
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is sum
+    rows = vectors_of(embedder)
+    assert rows.shape == (len(TEXTS), 20)
+    assert_equal(rows, expected)
+
+
+def test_poolings_of_encoders_are_the_same_flat_and_padded(trunks: Callable[[str], Path]) -> None:
+    embedder = loaded(f"hf:{trunks('xlm-roberta')}?pooling=max+lasttoken+mean&normalize=true")
+    expected = vectors_of(embedder)
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is sum
+    assert_equal(vectors_of(embedder), expected)
+
+
+def test_many_texts_of_very_unequal_lengths_keep_their_order(trunks: Callable[[str], Path]) -> None:
+    random = np.random.default_rng(0)
+    words = " ".join(CORPUS).split()
+    texts = [" ".join(random.choice(words, size=int(random.choice([1, 2, 60])))) for _ in range(300)]
+    embedder = loaded(f"hf:{trunks('distilbert')}")
+    expected = vectors_of(embedder, texts)
+    embedder.flatten(attend_one_by_one)
+    assert_equal(vectors_of(embedder, texts), expected)
+
+
+def test_token_types_travel_with_the_tokens(tmp_path: Path) -> None:
+    tokenizer = word_pieces(model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    from tokenizers import processors
+
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    folder = save_trunk(tmp_path / "typed", "bert", seed=2, tokenizer=tokenizer)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
+    assert_equal(vectors_of(flat(f"st:{folder}")), expected)
+
+
+def test_no_mask_is_made_for_the_attention_and_the_model_is_as_it_was_after_it(trunks: Callable[[str], Path]) -> None:
+    embedder = loaded(f"hf:{trunks('bert')}")
+    config = embedder._trunk.config
+    before = config._attn_implementation
+    arguments = {
+        "config": config,
+        "inputs_embeds": torch.zeros(2, 4, WIDTH),
+        "attention_mask": torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]),
+    }
+    assert masking_utils.create_bidirectional_mask(**arguments) is not None
+    with attention_within_texts(config):
+        assert config._attn_implementation == NAME
+        assert masking_utils.create_bidirectional_mask(**arguments) is None
+    assert config._attn_implementation == before
+    with pytest.raises(RuntimeError, match="on purpose"), attention_within_texts(config):
+        raise RuntimeError("on purpose")
+    assert config._attn_implementation == before
+
+
+# --- the choice of a path ---
+
+
+@pytest.mark.parametrize("family", ["mpnet", "t5", "qwen2"])
+def test_an_architecture_that_is_not_known_for_it_stays_padded(
+    family: str, trunks: Callable[[str], Path], events: pytest.LogCaptureFixture
+) -> None:
+    embedder = loaded(f"st:{trunks(family)}")
+    expected = vectors_of(embedder)
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is padded_tokens
+    assert "path=padded lacks=architecture" in events.text
+    np.testing.assert_array_equal(vectors_of(embedder), expected)
+
+
+def test_a_module_that_looks_at_padded_tokens_keeps_the_padding(
+    trunks: Callable[[str], Path], tmp_path: Path, events: pytest.LogCaptureFixture
+) -> None:
+    of_tokens = st.Dense(WIDTH, WIDTH, module_input_name="token_embeddings", module_output_name="token_embeddings")
+    head = [of_tokens, st.Pooling(WIDTH, "mean")]
+    folder = save_sentence_model(tmp_path / "model", [st.Transformer(str(trunks("bert"))), *head])
+    embedder = loaded(f"st:{folder}")
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is padded_tokens
+    assert "path=padded lacks=modules" in events.text
+    expected = SentenceTransformer(str(folder), device="cpu").encode(list(TEXTS), show_progress_bar=False)
+    assert_equal(vectors_of(embedder), expected)
+
+
+def looks_at_all(query: Any, key: Any, value: Any, *, texts: FlatTexts, scale: Any, window: Any) -> Any:
+    """Attention to the tokens of all texts."""
+    whole = FlatTexts(
+        ids=texts.ids, types=None, starts=texts.starts[[0, -1]], lengths=np.array([len(texts.ids)], dtype=np.int32)
+    )
+    return attend_one_by_one(query, key, value, texts=whole, scale=scale, window=window)
+
+
+def fails(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+def gives_no_numbers(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    return torch.full_like(value, torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [(looks_at_all, "min_cosine=0."), (gives_no_numbers, "min_cosine=-1.0"), (fails, "no kernel image")],
+)
+def test_a_kernel_that_gives_other_vectors_is_not_used(
+    kernel: Any, said: str, trunks: Callable[[str], Path], events: pytest.LogCaptureFixture
+) -> None:
+    embedder = loaded(f"st:{trunks('bert')}")
+    expected = vectors_of(embedder)
+    embedder.flatten(kernel)
+    assert embedder.cost is padded_tokens
+    assert "path=padded" in events.messages[-1]
+    assert said in events.messages[-1]
+    np.testing.assert_array_equal(vectors_of(embedder), expected)
+
+
+def test_the_log_names_the_path(trunks: Callable[[str], Path], events: pytest.LogCaptureFixture) -> None:
+    spec = f"st:{trunks('bert')}"
+    flat(spec)
+    told = [message for message in events.messages if message.startswith("attention ")]
+    assert told[0] == f"attention model={spec} path=padded lacks=kernel"
+    assert told[1].startswith(f"attention model={spec} path=flat min_cosine=1.0")
+
+
+def test_half_precision_agrees_within_its_rounding_and_the_fingerprint_is_one(trunks: Callable[[str], Path]) -> None:
+    spec = f"st:{trunks('bert')}"
+    ours, padded = flat(spec, "bf16"), loaded(spec, "bf16")
+    assert ours.fingerprint == padded.fingerprint
+    left, right = vectors_of(ours).astype(np.float64), vectors_of(padded).astype(np.float64)
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    assert cosines.min() >= 0.9999
+
+
+@pytest.mark.parametrize("kind", [SentenceEmbedder, TransformerEmbedder])
+def test_a_trunk_that_computes_in_another_type_for_once_is_padded_for_once(
+    kind: Any, trunks: Callable[[str], Path]
+) -> None:
+    spec = f"{'st' if kind is SentenceEmbedder else 'hf'}:{trunks('bert')}"
+    embedder, padded = flat(spec, "bf16"), loaded(spec)
+    calls = []
+    path = embedder._flat
+    path._trunk._kernel = lambda *args, **options: calls.append(1) or attend_one_by_one(*args, **options)
+    vectors_of(embedder)
+    assert calls
+    calls.clear()
+    rows = embedder.embed_in_fp32(embedder.prepare([Sample(ordinal=0, key="0", text=TEXTS[1])]))["text"]
+    assert not calls, "torch's kernel knows half precision only"
+    np.testing.assert_allclose(rows, vectors_of(padded, [TEXTS[1]]), atol=0.05)
+    vectors_of(embedder)
+    assert calls
+
+
+# --- on their way to the device ---
+
+
+def test_texts_are_sent_as_they_are() -> None:
+    batch = [{"input_ids": np.arange(n, dtype=np.int32)} for n in (3, 1, 5)]
+    batch[1]["token_type_ids"] = np.array([2], dtype=np.int32)
+    texts = flattened(batch, Sender(torch.device("cpu")))
+    assert texts.ids.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
+    assert texts.places().tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
+    assert texts.types is not None
+    assert texts.types.tolist() == [0, 0, 0, 2, 0, 0, 0, 0, 0]
+    assert (texts.starts.tolist(), texts.longest) == ([0, 3, 4, 9], 5)
+
+
+def test_no_kernel_is_chosen_where_torch_has_none() -> None:
+    assert kernel_for(torch.device("cpu"), torch.bfloat16) is None
+    assert kernel_for(torch.device("cuda"), torch.float32) is None
+
+
+def test_options_that_an_older_kernel_lacks_are_given_only_where_they_matter() -> None:
+    given: list[dict[str, Any]] = []
+
+    def older(query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int) -> Any:
+        given.append({"max": (max_q, max_k), "starts": cu_seq_q.tolist()})
+        return value
+
+    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, Sender(torch.device("cpu")))
+    kernel = flat_attention._kernel_of_torch(older)
+    tokens = torch.zeros(8, 2, 16)
+    kernel(tokens, tokens, tokens, texts=texts, scale=16**-0.5, window=None)
+    assert given == [{"max": (4, 4), "starts": [0, 4, 8]}]
+    for options in ({"scale": 1.0, "window": None}, {"scale": None, "window": 3}):
+        with pytest.raises(NotImplementedError):
+            kernel(tokens, tokens, tokens, texts=texts, **options)
+
+
+# --- on a GPU ---
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", FLAT)
+def test_the_kernel_of_torch_agrees_with_padding_on_a_gpu(
+    family: str, precision: str, trunks: Callable[[str], Path], events: pytest.LogCaptureFixture
+) -> None:
+    kernel = kernel_for(torch.device("cuda"), torch.bfloat16)
+    if kernel is None:
+        pytest.skip("this torch has no varlen attention for this GPU")
+    config = ModelConfig(spec=f"st:{trunks(family)}", modalities=("text",), precision=precision)
+    embedder: Any = load(config, "cuda")
+    assert embedder.cost is sum, events.messages[-1]
+    left = np.concatenate([vectors_of(embedder, TEXTS) for _ in range(2 * SLOTS)])
+    right = np.concatenate([vectors_of(loaded(config.spec), TEXTS)] * 2 * SLOTS)
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    assert cosines.min() >= 0.999
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_pinned_memory_is_not_written_before_it_is_copied() -> None:
+    sender = Sender(torch.device("cuda"))
+    busy = torch.randn(4096, 4096, device="cuda")
+    sent = []
+    for number in range(5 * SLOTS):
+        busy = busy @ busy
+        sent += sender.send([np.full(LEAST_NUMBERS * (1 + number % 3), number, dtype=np.int32)])
+    assert [(int(one.min()), int(one.max())) for one in sent] == [(n, n) for n in range(5 * SLOTS)]
