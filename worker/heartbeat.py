@@ -152,6 +152,9 @@ class Heartbeat(threading.Thread):
                 stage: round((seconds - busy_from[stage]) / (now - share_from), 3) if now > share_from else 0.0
                 for stage, seconds in self.stats.busy_seconds().items()
             },
+            "padding": round(1 - self.stats.tokens / self.stats.processed, 3) if self.stats.processed else 0.0,
+            "memory_full": self.stats.memory_full,
+            "recomputed": self.stats.recomputed,
             "held": len(held),
             "runs": self._runs(held),
             "unit": oldest.unit_id if oldest else "",

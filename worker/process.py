@@ -20,6 +20,7 @@ from core.log import Events, configure
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embedders.hardware import free_memory
+from worker.embedders.probe import best_budget, may_probe, speeds_of_budgets
 from worker.embedders.registry import load
 from worker.embedders.warm_up import warm_up
 from worker.progress import ProgressBoard
@@ -58,6 +59,11 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         if options.batch_size:
             embedder.batch_size = options.batch_size
         board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
+        if may_probe(model, embedder, batch_size=options.batch_size):
+            speeds = speeds_of_budgets(embedder)
+            embedder.token_budget = best_budget(speeds)
+            tried = {budget: round(speed) for budget, speed in speeds.items()}
+            log.info("budget_chosen", model=model.spec, tokens=embedder.token_budget, tokens_per_s=tried)
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.ready()

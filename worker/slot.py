@@ -168,4 +168,6 @@ def _child_env(fleet: Fleet) -> dict[str, str]:
         # By environment, because a password does not belong on a command line.
         EMBQ_BROKER_URL=fleet.settings.broker_url,
         OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
+        # The threads that prepare tokenise side by side; each with a pool of its own would be too many.
+        TOKENIZERS_PARALLELISM="false",
     )

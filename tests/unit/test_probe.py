@@ -1,0 +1,96 @@
+"""How many tokens suit a forward pass, by the speeds that a device shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FakeClock
+
+from core.errors import DeviceFullError
+from core.models import ModelConfig
+from core.units import Sample
+from worker.embedders.probe import PROBE_S, best_budget, may_probe, speeds_of_budgets
+
+
+class Timed:
+    """A text model on a device of known speed.
+
+    Args:
+        speeds: tokens of a pass -> tokens per second; that of the nearest smaller number of tokens counts.
+        room: most tokens of a pass.
+    """
+
+    batch_size, token_budget = 256, 2048
+
+    def __init__(self, clock: FakeClock, speeds: Mapping[int, float], *, room: int = 1_000_000) -> None:
+        self.clock, self.speeds, self.room = clock, speeds, room
+
+    def prepare(self, samples: Sequence[Sample]) -> list[int]:
+        return [64 for _ in samples]
+
+    def length(self, prepared: int) -> int:
+        return prepared
+
+    def embed(self, batch: Sequence[int]) -> dict[str, np.ndarray]:
+        tokens = sum(batch)
+        if tokens > self.room:
+            raise DeviceFullError("full")
+        self.clock.now += tokens / self.speeds[max(at for at in self.speeds if at <= tokens)]
+        return {}
+
+
+FAST = 1e6
+
+
+@pytest.mark.parametrize(
+    ("speeds", "room", "chosen"),
+    [
+        ({0: FAST}, 10**6, 2048),
+        ({0: FAST, 4096: 1.04 * FAST}, 10**6, 2048),
+        ({0: FAST, 4096: 1.2 * FAST}, 10**6, 4096),
+        ({0: FAST, 4096: 1.2 * FAST, 8192: 1.21 * FAST}, 10**6, 4096),
+        ({0: FAST, 4096: 1.2 * FAST, 8192: 1.4 * FAST}, 10**6, 8192),
+        ({0: FAST, 4096: 1.2 * FAST, 8192: 1.4 * FAST}, 5000, 4096),
+        ({0: 1.2 * FAST, 2048: FAST}, 10**6, 1024),
+    ],
+    ids=["all alike", "noise", "more", "nearly the best", "much more", "no room", "less"],
+)
+def test_the_smallest_budget_that_is_as_good_as_the_best_is_taken_where_it_gains_enough(
+    clock: FakeClock, speeds: dict[int, float], room: int, chosen: int
+) -> None:
+    embedder: Any = Timed(clock, speeds, room=room)
+    assert best_budget(speeds_of_budgets(embedder, clock)) == chosen
+
+
+def test_a_slow_device_is_not_kept_from_its_work(clock: FakeClock) -> None:
+    embedder: Any = Timed(clock, {0: 500.0, 4096: 1e6})
+    began = clock.now
+    assert list(speeds_of_budgets(embedder, clock)) == [2048]
+    assert clock.now - began < PROBE_S
+
+
+def test_no_pass_has_more_texts_than_a_batch(clock: FakeClock) -> None:
+    embedder: Any = Timed(clock, {0: FAST})
+    embedder.batch_size = 64
+    assert max(speeds_of_budgets(embedder, clock)) == 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("spec", "batch_size", "may"),
+    [
+        ("minilm", 0, True),
+        ("minilm", 8, False),
+        ("minilm?batch_size=8", 0, False),
+        ("minilm?tokens=8", 0, False),
+        ("minilm?normalize=false", 0, True),
+    ],
+)
+def test_who_names_a_size_is_spared_the_trial(clock: FakeClock, spec: str, batch_size: int, may: bool) -> None:
+    model = ModelConfig(spec=spec, modalities=("text",), precision="fp32")
+    embedder: Any = Timed(clock, {})
+    assert may_probe(model, embedder, batch_size=batch_size) == may
+    embedder.token_budget = 0
+    assert not may_probe(model, embedder, batch_size=batch_size)
