@@ -60,9 +60,8 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
             embedder.batch_size = options.batch_size
         board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
         if may_probe(model, embedder, batch_size=options.batch_size):
-            speeds = speeds_of_budgets(embedder)
-            embedder.token_budget = best_budget(speeds)
-            tried = {budget: round(speed) for budget, speed in speeds.items()}
+            embedder.token_budget = best_budget(speeds := speeds_of_budgets(embedder))
+            tried = " ".join(f"{budget}:{round(speed)}" for budget, speed in speeds.items())
             log.info("budget_chosen", model=model.spec, tokens=embedder.token_budget, tokens_per_s=tried)
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from core.errors import DeviceFullError
+from core.errors import DeviceError, DeviceFullError
 from worker.embedders.base import UnderWay
 from worker.embedders.device import foreign_faults
 
@@ -102,8 +102,10 @@ def on_host(vectors: Mapping[str, torch.Tensor]) -> Mapping[str, np.ndarray]:
     copied.record()
 
     def arrive() -> dict[str, np.ndarray]:
-        with foreign_faults():
+        try:
             copied.synchronize()
-            return {name: copy.numpy() for name, copy in copies.items()}
+        except RuntimeError as error:  # whatever it is: the pass was begun long ago, and cannot be done in halves
+            raise DeviceError(f"the device failed: {str(error).splitlines()[0]}") from error
+        return {name: copy.numpy() for name, copy in copies.items()}
 
     return UnderWay(copies, arrive)
