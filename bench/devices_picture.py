@@ -19,21 +19,22 @@ COLOURS = ("#1b6ca8", "#e08e0b", "#4f9d69", "#a23b72")
 BUSY_ALPHA = 0.9
 
 
-def draw(path: Path, traces: Mapping[str, list[Batch]], figures: Sequence[Mapping[str, Any]]) -> None:
-    """One row of panels for each fleet: the whole run at the left, the last seconds at the right."""
+def draw(path: Path, traces: Sequence[list[Batch]], figures: Sequence[Mapping[str, Any]]) -> None:
+    """One row of panels for each run and its figures: the whole run at the left, the last seconds at the right."""
     figure, panels = plt.subplots(
         len(traces), 2, figsize=(13, 2.6 * len(traces) + 0.8), squeeze=False, gridspec_kw={"width_ratios": (3, 2)}
     )
-    for (whole, tail), (name, batches), told in zip(panels, traces.items(), figures, strict=True):
+    for (whole, tail), batches, told in zip(panels, traces, figures, strict=True):
         began, ideal_s = batches[0].began, told["ideal_s"]
         end_s = max(batch.ended for batch in batches) - began
         for axes, since_s in ((whole, 0.0), (tail, min(ideal_s, end_s) - TAIL_S)):
             _lanes(axes, batches, began, since_s, labelled=axes is whole, edges=axes is tail)
             axes.axvline(ideal_s, color="black", linestyle="--", linewidth=1)
             axes.set_xlim(since_s, max(end_s, ideal_s) + 0.02 * (end_s - since_s))
+        even = told["even_split_of_ideal"]
+        control = "" if even is None else f" (dealt out evenly: {even:.1f} x)"
         whole.set_title(
-            f"{name}: {told['makespan_s']:.1f} s = {told['of_ideal']:.3f} x the ideal "
-            f"(dealt out evenly: {told['even_split_of_ideal']:.1f} x)",
+            f"{told['fleet']}: {told['makespan_s']:.1f} s = {told['of_ideal']:.3f} x the ideal{control}",
             loc="left",
             fontsize=11,
         )
