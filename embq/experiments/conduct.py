@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,17 @@ def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
 
 def draw(done: Account, folder: Path) -> list[Path]:
     """The picture of an experiment; none where matplotlib is not installed, and then a line on stderr says so."""
-    path = folder / f"{done.name}.png"
+    path, unfinished = (folder / name for name in (f"{done.name}.png", f".{done.name}.{secrets.token_hex(4)}.png"))
     try:
-        done.draw(path)
+        done.draw(unfinished)
+        unfinished.replace(path)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         click.echo("no picture, for matplotlib is not installed: pip install 'embq[bench]'", err=True)
         return []
+    except OSError as error:
+        raise report.unwritable(error, path) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
     return [path]

@@ -110,7 +110,7 @@ def make_folder(folder: Path) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise _unwritable(error, folder) from error
+        raise unwritable(error, folder) from error
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Path:
@@ -119,11 +119,12 @@ def write(path: Path, data: Mapping[str, Any]) -> Path:
     try:
         overwrite(path, (json.dumps(data, indent=1) + "\n").encode(), temporary=temporary)
     except OSError as error:
-        raise _unwritable(error, path) from error
+        raise unwritable(error, path) from error
     return path
 
 
-def _unwritable(error: OSError, path: Path) -> OutputError:
+def unwritable(error: OSError, path: Path) -> OutputError:
+    """The error that a failed write of results means for the user."""
     return OutputError(
         f"{path} cannot be written: {error.strerror or error}",
         next_step="make room, or name another folder"
