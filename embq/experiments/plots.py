@@ -39,7 +39,9 @@ def draw_workers(outcomes: Sequence[Outcome], path: Path, *, title: str) -> None
     speed.legend(loc="best", frameon=False)
     known = [(count, one.memory_mb) for count, one in zip(counts, outcomes, strict=True)]
     there = [(count, value) for count, value in known if value is not None]
-    _points(memory, [count for count, _ in there], [value.scaled(1e-3) for _, value in there], color=ORANGE)
+    _points(
+        memory, [count for count, _ in there], [value.scaled(1e-3) for _, value in there], color=ORANGE, labels=BESIDE
+    )
     memory.set_ylabel("memory of all workers, GB")
     memory.set_ylim(bottom=0)
     for axes in (speed, memory):
@@ -134,8 +136,19 @@ def _figure(title: str, columns: int) -> tuple[Figure, Sequence[Axes]]:
     return figure, axes
 
 
+ABOVE, BESIDE = ("center", (0, 8)), ("right", (0, 6))
+"""Where the label of a point stands: how it is aligned, and its offset in points. Beside a line that rises, left."""
+
+
 def _points(
-    axes: Axes, xs: Sequence[int], values: Sequence[Measured], *, color: str, label: str = "", style: str = "o-"
+    axes: Axes,
+    xs: Sequence[int],
+    values: Sequence[Measured],
+    *,
+    color: str,
+    label: str = "",
+    style: str = "o-",
+    labels: tuple[str, tuple[int, int]] = ABOVE,
 ) -> None:
     means, deviations = [value.mean for value in values], [value.sd for value in values]
     axes.errorbar(xs, means, yerr=deviations, fmt=style, color=color, ecolor="black", label=label or None, **ERROR_BAR)
@@ -143,9 +156,9 @@ def _points(
         axes.annotate(
             number(value.mean),
             (x, value.mean + value.sd),
-            (0, 8),
+            labels[1],
             textcoords="offset points",
-            ha="center",
+            ha=labels[0],
             fontsize=9,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
