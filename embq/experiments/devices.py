@@ -130,7 +130,6 @@ def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     from embq.experiments.plots import draw_devices
 
     fleet = Fleet.of(outcomes)
-    part = fleet.rate.over(fleet.ideal)
-    draw_devices(
-        fleet, outcomes, path, title=f"{len(fleet.devices)} devices together: {part} times the sum of their rates"
-    )
+    told = "" if fleet.rate.differs(fleet.ideal) else ": no difference"
+    title = f"{len(fleet.devices)} devices together: {fleet.rate.over(fleet.ideal)} times the sum of their rates{told}"
+    draw_devices(fleet, outcomes, path, title=title)

@@ -106,13 +106,13 @@ def _cost(outcomes: Sequence[Outcome]) -> UnitCost | None:
 def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     from embq.experiments.plots import draw_unit_size
 
+    draw_unit_size(outcomes, _cost(outcomes), path, title=_title(outcomes))
+
+
+def _title(outcomes: Sequence[Outcome]) -> str:
     best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
-    ratio = smallest.rate.over(best.rate).scaled(100)
-    draw_unit_size(
-        outcomes,
-        _cost(outcomes),
-        path,
-        title=f"Units of {smallest.condition.unit_size}: {ratio} % of the best speed"
-        if smallest is not best
-        else f"Units of {smallest.condition.unit_size} are the fastest",
-    )
+    if smallest is best:
+        return f"Units of {smallest.condition.unit_size} are the fastest"
+    told = "" if smallest.rate.differs(best.rate) else ": no difference"
+    part = smallest.rate.over(best.rate).scaled(100)
+    return f"Units of {smallest.condition.unit_size}: {part} % of the best speed{told}"
