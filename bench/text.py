@@ -31,10 +31,12 @@ from bench.text_profile import flop
 from bench.text_run import run
 from core.models import PRECISIONS
 from demo.collect import docstrings
+from worker.slot import KEPT_MEMORY
 
 TEXTS = 5_000
 LIMIT_S = 400
-RAY = Path(".venv-bench/bin/python")
+ROOT = Path(__file__).parent.parent
+RAY = ROOT / ".venv-bench" / "bin" / "python"
 ORDER = (
     *("encode", "fp32", "bf16", "int8", "pool", "loop", "ray", "encode-8", "encode-bf16"),
     *("int8", "bf16", "fp32", "encode"),
@@ -155,7 +157,11 @@ class Measured:
             return None
         target = self._folder / f"{who}.npy"
         command = [python, "-m", module, *([] if who == "ray" else [who]), str(self._source), str(target)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        # The loop is that of a worker process, and gets what such a process gets.
+        environment = {**os.environ, **(KEPT_MEMORY if who == "loop" else {})}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment, cwd=ROOT
+        )
         if done.returncode:
             raise RuntimeError(f"{who}: {done.stderr[-2000:]}")
         told = json.loads(done.stdout.splitlines()[-1])
@@ -205,7 +211,10 @@ class Measured:
         found = []
         for precision in ("fp32", "bf16"):
             command = [sys.executable, "-m", "bench.text_profile", precision, str(self._source)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+            environment = {**os.environ, **KEPT_MEMORY}
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S, check=True, env=environment, cwd=ROOT
+            )
             found.append(json.loads(done.stdout.splitlines()[-1]))
         return found
 

@@ -42,7 +42,7 @@ def plot(ratios: list[dict[str, Any]], profiles: list[dict[str, Any]], name: str
     below.invert_yaxis()
     below.set_xlim(0, 1)
     below.set_xlabel("share of the time of the forward passes")
-    below.legend(ncols=len(KINDS), loc="upper center", bbox_to_anchor=(0.5, -0.45), frameon=False)
+    figure.legend(*below.get_legend_handles_labels(), ncols=len(KINDS), loc="outside lower center", frameon=False)
     path = RESULTS / f"{name}.svg"
     figure.savefig(path)
     pyplot.close(figure)
