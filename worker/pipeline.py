@@ -130,7 +130,7 @@ class Pipeline:
     def _put_chunk(self, item: Chunk | EndOfUnit) -> None:
         share = 0.0
         if isinstance(item, Chunk):
-            share = max(len(item.samples) / self._embed.samples_ahead, item.size / BYTES_AHEAD)
+            share = max(item.expected / self._embed.samples_ahead, item.size / BYTES_AHEAD)
         self._put(self._chunks, item, share)
 
     def _put_result(self, work: UnitWork) -> None:

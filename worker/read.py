@@ -15,6 +15,7 @@ from core.units import Sample, key_without_chunks
 from sources.ahead import ReadAhead
 from sources.kinds import fetchable, read
 from worker.embedders.base import Cutting, Embedder, Prepared
+from worker.embedders.splitting import CHARS_PER_TOKEN
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
 from worker.work import UnitWork
@@ -59,6 +60,15 @@ class Chunk:
             (0 if s.image is None else len(s.image) + DECODED_BYTES * pictures) + len(s.text or "") * self.text_factor
             for s in self.samples
         )
+
+    @property
+    def expected(self) -> int:
+        """About how many samples the device gets of it: of texts that are cut, their chunks."""
+        chunking = self.work.record.model.chunking
+        if chunking is None:
+            return len(self.samples)
+        chars = sum(len(sample.text or "") for sample in self.samples)
+        return max(len(self.samples), chars // (CHARS_PER_TOKEN * chunking.tokens))
 
 
 @dataclass(frozen=True, slots=True)

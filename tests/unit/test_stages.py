@@ -14,7 +14,7 @@ import pytest
 
 from core.errors import SourceError
 from core.hints import Hint
-from core.models import ModelConfig, NamedModel
+from core.models import Chunking, ModelConfig, NamedModel
 from core.registry import RunRecord
 from core.units import Sample, Unit
 from sources.base import ReadOptions
@@ -121,6 +121,16 @@ def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamesp
     joint = ModelConfig.several(members, modalities=("image", "text"), precision="fp32")
     work.record = replace(work.record, model=joint)
     assert chunk.size == alone + read_module.DECODED_BYTES
+
+
+def test_a_chunk_of_texts_that_are_cut_counts_as_what_they_are_cut_into(stages: SimpleNamespace) -> None:
+    work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
+    samples = [Sample(ordinal=n, key="a", text="long" * 10_000) for n in range(2)]
+    whole = Chunk(work, samples, Future())
+    assert whole.expected == 2
+    work.record = replace(work.record, model=replace(MODEL, chunking=Chunking(tokens=100)))
+    assert whole.expected == 200
+    assert Chunk(work, [Sample(ordinal=0, key="a", text="short")], Future()).expected == 1
 
 
 def test_a_unit_is_charged_before_its_source_is_looked_at(stages: SimpleNamespace) -> None:
