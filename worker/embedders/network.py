@@ -45,7 +45,7 @@ class Network(Generic[T]):
         self._beyond = {
             name: weights.detach().clone()
             for name, weights in module.named_parameters()
-            if dtype != torch.float32 and not torch.isfinite(weights.to(dtype)).all()
+            if dtype != torch.float32 and bool((weights.isfinite() & ~weights.to(dtype).isfinite()).any())
         }
         module.to(device=device, dtype=dtype).eval()
         with torch.inference_mode():
