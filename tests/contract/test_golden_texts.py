@@ -55,6 +55,15 @@ TEXTS = (
 """Nearly empty ones, one token, mixed scripts, and 100,000 characters; `edges` are as long as the model reads."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models as tiny as these spend more on handing work to threads than on the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def trunks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Family -> folder of its tiny trunk."""

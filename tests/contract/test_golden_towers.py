@@ -14,7 +14,7 @@ open_clip = pytest.importorskip("open_clip")
 
 from core.models import ModelConfig  # noqa: E402
 from core.units import Sample  # noqa: E402
-from tests.contract.test_golden_texts import TEXTS, assert_equal  # noqa: E402
+from tests.contract.test_golden_texts import TEXTS, assert_equal, one_thread  # noqa: E402, F401
 from worker.embedders import text_tower  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 
