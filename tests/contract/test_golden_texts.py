@@ -21,10 +21,13 @@ pytest.importorskip("sentence_transformers")
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer import modules as st  # noqa: E402
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer  # noqa: E402
+from sentence_transformers.util import quantize_embeddings  # noqa: E402
 
 from core.errors import ModelError, SampleError  # noqa: E402
 from core.models import Chunking, ModelConfig  # noqa: E402
+from core.rows import RowSpec  # noqa: E402
 from core.units import Sample  # noqa: E402
+from core.vectors import restored, stored  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     CORPUS,
     POSITIONS,
@@ -406,6 +409,28 @@ def test_the_dimension_that_the_files_say_is_what_is_kept(trunks: Callable[[str]
     expected = reference(folder).encode(list(TEXTS), show_progress_bar=False)
     assert expected.shape[1] == 8
     assert_equal(vectors_of(loaded(f"st:{folder}"), TEXTS), expected)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.3, 2.0])
+def test_stored_codes_are_those_of_sentence_transformers_or_differ_as_documented(scale: float) -> None:
+    random = np.random.default_rng(0)
+    rows = (random.standard_normal((500, 64)) * scale / 3).astype(np.float32)
+    rows[0, :4], limit = [0.0, -0.0, scale, -scale], np.float32(scale)
+    bits, _ = stored(rows, RowSpec(dtype="binary"))
+    np.testing.assert_array_equal(bits, quantize_embeddings(rows, precision="ubinary"))
+
+    spec = RowSpec(dtype="int8", normalize=False, int8_range=scale)
+    codes, _ = stored(rows, spec)
+    ranges = np.stack([np.full(64, -limit), np.full(64, limit)])
+    theirs = quantize_embeddings(rows, precision="int8", ranges=ranges)
+    apart = codes.astype(int) - theirs.astype(int)
+    assert set(np.unique(apart)) == {0, 1, 2}
+    assert codes[0, :4].tolist() == [0, 0, 127, -127]
+    assert theirs[0, :2].tolist() == [-1, -1]
+    # Half a step, where rounding down and a range of 256 codes are up to a whole one off.
+    within = np.clip(rows, -limit, limit)
+    assert np.abs(restored(codes, spec) - within).max() <= scale / 254 * 1.001
+    assert np.abs((theirs.astype(np.float32) + 128) * (2 * limit / 255) - limit - within).max() > scale / 254 * 1.5
 
 
 # --- what no model can read ---
