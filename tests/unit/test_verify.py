@@ -306,9 +306,10 @@ def test_a_record_of_another_run_is_named(out: Path) -> None:
     assert broken(verify(out)) == {"log_run"}
 
 
-def test_totals_that_do_not_add_up_are_named(out: Path) -> None:
+@pytest.mark.parametrize("what", ["rows", "tokens"])
+def test_totals_that_do_not_add_up_are_named(out: Path, what: str) -> None:
     last = records(out)[-1]
-    reseal(out, change_record(last.n, totals={**last.totals, "rows": last.totals["rows"] + 1}), totals=False)
+    reseal(out, change_record(last.n, totals={**last.totals, what: last.totals[what] + 1}), totals=False)
 
     assert broken(verify(out)) == {"log_totals"}
 
