@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -122,38 +122,40 @@ def measured_rates(client: redis.Redis, model: ModelConfig) -> list[Rate]:
 
 def fresh_workers(client: redis.Redis, *, within_s: float) -> list[tuple[dict[str, Any], float]]:
     """What each worker said of itself that has reported within that time, and how many seconds ago it did."""
+    fresh = {name: age for name, age in _ages(client).items() if age <= within_s}
+    return [(json.loads(text), fresh[name]) for name, text in _said(client, fresh).items() if text is not None]
+
+
+def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
+    """What each worker that is heard of last said of itself, and how many seconds ago it did, as `silent_s`.
+
+    Those not heard of for three leases are forgotten.
+    """
+    ages = _ages(client)
+    said = _said(client, ages)
+    if gone := [name for name, text in said.items() if text is None]:
+        client.zrem(WORKERS, *gone)
+    alive = {name: text for name, text in said.items() if text is not None}
+    return [{**json.loads(text), "silent_s": round(ages[name], 1)} for name, text in alive.items()]
+
+
+def _ages(client: redis.Redis) -> dict[str, float]:
+    """Name of each worker that is listed -> seconds since it reported."""
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.zrange(WORKERS, 0, -1, withscores=True)
         (seconds, micros), scored = cast("tuple[tuple[int, int], list[tuple[bytes, float]]]", pipe.execute())
     now = seconds + micros / 1e6
-    ages = {name.decode(): max(0.0, now - at_ms / 1000) for name, at_ms in scored}
-    fresh = {name: age for name, age in ages.items() if age <= within_s}
-    if not fresh:
-        return []
-    said = cast("list[bytes | None]", client.mget([worker_key(name) for name in fresh]))
-    return [(json.loads(text), age) for text, age in zip(said, fresh.values(), strict=True) if text is not None]
+    return {name.decode(): max(0.0, now - at_ms / 1000) for name, at_ms in scored}
 
 
-def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
-    """What each worker that is heard of last said of itself, and since when nothing was heard of it, as `silent_s`.
-
-    Those not heard of for three leases are forgotten.
-    """
-    listed = cast("list[tuple[bytes, float]]", client.zrange(WORKERS, 0, -1, withscores=True))
+def _said(client: redis.Redis, names: Iterable[str]) -> dict[str, bytes | None]:
+    """What workers last said of themselves; None where that was forgotten."""
+    listed = list(names)
     if not listed:
-        return []
-    names = [name.decode() for name, _ in listed]
-    said = cast("list[bytes | None]", client.mget([worker_key(name) for name in names]))
-    if gone := [name for name, text in zip(names, said, strict=True) if text is None]:
-        client.zrem(WORKERS, *gone)
-    seconds, micros = client.time()
-    now_s = seconds + micros / 1e6
-    return [
-        {**json.loads(text), "silent_s": round(max(0.0, now_s - at / 1000), 1)}
-        for (_, at), text in zip(listed, said, strict=True)
-        if text is not None
-    ]
+        return {}
+    said = cast("list[bytes | None]", client.mget([worker_key(name) for name in listed]))
+    return dict(zip(listed, said, strict=True))
 
 
 def sign_off(client: redis.Redis, name: str) -> None:
