@@ -44,10 +44,11 @@ def share_of(workers: Sequence[Mapping[str, Any]], run: str) -> list[Mapping[str
 
 
 def done_in_flight(ledger: Ledger, shares: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens that are done of units which are still held under the lease of who reported them."""
+    """Tokens that are done of units which are still held under the lease of who reported them, and of batches."""
     begun = [(int(u), str(token), int(tokens)) for share in shares for u, token, tokens in share["begun"]]
     holders = ledger.holders([u for u, _, _ in begun])
-    return sum(tokens for (_, token, tokens), holder in zip(begun, holders, strict=True) if token == holder)
+    of_units = sum(tokens for (_, token, tokens), holder in zip(begun, holders, strict=True) if token == holder)
+    return of_units + sum(int(share["in_batch"]) for share in shares)
 
 
 def predict(
@@ -59,7 +60,6 @@ def predict(
     exact: bool,
     samples_per_s: float,
     queued: int,
-    in_flight: int,
     worked_s: float,
 ) -> Eta:
     """The end of a run that is at work.
@@ -70,7 +70,7 @@ def predict(
         begun: tokens that are done of units in flight.
         samples_left: of units that are not committed, and whether that is counted (`exact`) or follows from the units.
         samples_per_s: of all workers.
-        queued, in_flight: units that nobody holds, and that somebody does.
+        queued: units that nobody holds.
         worked_s: seconds since the first unit was begun.
     """
     tokens_per_s = sum(_tokens_per_s(share, queued) for share in shares)
@@ -81,17 +81,18 @@ def predict(
     else:
         return NO_ETA
     seconds = left / per_s
-    if basis == "tokens" and not queued and in_flight:
+    held = sum(share["size"] for share in shares)
+    if basis == "tokens" and not queued and held:
         # Whoever is done cannot help with what others have in hand.
-        seconds = max(seconds, *(_in_hand_s(share, (tokens_left or 0) / in_flight) for share in shares))
+        seconds = max(seconds, *(_in_hand_s(share, (tokens_left or 0) / held) for share in shares))
     settled = worked_s >= max(SETTLED_LEAST_S, min(SETTLED_S, SETTLED_SHARE * (worked_s + seconds)))
     return Eta(seconds=round(seconds, 1) if settled else None, basis=basis, per_s=per_s)
 
 
-def _in_hand_s(share: Mapping[str, Any], unit_tokens: float) -> float:
-    """How long a worker is busy with the units that it holds, where units have so many tokens."""
-    done = sum(int(tokens) for _, _, tokens in share["begun"])
-    left = max(0.0, share["units"] * unit_tokens - done)
+def _in_hand_s(share: Mapping[str, Any], tokens_of_size: float) -> float:
+    """How long a worker is busy with the units that it holds, where their size says how many tokens they have."""
+    done = share["in_batch"] + sum(int(tokens) for _, _, tokens in share["begun"])
+    left = max(0.0, share["size"] * tokens_of_size - done)
     return left / share["tokens_per_s"] if share["tokens_per_s"] else 0.0
 
 

@@ -239,7 +239,6 @@ def _progress(
             exact=exact,
             samples_per_s=rate,
             queued=queued,
-            in_flight=seen.in_flight,
             worked_s=seen.worked_s,
         )
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from core.errors import EmbqError
+from core.extents import extent_of
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.registry import report_worker, sign_off
@@ -22,7 +23,7 @@ REPORT_S = 1.0
 RATE_WINDOW_S = 20.0
 REST_S = 5.0
 """Without units in hand for so long, a device rests; for a shorter time, the queue is too slow for it."""
-REPORTED_UNITS = 16
+REPORTED_UNITS = 64
 """Of the units that are begun so many are reported one by one, for who estimates what is left of the run."""
 MEASURE_S, MEASURE_LEAST_S = 10.0, 2.0
 """A speed is kept for so long a time with units in hand, or for the last of them if it is not shorter than that."""
@@ -167,11 +168,18 @@ class Heartbeat(threading.Thread):
         report_worker(self.client, self.worker, fields, life_s=self.lease_s * 3, scripts=self._scripts)
 
     def _runs(self, held: list[UnitWork]) -> dict[str, dict[str, Any]]:
-        """For each run: its tokens per second, the units in hand, and the tokens done of those that are begun."""
-        speeds = self.stats.tokens_per_s()
+        """For each run: its tokens per second, the units in hand and their size, and what is done of them in tokens."""
+        speeds, in_batch = self.stats.tokens_per_s()
         runs = {}
         for run in {*speeds, *(work.run for work in held)}:
             units = [work for work in held if work.run == run]
             begun = [(work.u, work.token, work.tokens) for work in units if work.tokens][:REPORTED_UNITS]
-            runs[run] = {"tokens_per_s": round(speeds.get(run, 0.0), 2), "units": len(units), "begun": begun}
+            extents = [extent_of(work.unit) for work in units]
+            runs[run] = {
+                "tokens_per_s": round(speeds.get(run, 0.0), 2),
+                "units": len(units),
+                "size": sum(extent.bytes or extent.samples for extent in extents),
+                "begun": begun,
+                "in_batch": round(in_batch.get(run, 0.0)) if units else 0,
+            }
         return runs

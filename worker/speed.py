@@ -56,8 +56,18 @@ class Speed:
         all_done, span = done.total(), last.ended - first.ended
         if not all_done or span <= 0:
             return {}
-        pairs = zip(self._points, list(self._points)[1:], strict=False)
-        largest = max(after.tokens.total() - before.tokens.total() for before, after in pairs)
-        at_most = (all_done + largest) / (now - first.ended) if now > last.ended else all_done / span
+        at_most = (all_done + self._largest()) / (now - first.ended) if now > last.ended else all_done / span
         share = min(1.0, at_most / (all_done / span))
         return {run: tokens / span * share for run, tokens in done.items()}
+
+    def in_hand(self, now: float) -> dict[str, float]:
+        """Run -> tokens that are probably done of the batch in hand, which is taken for one like the largest."""
+        speeds = self.per_s(now)
+        if not speeds:
+            return {}
+        seconds = min(now - self._points[-1].ended, self._largest() / sum(speeds.values()))
+        return {run: speed * max(0.0, seconds) for run, speed in speeds.items()}
+
+    def _largest(self) -> int:
+        pairs = zip(self._points, list(self._points)[1:], strict=False)
+        return max(after.tokens.total() - before.tokens.total() for before, after in pairs)

@@ -67,10 +67,11 @@ class Stats:
             if self.first_batch_at is None:
                 self.first_batch_at = now
 
-    def tokens_per_s(self) -> dict[str, float]:
-        """Run -> tokens per second by the last batches; see `worker.speed`."""
+    def tokens_per_s(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Run -> tokens per second by the last batches, and tokens done of the one in hand; see `worker.speed`."""
+        now = time.monotonic()
         with self._lock:
-            return self._speed.per_s(time.monotonic())
+            return self._speed.per_s(now), self._speed.in_hand(now)
 
     def rested(self) -> None:
         """Nothing was in hand for a while, so what was measured before says nothing of what comes."""

@@ -22,7 +22,7 @@ from worker.work import Leases, UnitWork
 
 def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str, int]) -> None:
     """What a worker says of itself."""
-    share = {"tokens_per_s": tokens_per_s, "units": 1, "begun": begun}
+    share = {"tokens_per_s": tokens_per_s, "units": 1, "size": 9, "begun": begun, "in_batch": 0}
     said = {"name": name, "model": case.info.model.spec, "runs": {case.info.run: share}}
     report_worker(case.client, name, said, life_s=60, scripts=load_scripts(case.client))
 
@@ -124,7 +124,7 @@ def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
     wait_until(lambda: look(at_work)["eta_s"])
     (said,) = (one for one in live_workers(at_work.client) if one["name"] == "w")
     assert said["runs"][work.run]["begun"] == [[1, work.token, 40]]
-    assert said["runs"][work.run]["units"] == 1
+    assert (said["runs"][work.run]["units"], said["runs"][work.run]["size"]) == (1, 9)
     assert said["runs"][work.run]["tokens_per_s"] == pytest.approx(20.0, rel=0.01)
     assert said["runs"]["another"]["tokens_per_s"] == pytest.approx(5.0, rel=0.01)
     heartbeat.stop()

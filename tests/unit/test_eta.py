@@ -135,6 +135,14 @@ def test_a_batch_that_comes_to_no_end_makes_a_device_slower_and_slower() -> None
     assert later[-1] < 3
 
 
+def test_the_batch_in_hand_is_done_as_far_as_the_device_is_fast_but_no_further_than_the_largest() -> None:
+    speed = Speed()
+    assert speed.in_hand(1.0) == {}
+    ended = run_for(speed, 60.0, batch_s=3.0, tokens=300)
+    assert [round(speed.in_hand(ended + wait)["a"]) for wait in (0.0, 1.0, 3.0)] == [0, 100, 300]
+    assert speed.in_hand(ended + 30.0)["a"] == pytest.approx(300)
+
+
 def test_each_run_has_its_share_of_a_device() -> None:
     speed = Speed()
     for second in range(30):
@@ -155,12 +163,12 @@ def test_what_was_measured_before_a_rest_is_forgotten() -> None:
 
 
 def share(tokens_per_s: float, *, units: int = 1) -> dict[str, Any]:
-    return {"tokens_per_s": tokens_per_s, "units": units, "begun": []}
+    return {"tokens_per_s": tokens_per_s, "units": units, "size": 100 * units, "begun": [], "in_batch": 0}
 
 
 def end(shares: list[dict[str, Any]], **changes: Any) -> Eta:
     known: dict[str, Any] = {"tokens_left": 10_000, "begun": 0, "samples_left": 50, "exact": True, "samples_per_s": 2.0}
-    return predict(shares, **{**known, "queued": 5, "in_flight": 10, "worked_s": 100.0, **changes})
+    return predict(shares, **{**known, "queued": 5, "worked_s": 100.0, **changes})
 
 
 def test_the_end_is_what_is_left_over_what_all_devices_do() -> None:
@@ -188,9 +196,9 @@ def test_who_holds_nothing_adds_nothing_once_nothing_waits() -> None:
 
 
 def test_at_the_end_of_a_run_the_slowest_device_with_work_decides() -> None:
-    shares = [share(1000, units=4), {**share(10, units=1), "begun": [[7, "token", 900]]}]
-    assert end(shares, tokens_left=5_000, in_flight=5, begun=900).seconds == pytest.approx(4.1, abs=0.1)
-    assert end(shares, tokens_left=5_000, in_flight=5, begun=900, queued=0).seconds == 10.0, "100 tokens of its unit"
+    shares = [share(1000, units=4), {**share(10, units=1), "begun": [[7, "token", 850]], "in_batch": 50}]
+    assert end(shares, tokens_left=5_000, begun=900).seconds == pytest.approx(4.1, abs=0.1)
+    assert end(shares, tokens_left=5_000, begun=900, queued=0).seconds == 10.0, "100 tokens of its unit"
 
 
 def test_workers_that_have_fallen_silent_and_other_runs_do_not_count() -> None:
