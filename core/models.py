@@ -35,8 +35,11 @@ NORMALIZING = ("minilm", "st", "open_clip")
 PROMPTED = {"minilm": ("prompt", "prompt_text"), "st": ("prompt", "prompt_text"), "hf": ("prompt_text",)}
 """Model families that put something before each text -> the parameters that say what."""
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 """What is computed in."""
+
+INT8_FAMILIES = ("minilm", "st", "hf", "stub")
+"""Model families that compute in int8, on CPUs."""
 
 MODALITIES = ("image", "text")
 

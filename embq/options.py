@@ -81,7 +81,7 @@ def run_options(function: F) -> F:
             ),
             click.option(
                 "--precision",
-                type=click.Choice(["fp32", "bf16", "fp16"]),
+                type=click.Choice(["fp32", "bf16", "fp16", "int8"]),
                 default="fp32",
                 show_default=True,
                 help="What is computed in.",

@@ -54,6 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
 
 
+# --- devices ---
+
+
+@pytest.fixture
+def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever CPU this is, it may be asked for bf16: torch computes in it everywhere, without instructions slowly."""
+    monkeypatch.setattr("worker.embedders.device.cpu_flags", lambda: frozenset({"avx512_bf16"}))
+
+
 # --- brokers ---
 
 

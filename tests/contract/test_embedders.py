@@ -244,6 +244,7 @@ def test_two_loads_agree_on_fingerprint_and_vectors(
         np.testing.assert_array_equal(rows, second[modality])
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 def test_another_precision_is_another_fingerprint_with_nearly_the_same_vectors(
     embedder: Embedder, config: ModelConfig, samples: list[Sample]
 ) -> None:

@@ -21,6 +21,7 @@ def test_a_device_that_is_not_here_is_a_configuration_error(name: str) -> None:
     assert caught.value.next_step
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 def test_a_cpu_computes_in_fp32_and_bf16_but_not_in_fp16() -> None:
     cpu = device_of("cpu")
     assert dtype_of(CONFIG, cpu) == torch.float32

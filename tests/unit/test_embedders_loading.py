@@ -65,7 +65,7 @@ def test_a_model_refuses_what_it_cannot_embed_or_compute() -> None:
     assert "minilm embeds text, not image" in refusal("minilm", "image")
     assert "not audio" in refusal("stub:8", "audio")
     assert "fp16" in refusal("minilm", precision="fp16")
-    assert "fp32, bf16, fp16" in refusal("stub:8", precision="int8")
+    assert "fp32, bf16, fp16, int8" in refusal("stub:8", precision="int4")
 
 
 def test_a_device_that_is_not_here_is_a_configuration_error() -> None:

@@ -112,6 +112,7 @@ def prepared(embedder: Embedder, *lines: str) -> list[object]:
     return embedder.prepare([Sample(ordinal=n, key=str(n), text=line) for n, line in enumerate(lines)])
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 def test_what_bf16_cannot_hold_is_computed_in_fp32_and_the_weights_are_as_before(overflowing: str) -> None:
     half, full = of(overflowing, "bf16"), of(overflowing, "fp32")
     batch = prepared(half, "a word", "another one, and longer")
@@ -127,6 +128,7 @@ def test_what_bf16_cannot_hold_is_computed_in_fp32_and_the_weights_are_as_before
     np.testing.assert_array_equal(full.embed_in_fp32(batch)["text"], expected)
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize(("precision", "recomputed"), [("bf16", 3), ("fp32", 1)])
 def test_a_row_that_is_not_finite_is_computed_once_more_before_it_is_a_failure(
     stages: SimpleNamespace,  # noqa: F811

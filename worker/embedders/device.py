@@ -9,10 +9,18 @@ import torch
 
 from core.errors import ConfigError, DeviceError, DeviceFullError, ModelError
 from core.models import ModelConfig
-from worker.embedders.hardware import simulated_speed
+from worker.embedders.hardware import cpu_flags, simulated_speed
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precision of the config -> type of weights and activations."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32}
+"""Precision of the config -> type of weights and activations in torch; what int8 is computed in has its own runtime."""
+
+CPU_NEEDS = {
+    "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
+    "int8": ("avx512_vnni", "avx_vnni", "amx_int8"),
+}
+"""Precision of the config -> instructions of a CPU, as Linux calls them, of which it has to have one. Without bf16 ones
+torch is a hundred times slower than in fp32 (efficiency page of sentence-transformers); without int8 ones sums of two
+products are cut off at 16 bits."""
 
 CPU_TEXT_BATCH, ACCELERATOR_TEXT_BATCH = 256, 2_048
 """Most texts of one forward pass, which is bounded by `token_budget` where they are longer than some words."""
@@ -55,13 +63,24 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The type in which the model computes on the device; ModelError for fp16 on a CPU.
+    """The type in which the model computes on the device; ModelError where the device does not compute so.
 
     CPUs have no fp16 arithmetic: torch would emulate it, slowly and with overflow. For fp32 on CUDA this turns
     TF32 off for the process, which rounds to 10 bits and is on by default for convolutions.
     """
     if config.precision == "fp16" and device.type == "cpu":
         raise ModelError(f"{config.spec}: a CPU does not compute in fp16", next_step="use fp32 or bf16")
+    if config.precision == "int8" and device.type != "cpu":
+        raise ModelError(
+            f"{config.spec}: only a CPU computes in int8, not {device}",
+            next_step="use bf16 or fp16 there, or --devices cpu",
+        )
+    needs = CPU_NEEDS.get(config.precision, ()) if device.type == "cpu" else ()
+    if needs and not cpu_flags().intersection(needs):
+        raise ModelError(
+            f"{config.spec}: this CPU does not compute in {config.precision}, it has none of {', '.join(needs)}",
+            next_step="use fp32",
+        )
     if config.precision == "fp32" and device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False

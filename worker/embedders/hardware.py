@@ -42,6 +42,16 @@ def device_name(device: str) -> str:
     return f"{model.group(1).strip() if model else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
+def cpu_flags() -> frozenset[str]:
+    """The instructions that the CPU has beyond its basic ones, as Linux calls them; empty on other systems."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    found = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    return frozenset(found.group(1).split()) if found else frozenset()
+
+
 def free_memory() -> None:
     """Give back what a model held that nobody uses any more, to the device as well.
 

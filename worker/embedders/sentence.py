@@ -27,6 +27,7 @@ from worker.embedders.fingerprint import fingerprint
 from worker.embedders.flat_attention import Kernel, kernel_for
 from worker.embedders.flat_path import FlatPath, flat_path
 from worker.embedders.flat_sentence import flat_head
+from worker.embedders.int8 import int8_content, int8_trunk
 from worker.embedders.limits import NO_LIMIT, asked_length, positions_held, reads_ids, tokens_held, vocabulary_of
 from worker.embedders.loading import complete_weights, foreign_failures, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -77,8 +78,13 @@ class SentenceEmbedder:
         self._sender = Sender(device)
         self._flat: FlatPath | None = None
         asked_prompt = {"prompt", "prompt_text"} & {name for name, _ in ModelSpec.parse(config.spec).params}
-        content = _content(model, [prompt.text, prompt.task] if asked_prompt else None)
+        content = {
+            **_content(model, [prompt.text, prompt.task] if asked_prompt else None),
+            **int8_content(config),
+        }
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), content)
+        if config.precision == "int8":
+            self._quantise()
         example = PROBE if self._tokens is None else ONE_TOKEN
         self._network = Network(model, self._run, device=device, dtype=dtype_of(config, device), example=example)
         self.dims: Mapping[str, int] = self._network.dims
@@ -124,6 +130,15 @@ class SentenceEmbedder:
             trunk, head, kernel, self._sender, padded=self._padded, rows=self._rows, model=self._spec
         )
         self.cost = padded_tokens if self._flat is None else sum
+
+    def _quantise(self) -> None:
+        if self._tokens is None:
+            raise ModelError(
+                f"{self._spec}: int8 is for models that begin with a plain tokeniser and a transformers encoder",
+                next_step="use fp32 or bf16",
+            )
+        first = self._model[0]
+        first.model = int8_trunk(first.model, self._tokens, self._prompt, self._spec)
 
     def _rows(self, texts: Sequence[str]) -> Sequence[TokenRow | SampleError]:
         assert self._tokens is not None

@@ -32,6 +32,7 @@ from worker.embedders.fingerprint import fingerprint
 from worker.embedders.flat_attention import Kernel, kernel_for
 from worker.embedders.flat_path import FlatPath, flat_path
 from worker.embedders.flat_pooling import pooled
+from worker.embedders.int8 import int8_content, int8_trunk
 from worker.embedders.limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
 from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
 from worker.embedders.members import check_modalities, prepare_texts
@@ -93,8 +94,11 @@ class TransformerEmbedder:
                 "tokenizer": tokenizer_content(tokenizer),
                 "pooling": [pooling, unit_length, max_length],
                 **({"prompt": prompt} if prompt else {}),
+                **int8_content(config),
             },
         )
+        if config.precision == "int8":
+            trunk = int8_trunk(trunk, self._tokens, prompt, config.spec)
         self._trunk = trunk
         self._network = Network(trunk, self._run, device=device, dtype=dtype_of(config, device), example=ONE_TOKEN)
         self.dims: Mapping[str, int] = self._network.dims
