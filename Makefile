@@ -42,6 +42,7 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.remote_read
 	$(BIN)/python -m bench.enqueue
 	$(BIN)/python -m bench.fairness
+	$(BIN)/python -m bench.eta
 	$(BIN)/python -m bench.devices
 
 experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
