@@ -20,7 +20,7 @@ from bench.text_peers import texts_of
 
 LAYERS, DIM, INNER = 6, 384, 1536
 """Of all-MiniLM-L6-v2."""
-TEXTS, GEMM, TRIES = 600, 2_048, 5
+TEXTS, GEMM, TRIES = 300, 2_048, 5
 KINDS = {
     "aten::addmm": "gemm",
     "aten::mm": "gemm",
