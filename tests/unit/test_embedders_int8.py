@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -88,7 +89,8 @@ def test_a_trunk_in_int8_gives_nothing_but_its_last_hidden_states() -> None:
 
 
 def test_a_trunk_that_cannot_be_converted_is_refused_with_its_reason() -> None:
-    pytest.importorskip("nncf")
+    if find_spec("nncf") is None:
+        pytest.skip("no runtime")
 
     class Trunk(torch.nn.Module):
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, return_dict: bool) -> None:
