@@ -4,8 +4,8 @@
 
 Embeds TEXTS (5,000) docstrings of the standard library with `minilm`, each time in fresh processes. What is compared is
 the time after the model is loaded: of `embq run` from the first batch to the last commit, of the others as told in
-`bench.text_peers` and `bench.text_ray`. `encode` and fp32 come at the beginning and, the other way round, at the end,
-with all others between them, so that a machine that drifts does so for all. Figures are medians.
+`bench.text_peers` and `bench.text_ray`. `encode` and the three precisions come at the beginning and, the other way
+round, at the end, with the others between them, so that a machine that drifts does so for all. Figures are medians.
 
 The vectors must be the same: each of the 5,000 of fp32 within 1e-5 of those of `encode`, or the benchmark ends with
 status 1. At the end comes, for each precision, a profile of where the time goes (`bench.text_profile`).
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import table, write
+from bench.text_peers import DEFAULT, SMALL
 from bench.text_plot import plot
 from bench.text_profile import flop
 from bench.text_run import run
@@ -37,12 +38,14 @@ TEXTS = 5_000
 LIMIT_S = 400
 ROOT = Path(__file__).parent.parent
 RAY = ROOT / ".venv-bench" / "bin" / "python"
+PEERS = (sys.executable, "-m", "bench.text_peers")
 ORDER = (
-    *("encode", "fp32", "bf16", "int8", "pool", "loop", "ray", "encode-8", "encode-bf16"),
-    *("fp32", "encode"),
+    *("encode", "fp32", "bf16", "int8", "pool", "loop", "ray", "encode-8", "pool-8", "ray-8", "encode-bf16"),
+    *("int8", "bf16", "fp32", "encode"),
 )
 """A precision is `embq run` in it, the others are peers."""
-EVERY = {"encode-8": 5, "encode-bf16": 5}
+EVERY = {"encode-8": 5, "pool-8": 5, "ray-8": 5, "encode-bf16": 5}
+RAYS = {"ray": DEFAULT, "ray-8": SMALL}
 """Those without a bar embed only every fifth text, and their seconds are told for all."""
 EQUALITY = 1e-5
 COSINES = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.99}
@@ -50,7 +53,7 @@ COSINES = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.99}
 BARS = (
     *(("encode", "fp32", 1.5), ("encode", "bf16", 2.7), ("encode", "int8", 4.0)),
     *(("pool", "fp32", 1.5), ("ray", "fp32", 1.5), ("loop", "fp32", 0.95)),
-    *(("encode-8", "fp32", None), ("encode-bf16", "bf16", None)),
+    *(("encode-8", "fp32", None), ("pool-8", "fp32", None), ("ray-8", "fp32", None), ("encode-bf16", "bf16", None)),
 )
 """Who is compared with `embq run` in which precision, and how many times faster that is to be."""
 NAMES = {
@@ -58,7 +61,9 @@ NAMES = {
     "encode-8": "encode, batch_size=8",
     "encode-bf16": "encode in bf16",
     "pool": "encode with its pool of 2 processes",
+    "pool-8": "the pool, batch_size=8",
     "ray": "Ray Data map_batches, 2 actors",
+    "ray-8": "Ray Data, batch_size=8",
     "loop": "the worker's loop without queue and writer",
 }
 
@@ -92,7 +97,6 @@ def main() -> int:
         "runs": measured.runs,
         "profiles": profiles,
         "utilisation": measured.utilisation(profiles),
-        "batches": measured.batches,
         "skipped": sorted(measured.skipped),
         "load_average": round(load, 2),
     }
@@ -114,7 +118,6 @@ class Measured:
     Attributes:
         seconds: who -> the seconds of each measurement.
         runs: what else each `embq run` told.
-        batches: peer -> texts per pass.
         vectors: who -> its vectors, in the order of the keys.
         skipped: what could not be measured here, and why.
     """
@@ -126,7 +129,6 @@ class Measured:
         self.vectors: dict[str, np.ndarray] = {}
         self.seconds: dict[str, list[float]] = {}
         self.runs: list[dict[str, Any]] = []
-        self.batches: dict[str, int] = {}
         self.skipped: set[str] = set()
 
     def once(self, who: str) -> None:
@@ -153,13 +155,13 @@ class Measured:
         return float(told["seconds"])
 
     def _peer(self, who: str) -> float | None:
-        python, module = (str(RAY), "bench.text_ray") if who == "ray" else (sys.executable, "bench.text_peers")
-        if who == "ray" and not RAY.exists():
+        if who in RAYS and not RAY.exists():
             self.skipped.add("ray: no .venv-bench, which `make bench-text` makes")
             return None
         target = self._folder / f"{who}.npy"
         source = self._every(EVERY.get(who, 1))
-        command = [python, "-m", module, *([] if who == "ray" else [who]), str(source), str(target)]
+        start = [str(RAY), "-m", "bench.text_ray", str(RAYS[who])] if who in RAYS else [*PEERS, who]
+        command = [*start, str(source), str(target)]
         # The loop is that of a worker process, and gets what such a process gets.
         environment = {**os.environ, **(KEPT_MEMORY if who == "loop" else {})}
         done = subprocess.run(
@@ -168,8 +170,6 @@ class Measured:
         if done.returncode:
             raise RuntimeError(f"{who}: {done.stderr[-2000:]}")
         told = json.loads(done.stdout.splitlines()[-1])
-        if told["batch"]:
-            self.batches[who] = told["batch"]
         if target.exists():
             self.vectors[who] = np.load(target)
         return float(told["seconds"]) * len(self._keys) / len(self._keys[:: EVERY.get(who, 1)])

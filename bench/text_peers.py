@@ -2,8 +2,8 @@
 
     python -m bench.text_peers WHO TEXTS.jsonl VECTORS.npy
 
-WHO is one of `ENCODES`, `pool` or `loop`; Ray Data has `bench.text_ray`. Loading the model is outside of the time, and
-so is a warm-up with some of the texts. Prints {"seconds", "batch"}; `loop` writes no vectors.
+WHO is one of `ENCODES`, of `POOLS`, or `loop`; Ray Data has `bench.text_ray`. Loading the model is outside of the time,
+and so is a warm-up with some of the texts. Prints {"seconds"}; `loop` writes no vectors.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-WARM_UP, TRIAL = 64, 128
+WARM_UP = 64
 DEFAULT, SMALL = 32, 8
 """Texts per forward pass: what sentence-transformers takes by itself, and what is best for it on a small CPU."""
 
 ENCODES = {"encode": (DEFAULT, "float32"), "encode-8": (SMALL, "float32"), "encode-bf16": (DEFAULT, "bfloat16")}
+POOLS = {"pool": DEFAULT, "pool-8": SMALL}
 
 UNIT_SIZE = 1_000
 """What `embq run` takes by itself."""
-
-Encode = Callable[[Sequence[str], int], np.ndarray]
 
 
 def texts_of(source: Path) -> list[str]:
@@ -47,45 +46,28 @@ def model_of(dtype: str) -> Any:
     return SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
 
 
-def encode(texts: Sequence[str], batch: int, dtype: str) -> tuple[np.ndarray, float, int]:
-    """`SentenceTransformer.encode`: vectors, seconds, texts per pass."""
+def encode(texts: Sequence[str], batch: int, dtype: str) -> tuple[np.ndarray, float]:
+    """`SentenceTransformer.encode`: vectors and seconds."""
     model = model_of(dtype)
     model.encode(list(texts[:WARM_UP]), batch_size=batch)
     began = time.perf_counter()
     vectors = model.encode(list(texts), batch_size=batch)
-    return vectors, time.perf_counter() - began, batch
+    return vectors, time.perf_counter() - began
 
 
-def pool(texts: Sequence[str]) -> tuple[np.ndarray, float, int]:
-    """`encode` with a pool of two processes, each with half of the cores and the better of two batch sizes."""
+def pool(texts: Sequence[str], batch: int) -> tuple[np.ndarray, float]:
+    """`encode` with a pool of two processes, each with half of the cores."""
     # Read by the children when they import torch. Without it each starts a thread per core.
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // 2))
     model = model_of("float32")
     started = model.start_multi_process_pool(["cpu", "cpu"])
-
-    def with_pool(some: Sequence[str], batch: int) -> np.ndarray:
-        vectors: np.ndarray = model.encode(list(some), pool=started, batch_size=batch)
-        return vectors
-
     try:
-        with_pool(texts[:WARM_UP], DEFAULT)
-        batch = better_batch(with_pool, texts)
+        model.encode(list(texts[:WARM_UP]), pool=started, batch_size=batch)
         began = time.perf_counter()
-        vectors = with_pool(texts, batch)
-        return vectors, time.perf_counter() - began, batch
+        vectors = model.encode(list(texts), pool=started, batch_size=batch)
+        return vectors, time.perf_counter() - began
     finally:
         model.stop_multi_process_pool(started)
-
-
-def better_batch(encode: Encode, texts: Sequence[str]) -> int:
-    """Which of the two batch sizes is faster for some of the texts, taken evenly."""
-    some = texts[:: max(1, len(texts) // TRIAL)]
-    seconds = {}
-    for batch in (DEFAULT, SMALL):
-        began = time.perf_counter()
-        encode(some, batch)
-        seconds[batch] = time.perf_counter() - began
-    return min(seconds, key=lambda batch: seconds[batch])
 
 
 class Seen:
@@ -118,14 +100,13 @@ def loop(source: Path) -> float:
 def main() -> None:
     """One measurement."""
     who, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    batch = 0
     if who == "loop":
         seconds = loop(source)
     else:
         texts = texts_of(source)
-        vectors, seconds, batch = pool(texts) if who == "pool" else encode(texts, *ENCODES[who])
+        vectors, seconds = pool(texts, POOLS[who]) if who in POOLS else encode(texts, *ENCODES[who])
         np.save(target, vectors.astype(np.float32))
-    print(json.dumps({"seconds": seconds, "batch": batch}))
+    print(json.dumps({"seconds": seconds}))
 
 
 if __name__ == "__main__":

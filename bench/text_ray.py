@@ -1,9 +1,9 @@
 """Ray Data's `map_batches` with two actors, each with the model and half of the cores: seconds and vectors.
 
-    .venv-bench/bin/python -m bench.text_ray TEXTS.jsonl VECTORS.npy
+    .venv-bench/bin/python -m bench.text_ray BATCH TEXTS.jsonl VECTORS.npy
 
 The time begins with the first batch that an actor takes when both have loaded their model and warmed up, and ends when
-every row is back. Each actor encodes with the better of the batch sizes of `bench.text_peers`. Nothing leaves this
+every row is back. Each actor encodes BATCH texts in a forward pass. Nothing leaves this
 machine: the cluster listens on the loopback, without dashboard and without statistics.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.text_peers import DEFAULT, better_batch, model_of, texts_of
+from bench.text_peers import model_of, texts_of
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
 
@@ -35,34 +35,34 @@ class Actor:
     Args:
         ready: folder in which each actor says that it is ready, so that both begin at once.
         some: texts for the warm-up.
+        batch: texts in a forward pass.
     """
 
-    def __init__(self, ready: str, some: list[str], threads: int) -> None:
+    def __init__(self, ready: str, some: list[str], batch: int, threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
         self._model = model_of("float32")
-        self.encode(some, DEFAULT)
-        self._batch = better_batch(self.encode, some)
+        self._batch = batch
+        self.encode(some)
         (Path(ready) / str(os.getpid())).touch()
         deadline = time.monotonic() + READY_S
         while len(os.listdir(ready)) < ACTORS and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def encode(self, texts: list[str], batch: int) -> np.ndarray:
+    def encode(self, texts: list[str]) -> np.ndarray:
         """The vectors."""
-        vectors: np.ndarray = self._model.encode(texts, batch_size=batch)
+        vectors: np.ndarray = self._model.encode(texts, batch_size=self._batch)
         return vectors
 
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One batch; with each row the time at which the batch began, in monotonic seconds."""
         count, began = len(rows["text"]), time.monotonic()
-        vectors = self.encode([str(text) for text in rows["text"]], self._batch)
+        vectors = self.encode([str(text) for text in rows["text"]])
         return {
             "n": rows["n"],
             "vector": vectors,
             "began": np.full(count, began),
-            "batch": np.full(count, self._batch),
             "actor": np.full(count, os.getpid()),
         }
 
@@ -71,7 +71,7 @@ def main() -> None:
     """One measurement."""
     import ray
 
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    batch, source, target = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     texts = texts_of(source)
     cores = os.cpu_count() or 1
     rows_per_batch = min(ROWS_PER_BATCH, max(1, len(texts) // (2 * ACTORS)))
@@ -91,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embq-bench-") as ready:
         encoded = data.map_batches(
             Actor,
-            fn_constructor_args=(ready, texts[:: max(1, len(texts) // 128)], max(1, cores // ACTORS)),
+            fn_constructor_args=(ready, texts[:: max(1, len(texts) // 128)], batch, max(1, cores // ACTORS)),
             batch_size=rows_per_batch,
             compute=ray.data.ActorPoolStrategy(size=ACTORS),
             num_cpus=1,
@@ -101,8 +101,8 @@ def main() -> None:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     assert sorted(columns["n"]) == list(range(len(texts)))
     np.save(target, columns["vector"][np.argsort(columns["n"])].astype(np.float32))
-    told = {"seconds": ended - columns["began"].min(), "batch": int(columns["batch"][0])}
-    print(json.dumps({**told, "actors": len(set(columns["actor"].tolist()))}))
+    told = {"seconds": ended - columns["began"].min(), "actors": len(set(columns["actor"].tolist()))}
+    print(json.dumps(told))
     ray.shutdown()
     state.cleanup()
 
