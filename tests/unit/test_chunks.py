@@ -160,6 +160,7 @@ def test_a_chunk_without_a_finite_vector_is_a_failure_of_its_own(harness: Harnes
         return vectors
 
     harness.embedder.embed = one_is_nan  # type: ignore[method-assign]
+    harness.embedder.embed_in_fp32 = one_is_nan  # type: ignore[method-assign]
     work = harness.work(harness.unit([words(50)]))
     harness.drive(work)
     assert harness.finished == [work]
