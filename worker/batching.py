@@ -62,7 +62,7 @@ class Batcher:
         self.room = Room(embedder.token_budget)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + sum(len(batch) for batch in self._to_repeat)
 
     def add(self, entry: Waiting) -> None:
         """Let a sample wait."""

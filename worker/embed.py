@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
 
 class InFlight(NamedTuple):
-    """A forward pass that the device has begun, at a time in Unix seconds; its vectors may still be on their way."""
+    """A forward pass that the device has begun, at a time in Unix seconds; its vectors may still be on their way.
+
+    Once they have arrived, they are here, or why there are none.
+    """
 
     batch: Batch
-    vectors: Mapping[str, np.ndarray]
+    vectors: Mapping[str, np.ndarray] | DeviceFullError
     began: float
 
 
@@ -69,6 +72,7 @@ class EmbedStage:
         self._pace = Pace()
         self._batcher = Batcher(embedder, self._pace)
         self._in_flight: list[InFlight] = []
+        self._free_at = 0.0
 
     @property
     def has_waiting(self) -> bool:
@@ -98,9 +102,9 @@ class EmbedStage:
 
     def flush(self) -> None:
         """Embed what waits, however little it is."""
-        while len(self._batcher):
+        while self.has_waiting:
             self._embed_window()
-        self._settle()
+            self._settle()
 
     def _end(self, item: EndOfUnit) -> None:
         if item.error is not None:
@@ -139,7 +143,7 @@ class EmbedStage:
                 began = time.time()
                 vectors = self.embedder.embed([entry.prepared for entry in batch])
                 self._in_flight.append(InFlight(batch, vectors, began))
-                arrived = self._arrived(leave=1 if isinstance(vectors, UnderWay) else 0)
+                arrived = self._arrived(leave=vectors.ahead if isinstance(vectors, UnderWay) else 0)
         except DeviceFullError as error:
             self._make_smaller(batch, error)
             return
@@ -186,9 +190,16 @@ class EmbedStage:
         """The oldest passes with their vectors here, all but `leave` of them."""
         arrived = []
         while len(self._in_flight) > leave:
-            batch, vectors, began = self._in_flight[0]
-            del self._in_flight[0]
-            arrived.append(InFlight(batch, self._finite(batch, dict(vectors)), began))
+            batch, vectors, begun = self._in_flight.pop(0)
+            try:
+                assert not isinstance(vectors, DeviceFullError)
+                here = dict(vectors)
+            except DeviceFullError as error:
+                arrived.append(InFlight(batch, error, begun))
+                continue
+            arrived.append(InFlight(batch, self._finite(batch, here), begun))
+            # Until the one before was done, it only waited.
+            began, self._free_at = max(begun, self._free_at), time.time()
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
@@ -222,6 +233,9 @@ class EmbedStage:
     def _give_back(self, arrived: Iterable[InFlight]) -> None:
         """The rows of finished passes to their units, in which publishing puts them in order."""
         for batch, vectors, _ in arrived:
+            if isinstance(vectors, DeviceFullError):
+                self._make_smaller(batch, vectors)
+                continue
             places: dict[int, list[int]] = {}
             for place, entry in enumerate(batch):
                 places.setdefault(id(entry.work), []).append(place)

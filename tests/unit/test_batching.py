@@ -158,6 +158,7 @@ class Lengths:
 
     Args:
         room: most padded tokens of a pass.
+        late: whether it tells only when its vectors are asked for that there was no room.
     """
 
     dims = {"text": 1}  # noqa: RUF012
@@ -165,8 +166,9 @@ class Lengths:
     batch_size, token_budget, window = 100, 20, 100
     cost = staticmethod(padded_tokens)
 
-    def __init__(self, room: int = 1000, *, under_way: bool = False) -> None:
+    def __init__(self, room: int = 1000, *, under_way: bool = False, late: bool = False) -> None:
         self.room = room
+        self.late = late
         self.under_way = under_way
         self.passes: list[list[int]] = []
         self.on_device = self.most_on_device = 0
@@ -176,13 +178,16 @@ class Lengths:
 
     def embed(self, batch: Sequence[tuple[int, int]]) -> Mapping[str, np.ndarray]:
         self.passes.append([tokens for _, tokens in batch])
-        if len(batch) * max(tokens for _, tokens in batch) > self.room:
+        too_large = len(batch) * max(tokens for _, tokens in batch) > self.room
+        if too_large and not self.late:
             raise DeviceFullError("no room")
         self.on_device += 1
         self.most_on_device = max(self.most_on_device, self.on_device)
 
         def arrive() -> dict[str, np.ndarray]:
             self.on_device -= 1
+            if too_large:
+                raise DeviceFullError("no room")
             return {"text": np.array([[number] for number, _ in batch], dtype=np.float32)}
 
         return UnderWay(["text"], arrive) if self.under_way else arrive()
@@ -271,3 +276,15 @@ def test_a_pass_without_room_beside_another_one_is_tried_again_alone(stages: Sim
     stage.flush()
     assert work.failures == []
     assert rows_of(work) == {n: n for n in range(3)}
+
+
+def test_a_pass_that_finds_no_room_only_later_is_done_again_and_the_others_stay(stages: SimpleNamespace) -> None:  # noqa: F811
+    embedder = Lengths(room=12, under_way=True, late=True)
+    stage = stage_of(stages, embedder)
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    give(stage, work, [4, 4, 4, 4, 4, 30, 4, 4, 4, 4])
+    stage.flush()
+    assert [(failure.ordinal, failure.code) for failure in work.failures] == [(5, "out_of_memory")]
+    assert rows_of(work) == {n: n for n in range(10) if n != 5}
+    assert embedder.on_device == 0
+    assert stages.finished == [work]

@@ -59,19 +59,19 @@ def failing(error: Exception) -> Callable[[Sequence[int]], dict[str, torch.Tenso
 )
 def test_a_batch_too_large_for_the_memory_has_an_error_that_keeps_nothing_of_it_alive(error: Exception) -> None:
     with pytest.raises(DeviceFullError, match="too small") as caught:
-        network(failing(error)).embed([1, 2])
+        dict(network(failing(error)).embed([1, 2]))
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 
 def test_a_broken_device_asks_for_another_process() -> None:
     broken = network(failing(RuntimeError("CUDA error: an illegal memory access was encountered\nmore")))
     with pytest.raises(DeviceError, match="illegal memory access"):
-        broken.embed([1, 2])
+        dict(broken.embed([1, 2]))
 
 
 def test_a_bug_stays_a_bug() -> None:
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        network(failing(RuntimeError("shape mismatch"))).embed([1, 2])
+        dict(network(failing(RuntimeError("shape mismatch"))).embed([1, 2]))
 
 
 def test_gradients_are_not_recorded_and_vectors_are_float32() -> None:

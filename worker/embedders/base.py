@@ -32,10 +32,13 @@ class UnderWay(Mapping[str, "np.ndarray"]):
 
     Args:
         names: the outputs.
-        arrive: waits for the vectors and gives them; called once. Raises DeviceError where the device is broken.
+        arrive: waits for the vectors and gives them; called once. Raises DeviceError where the device is broken, and
+            DeviceFullError where only now it is seen that its memory is too small.
+        ahead: passes that may be begun before these vectors are asked for.
     """
 
-    def __init__(self, names: Iterable[str], arrive: Callable[[], Mapping[str, np.ndarray]]) -> None:
+    def __init__(self, names: Iterable[str], arrive: Callable[[], Mapping[str, np.ndarray]], *, ahead: int = 1) -> None:
+        self.ahead = ahead
         self._names = tuple(names)
         self._arrive = arrive
         self._here: Mapping[str, np.ndarray] | None = None

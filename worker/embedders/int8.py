@@ -15,6 +15,7 @@ import importlib.metadata
 import inspect
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,7 +66,8 @@ class Int8Trunk(torch.nn.Module):
     def __init__(self, compiled: Any, config: Any, takes: Sequence[str]) -> None:
         super().__init__()
         self.config = config
-        self._request = compiled.create_infer_request()
+        self._compiled = compiled
+        self._mine = threading.local()
         self._takes = takes
 
     def forward(
@@ -83,9 +85,12 @@ class Int8Trunk(torch.nn.Module):
             )
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         given = dict(zip(INPUTS, (input_ids, attention_mask, types), strict=True))
-        self._request.infer([given[name].contiguous().numpy() for name in self._takes], share_inputs=True)
+        if not hasattr(self._mine, "request"):  # passes may be computed beside each other
+            self._mine.request = self._compiled.create_infer_request()
+        request = self._mine.request
+        request.infer([given[name].contiguous().numpy() for name in self._takes], share_inputs=True)
         # The runtime writes the next batch to the same place.
-        return BaseModelOutput(last_hidden_state=torch.from_numpy(self._request.get_output_tensor(0).data.copy()))
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(request.get_output_tensor(0).data.copy()))
 
 
 def int8_content(config: ModelConfig) -> dict[str, Any]:
@@ -171,7 +176,8 @@ def _runtime() -> tuple[Any, Any]:
 
 def _runtime_options() -> dict[str, Any]:
     return {
-        "PERFORMANCE_HINT": "LATENCY",
+        # A pass for each core, see `worker.embedders.lanes`.
+        "NUM_STREAMS": torch.get_num_threads(),
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         # Workers that each pin their threads to the first cores would share these, and leave the others idle.
         "ENABLE_CPU_PINNING": False,

@@ -12,6 +12,7 @@ import torch
 from core.errors import DeviceError, DeviceFullError
 from worker.embedders.base import UnderWay
 from worker.embedders.device import foreign_faults
+from worker.embedders.lanes import Lanes
 
 T = TypeVar("T")
 
@@ -41,6 +42,9 @@ class Network(Generic[T]):
         self._module = module
         self._run = run
         self._cast_to = self.dtype = dtype
+        # As many as this process has been given of the cores.
+        cores = torch.get_num_threads() if device.type == "cpu" else 1
+        self._lanes = Lanes(cores) if cores > 1 else None
         # What would be infinite after the cast, and could not be cast back.
         self._beyond = {
             name: weights.detach().clone()
@@ -59,6 +63,18 @@ class Network(Generic[T]):
         """
         if not batch:
             return {output: np.empty((0, dim), dtype=np.float32) for output, dim in self.dims.items()}
+        if self._lanes is not None:
+            return self._lanes.begin(self.dims, lambda: self._pass(batch))
+        return self._pass(batch)
+
+    def embed_in_fp32(self, batch: Sequence[T]) -> dict[str, np.ndarray]:
+        """See `Embedder.embed_in_fp32`. The cast back gives the weights of before, bit by bit."""
+        if self._lanes is not None:
+            self._lanes.settle()  # or other passes would find half of the weights cast
+        with self._in_fp32():
+            return dict(self._pass(batch))
+
+    def _pass(self, batch: Sequence[T]) -> Mapping[str, np.ndarray]:
         try:
             with foreign_faults(), torch.inference_mode():
                 return on_host(self._run(batch))
@@ -68,11 +84,6 @@ class Network(Generic[T]):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         raise DeviceFullError(message)
-
-    def embed_in_fp32(self, batch: Sequence[T]) -> dict[str, np.ndarray]:
-        """See `Embedder.embed_in_fp32`. The cast back gives the weights of before, bit by bit."""
-        with self._in_fp32():
-            return dict(self.embed(batch))
 
     @contextmanager
     def _in_fp32(self) -> Iterator[None]:

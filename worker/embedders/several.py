@@ -74,8 +74,8 @@ class SeveralEmbedder:
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """The vectors of one model after the other."""
         found = [member.embedder.embed(_of(member, batch)) for member in self._members]
-        if any(isinstance(of_model, UnderWay) for of_model in found):
-            return UnderWay(self.dims, lambda: self._named(found))
+        if under_way := [of_model for of_model in found if isinstance(of_model, UnderWay)]:
+            return UnderWay(self.dims, lambda: self._named(found), ahead=min(one.ahead for one in under_way))
         return self._named(found)
 
     def embed_in_fp32(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
