@@ -81,6 +81,7 @@ def main() -> int:
         for who in ORDER:
             measured.once(who)
         profiles = measured.profiles()
+        utilisation = measured.utilisation(profiles)
     equal, same = measured.equal()
     ratios = measured.ratios()
     table(["vectors", "max abs difference", "min cosine", "bar", "held"], [list(one.values()) for one in equal])
@@ -96,7 +97,7 @@ def main() -> int:
         "vectors": equal,
         "runs": measured.runs,
         "profiles": profiles,
-        "utilisation": measured.utilisation(profiles),
+        "utilisation": utilisation,
         "skipped": sorted(measured.skipped),
         "load_average": round(load, 2),
     }
