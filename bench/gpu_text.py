@@ -32,7 +32,7 @@ from core.models import ModelConfig
 from core.units import Sample
 from worker.batching import Batcher, Waiting
 from worker.embedders.registry import load
-from worker.pace import Pace
+from worker.throughput import Throughput
 
 TEXTS, TOKENS = 200_000, 256
 SHORTEST = 4
@@ -134,7 +134,7 @@ def loop(model: Path, texts: Sequence[str], device: str, precision: str, *, is_p
     samples = [Sample(ordinal=number, key=str(number), text=text) for number, text in enumerate(texts)]
     prepared = embedder.prepare(samples)
     lengths = [embedder.length(row) for row in prepared]
-    batcher = Batcher(embedder, Pace())
+    batcher = Batcher(embedder, Throughput())
     for sample, row, length in zip(samples, prepared, lengths, strict=True):
         batcher.add(Waiting(None, sample, row, length))  # type: ignore[arg-type]
     dict(embedder.embed(prepared[:2]))

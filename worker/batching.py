@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from core.units import Sample
 from worker.embedders.base import Embedder, Prepared
-from worker.pace import Pace
 from worker.room import Room
+from worker.throughput import Throughput
 from worker.work import UnitWork
 
 WINDOW_S = 8.0
@@ -47,15 +47,15 @@ class Batcher:
 
     Args:
         embedder: says how many samples and tokens suit a pass, what a pass costs, and how many samples suit a window.
-        pace: how fast the device has been.
+        throughput: how fast this worker has been.
 
     Attributes:
         room: the tokens that a pass may have now; who runs the passes tells it how they went.
     """
 
-    def __init__(self, embedder: Embedder, pace: Pace) -> None:
+    def __init__(self, embedder: Embedder, throughput: Throughput) -> None:
         self._embedder = embedder
-        self._pace = pace
+        self._throughput = throughput
         self._waiting: list[Waiting] = []
         self._tokens = 0
         self._to_repeat: list[Batch] = []
@@ -83,10 +83,11 @@ class Batcher:
     def samples_ahead(self) -> int:
         """How many samples should wait behind the window."""
         embedder = self._embedder
-        if not self._pace.samples_per_s:
+        rows_per_s = self._throughput.rows_per_s
+        if rows_per_s is None:
             return BATCHES_AHEAD * embedder.batch_size
         most = max(embedder.window, BATCHES_AHEAD * embedder.batch_size)
-        return max(embedder.batch_size, min(most, int(self._pace.samples_per_s * WINDOW_S)))
+        return max(embedder.batch_size, min(most, int(rows_per_s * WINDOW_S)))
 
     def batches(self) -> Iterator[Batch]:
         """The forward passes of the next window, or of all that waits where that is less."""
@@ -113,7 +114,7 @@ class Batcher:
         most = max(embedder.window, embedder.batch_size)
         if not embedder.token_budget:
             return most if len(self._waiting) >= most else 0
-        tokens = max(embedder.token_budget, self._pace.tokens_per_s * WINDOW_S)
+        tokens = max(embedder.token_budget, (self._throughput.tokens_per_s or 0.0) * WINDOW_S)
         if len(self._waiting) < most and self._tokens < tokens:
             return 0
         totals = itertools.accumulate(entry.tokens for entry in self._waiting)

@@ -17,7 +17,6 @@ from core.units import Sample
 from core.vectors import Fault, similarities, stored
 from worker.batching import Batch, Batcher, Waiting
 from worker.embedders.base import Embedder, Truncated, UnderWay
-from worker.pace import Pace
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
 from worker.stats import Stats
@@ -69,8 +68,7 @@ class EmbedStage:
         self.hand_on = hand_on
         self.trace = trace or Trace()
         self.log = Events("worker")
-        self._pace = Pace()
-        self._batcher = Batcher(embedder, self._pace)
+        self._batcher = Batcher(embedder, stats.throughput)
         self._in_flight: list[InFlight] = []
         self._free_at = 0.0
 
@@ -179,12 +177,8 @@ class EmbedStage:
     def _at_work(self, batch: Batch = ()) -> Iterator[None]:
         """Say what the device has in hand, and count the time."""
         in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
-        began = time.perf_counter()
         with self.stats.busy("embed"), self.board.step("embed", _spans(in_hand)):
             yield
-        self._pace.measured(
-            samples=len(batch), tokens=sum(entry.tokens for entry in batch), seconds=time.perf_counter() - began
-        )
 
     def _arrived(self, *, leave: int) -> list[InFlight]:
         """The oldest passes with their vectors here, all but `leave` of them."""
@@ -204,7 +198,9 @@ class EmbedStage:
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
             self.stats.batch_done(len(batch), tokens, processed=self._cost(batch), took_s=time.time() - began)
-            self.stats.throughput.batch_done(len(batch), since=min(entry.work.claimed_at for entry in batch))
+            self.stats.throughput.batch_done(
+                len(batch), tokens.total(), since=min(entry.work.claimed_at for entry in batch)
+            )
             self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=[span.u for span in _spans(batch)])
         return arrived
 

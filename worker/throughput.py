@@ -16,7 +16,7 @@ UNITS_REMEMBERED = 20
 
 
 class Throughput:
-    """Rows per second of one worker process, as they come out: a slow reader makes a worker slow as well.
+    """Rows and tokens per second of one worker process, as they come out: a slow reader makes a worker slow as well.
 
     Safe to use from any thread.
 
@@ -27,12 +27,12 @@ class Throughput:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows = self._seconds = 0.0
+        self._rows = self._tokens = self._seconds = 0.0
         self._samples: float | None = None
         self._last_at: float | None = None
         self._last_s = 0.0
 
-    def batch_done(self, rows: int, *, since: float) -> None:
+    def batch_done(self, rows: int, tokens: int, *, since: float) -> None:
         """Count a batch that has ended now, of which the first sample was claimed at `since`.
 
         It took the time from the end of the batch before; waiting for units to be had does not count.
@@ -44,6 +44,7 @@ class Throughput:
             self._last_at = now
             kept = math.exp(-self._last_s / MEMORY_S)
             self._rows = self._rows * kept + rows
+            self._tokens = self._tokens * kept + tokens
             self._seconds = self._seconds * kept + self._last_s
 
     def unit_of(self, samples: int | None) -> None:
@@ -64,6 +65,12 @@ class Throughput:
         """Speed of late; None before the first batch."""
         with self._lock:
             return self._rows / self._seconds if self._rows else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The same in tokens."""
+        with self._lock:
+            return self._tokens / self._seconds if self._rows else None
 
     @property
     def unit_s(self) -> float | None:

@@ -60,7 +60,7 @@ class Holder:
         self.throughput.unit_of(SAMPLES)
         began = self.clock()
         self.clock.advance(unit_s)
-        self.throughput.batch_done(SAMPLES, since=began)
+        self.throughput.batch_done(SAMPLES, SAMPLES, since=began)
 
     def claim(self, units: int, *, from_far: bool = False) -> None:
         for u in range(units):

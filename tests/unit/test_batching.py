@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import FakeClock
 from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
 
 from core.errors import DeviceFullError, SourceError
@@ -16,11 +17,11 @@ from core.units import Sample
 from worker.batching import WINDOW_S, Batcher, Waiting
 from worker.embed import EmbedStage
 from worker.embedders.base import Cost, UnderWay, padded_tokens
-from worker.pace import Pace
 from worker.progress import ProgressBoard
 from worker.read import Chunk, EndOfUnit
 from worker.room import CLEAN_PASSES, UNBOUNDED, Room
 from worker.stats import Stats
+from worker.throughput import Throughput
 from worker.work import UnitWork
 
 
@@ -28,14 +29,18 @@ def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8, cost: 
     return SimpleNamespace(batch_size=batch_size, token_budget=token_budget, window=window, cost=cost)
 
 
-def pace_of(per_s: int) -> Pace:
-    pace = Pace()
-    pace.measured(samples=per_s, tokens=per_s, seconds=1.0)
-    return pace
+def of_speed(per_s: int) -> Throughput:
+    """As of a worker that embedded so many texts of one token in the last second."""
+    clock = FakeClock()
+    throughput = Throughput(clock)
+    began = clock()
+    clock.advance(1.0)
+    throughput.batch_done(per_s, per_s, since=began)
+    return throughput
 
 
-def filled(embedder: Any, lengths: Sequence[int], pace: Pace | None = None) -> Batcher:
-    batcher = Batcher(embedder, pace or pace_of(1000))
+def filled(embedder: Any, lengths: Sequence[int], throughput: Throughput | None = None) -> Batcher:
+    batcher = Batcher(embedder, throughput or of_speed(1000))
     for number, tokens in enumerate(lengths):
         batcher.add(Waiting(None, Sample(ordinal=number, key=str(number)), None, tokens))  # type: ignore[arg-type]
     return batcher
@@ -75,30 +80,21 @@ def test_where_all_samples_are_alike_a_window_is_a_pass() -> None:
 
 def test_a_window_holds_as_much_as_the_device_does_in_some_seconds() -> None:
     embedder = model(batch_size=4, token_budget=3, window=100)
-    for pace, count in ((pace_of(1), int(WINDOW_S)), (pace_of(1000), 100), (Pace(), 3)):
-        batcher = filled(embedder, [1] * (count - 1), pace)
+    for throughput, count in ((of_speed(1), int(WINDOW_S)), (of_speed(1000), 100), (Throughput(), 3)):
+        batcher = filled(embedder, [1] * (count - 1), throughput)
         assert not batcher.is_full
-        batcher = filled(embedder, [1] * (count + 5), pace)
+        batcher = filled(embedder, [1] * (count + 5), throughput)
         assert batcher.is_full
         assert sum(map(len, lengths_of(batcher))) == count
         assert len(batcher) == 5
 
 
 def test_what_waits_behind_a_window_is_seconds_of_work_as_well() -> None:
-    slow, fast = pace_of(10), pace_of(1000)
+    slow, fast = of_speed(10), of_speed(1000)
     assert Batcher(model(window=1000), slow).samples_ahead == 10 * WINDOW_S
     assert Batcher(model(window=1000), fast).samples_ahead == 1000
     assert Batcher(model(batch_size=500, window=1000), slow).samples_ahead == 500, "no less than a pass"
-    assert Batcher(model(window=1000), Pace()).samples_ahead == 32
-
-
-def test_the_pace_of_late_counts_most() -> None:
-    pace = Pace()
-    pace.measured(samples=10, tokens=100, seconds=10.0)
-    assert (pace.samples_per_s, pace.tokens_per_s) == (1.0, 10.0)
-    for _ in range(20):
-        pace.measured(samples=10, tokens=100, seconds=1.0)
-    assert pace.samples_per_s == pytest.approx(10.0, rel=0.1)
+    assert Batcher(model(window=1000), Throughput()).samples_ahead == 32
 
 
 # --- the room for a pass ---

@@ -31,11 +31,12 @@ def batches(throughput: Throughput, clock: FakeClock, count: int, *, rows: int, 
     began = clock()
     for _ in range(count):
         clock.advance(seconds)
-        throughput.batch_done(rows, since=began)
+        throughput.batch_done(rows, 10 * rows, since=began)
 
 
 def test_nothing_is_known_before_the_first_batch(throughput: Throughput) -> None:
     throughput.unit_of(10)
+    assert throughput.tokens_per_s is None
     assert (throughput.rows_per_s, throughput.unit_s, throughput.ahead_s([work_of(10)])) == (None, None, None)
     assert throughput.ahead_s([]) == 0.0
 
@@ -59,7 +60,7 @@ def test_waiting_for_units_makes_no_device_slow_but_waiting_for_the_reader_does(
     clock.advance(3600)
     claimed_at = clock()
     clock.advance(1.0)
-    throughput.batch_done(10, since=claimed_at)
+    throughput.batch_done(10, 100, since=claimed_at)
     assert throughput.rows_per_s == pytest.approx(10.0)
     batches(throughput, clock, 50, rows=10, seconds=2.0)
     assert throughput.rows_per_s == pytest.approx(5.0, rel=0.01)
@@ -77,3 +78,11 @@ def test_a_unit_has_the_samples_that_units_have_where_only_reading_it_tells(
     assert throughput.ahead_s([unknown]) == pytest.approx(3.0)
     unknown.end_of_read(50)
     assert throughput.ahead_s([unknown]) == pytest.approx(5.0)
+
+
+def test_the_speed_of_late_counts_most_in_rows_and_in_tokens(throughput: Throughput, clock: FakeClock) -> None:
+    batches(throughput, clock, 1, rows=10, seconds=10.0)
+    assert (throughput.rows_per_s, throughput.tokens_per_s) == (1.0, 10.0)
+    batches(throughput, clock, 60, rows=10, seconds=1.0)
+    assert throughput.rows_per_s == pytest.approx(10.0, rel=0.1)
+    assert throughput.tokens_per_s == pytest.approx(100.0, rel=0.1)
