@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from core.errors import ConfigError
+from core.models import PRECISIONS
 from core.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +40,28 @@ def broker_option(function: F) -> F:
 def json_option(function: F) -> F:
     """--json, for verbs that report."""
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
+
+
+def precision_option(function: F) -> F:
+    """--precision, for verbs that embed."""
+    return click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        default="fp32",
+        show_default=True,
+        help="What is computed in.",
+    )(function)
+
+
+def devices_option(function: F) -> F:
+    """--devices, for verbs that start workers."""
+    return click.option(
+        "--devices",
+        default="auto",
+        show_default=True,
+        metavar="LIST",
+        help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu; sim:SPEED for stub models.",
+    )(function)
 
 
 def run_options(function: F) -> F:
@@ -79,13 +102,7 @@ def run_options(function: F) -> F:
                 metavar="TEXT",
                 help="The prompt itself, for st: and hf: models, with the space at its end; '' for none.",
             ),
-            click.option(
-                "--precision",
-                type=click.Choice(["fp32", "bf16", "fp16", "int8"]),
-                default="fp32",
-                show_default=True,
-                help="What is computed in.",
-            ),
+            precision_option,
             click.option(
                 "--dtype",
                 type=click.Choice(["float16", "float32", "int8", "binary"]),
@@ -230,13 +247,7 @@ def worker_options(function: F) -> F:
     """What decides how this machine works: never part of a run."""
     for decorate in reversed(
         (
-            click.option(
-                "--devices",
-                default="auto",
-                show_default=True,
-                metavar="LIST",
-                help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu; sim:SPEED for stub models.",
-            ),
+            devices_option,
             click.option(
                 "--workers-per-device",
                 type=click.IntRange(min=1, max=64),

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from core.models import PRECISIONS
-from embq.options import json_option
+from embq.options import devices_option, json_option, precision_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,13 +26,7 @@ def experiment_options(function: F) -> F:
                 metavar="SPEC",
                 help="What embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
             ),
-            click.option(
-                "--precision",
-                type=click.Choice(PRECISIONS),
-                default="fp32",
-                show_default=True,
-                help="What is computed in.",
-            ),
+            precision_option,
             click.option(
                 "--texts",
                 default="",
@@ -63,13 +56,7 @@ def experiment_options(function: F) -> F:
                 metavar="R",
                 help="Runs of each condition.",
             ),
-            click.option(
-                "--devices",
-                default="auto",
-                show_default=True,
-                metavar="LIST",
-                help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu; sim:SPEED for stub models.",
-            ),
+            devices_option,
             click.option(
                 "--chunks",
                 type=click.IntRange(min=1),
