@@ -24,8 +24,12 @@ def test_each_batch_is_a_line_of_the_workers_own_file(tmp_path: Path) -> None:
     assert lines[0]["ended"] <= lines[1]["began"]
 
 
-def test_without_a_folder_nothing_is_noted() -> None:
-    Trace().batch(time.time(), rows=1, tokens=1, units=[0])
+def test_without_a_folder_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = Trace(worker="w", device="cpu")
+    trace.batch(time.time(), rows=1, tokens=1, units=[0])
+    trace.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
