@@ -66,7 +66,13 @@ def both(spec: str) -> tuple[Embedder, Embedder]:
 
 
 def test_docstrings_through_minilm_are_near_those_in_fp32() -> None:
-    texts = [text for _, text in docstrings(960)[::16]]
+    # Those of 5,000 that were furthest when all products were in int8: 0.983.
+    cookies = [
+        "Return number of contained cookies.",
+        "Load cookies from a file.",
+        "Return false if cookies should not be returned, given cookie path.\n        ",
+    ]
+    texts = [text for _, text in docstrings(960)[::16]] + cookies
     exact, rounded = both("minilm")
     prepared = exact.prepare([Sample(ordinal=i, key=str(i), text=text) for i, text in enumerate(texts)])
     prepared.sort(key=lambda row: len(row["input_ids"]))
