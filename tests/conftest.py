@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Tests start hundreds of processes: where none may keep what it has compiled, each compiles all of embq again, which is
 # a quarter of the processor time of a small run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 import secrets
 import shutil
