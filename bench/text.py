@@ -8,7 +8,8 @@ the time after the model is loaded: of `embq run` from the first batch to the la
 round, at the end, with the others between them, so that a machine that drifts does so for all. Figures are medians.
 
 The vectors must be the same: each of the 5,000 of fp32 within 1e-5 of those of `encode`, or the benchmark ends with
-status 1. At the end comes, for each precision, a profile of where the time goes (`bench.text_profile`).
+status 1. At the end come the CPU seconds of each service, and profiles of where those of the passes go
+(`bench.text_profile`).
 Ray Data is measured where `make bench-text` has put it, in .venv-bench.
 """
 
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,8 @@ def main() -> int:
     ratios = measured.ratios()
     table(["vectors", "max abs difference", "min cosine", "bar", "held"], [list(one.values()) for one in equal])
     table(["embq run", "beside", "ratio", "lowest", "highest", "bar", "held"], [list(one.values()) for one in ratios])
-    for one in profiles:
-        print(json.dumps(one))
+    table(["embq run", "seconds", "core seconds of its services", "tokens"], [_services(one) for one in measured.runs])
+    table(["forward passes", "where the time goes", "GFLOP/s", "of a large GEMM"], [_passes(one) for one in profiles])
     for line in measured.skipped:
         print("skipped:", line)
     figures = {
@@ -220,10 +222,10 @@ class Measured:
         return rows
 
     def profiles(self) -> list[dict[str, Any]]:
-        """Where the time goes, for each precision that torch computes in."""
+        """Where the time of the passes goes, of `encode` and in each precision that was measured."""
         found = []
-        for precision in ("fp32", "bf16"):
-            command = [sys.executable, "-m", "bench.text_profile", precision, str(self._source)]
+        for who in ("encode", *(precision for precision in COSINES if precision in self.seconds)):
+            command = [sys.executable, "-m", "bench.text_profile", who, str(self._source)]
             environment = {**os.environ, **KEPT_MEMORY}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=LIMIT_S, check=True, env=environment, cwd=ROOT
@@ -239,12 +241,20 @@ class Measured:
         ids = tokenizer(texts_of(self._source), truncation=True, max_length=256)["input_ids"] if profiles else []
         work = flop([len(one) for one in ids]) / 1e9
         return {
-            one["precision"]: round(
-                work / statistics.median(self.seconds[one["precision"]]) / one["gemm_gflops_all"], 3
-            )
+            one["who"]: round(work / statistics.median(self.seconds[one["who"]]) / one["gemm_gflops_all"], 3)
             for one in profiles
-            if one["precision"] in self.seconds
+            if "gemm_gflops_all" in one
         }
+
+
+def _services(run: Mapping[str, Any]) -> list[str]:
+    spent = ", ".join(f"{service} {cpu_s:.1f}" for service, cpu_s in run["cpu_s"].items())
+    return [run["precision"], f"{run['seconds']:.1f}", spent, f"{run['tokens']:,}"]
+
+
+def _passes(one: Mapping[str, Any]) -> list[str]:
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in one["shares"].items())
+    return [one["who"], shares, f"{one['gflops']:.0f}", f"{one['utilisation']:.0%}" if "utilisation" in one else ""]
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def plot(ratios: list[dict[str, Any]], profiles: list[dict[str, Any]], name: str
     left = [0.0] * len(profiles)
     for kind in KINDS:
         shares = [one["shares"].get(kind, 0.0) for one in profiles]
-        below.barh([one["precision"] for one in profiles], shares, left=left, label=kind)
+        below.barh([one["who"] for one in profiles], shares, left=left, label=kind)
         left = [start + share for start, share in zip(left, shares, strict=True)]
     below.invert_yaxis()
     below.set_xlim(0, 1)
