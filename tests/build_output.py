@@ -19,6 +19,7 @@ from core.errors import SampleError, SourceError
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Entry
 from core.manifest import Manifest
+from core.models import ModelConfig
 from core.objects import Place
 from core.protocol import VERSION
 from core.results import decode_result, embedding_columns, encode_result, row_schema
@@ -74,8 +75,13 @@ def build(
     unit_samples: int = 3,
     units_per_commit: int = 2,
     only: int | None = None,
+    loaded: Callable[[ModelConfig, str], Embedder] = load,
 ) -> Path:
-    """An output folder as a run leaves it: a fence, the data, and, unless `only` that many units are done, a close."""
+    """An output folder as a run leaves it: a fence, the data, and, unless `only` that many units are done, a close.
+
+    Args:
+        loaded: gives the model on a device.
+    """
     options = ReadOptions(unit_samples=unit_samples)
     paths = tuple(str(path) for path in inputs)
     request = Request(
@@ -92,7 +98,7 @@ def build(
     )
     info = prepare(request).info
     layout, manifest = Layout(root), Manifest(Layout(root))
-    embedder = load(info.model, "cpu")
+    embedder = loaded(info.model, "cpu")
     log = CommitLog(layout)
     committer = Committer(layout, info, log, log.replay(info.units), writer="w1", version="0")
     committer.take_epoch()

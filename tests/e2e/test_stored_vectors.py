@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from core.models import ModelConfig
 from core.rows import RowSpec
 from demo.collect import docstrings
 from embq.verify import verify
 from tests.build_output import build
 from tests.e2e.session import ended, succeed, write_shards, write_texts
+from worker.embedders.registry import load
 
 DIM = 32
 
@@ -80,6 +85,7 @@ def test_neighbours_of_docstrings_survive_what_is_stored(tmp_path: Path) -> None
     texts = dict(docstrings(100))
     source = tmp_path / "docstrings.jsonl"
     source.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
+    model = cache(EmbeddedOnce)
     stored: dict[str, np.ndarray] = {}
     for name, rows in {
         "raw": RowSpec(dtype="float32", normalize=False),
@@ -88,7 +94,7 @@ def test_neighbours_of_docstrings_survive_what_is_stored(tmp_path: Path) -> None
         "cut": RowSpec(truncate_dim=256),
     }.items():
         # Planned, read, embedded and committed as a run does it, in this one process.
-        root = build(tmp_path / name, [source], model="minilm", rows=rows, unit_samples=100)
+        root = build(tmp_path / name, [source], model="minilm", rows=rows, unit_samples=100, loaded=model)
         report = verify(root)
         assert (report.ok, report.rows) == (True, 100)
         stored[name] = matrix(part(root))
@@ -100,6 +106,29 @@ def test_neighbours_of_docstrings_survive_what_is_stored(tmp_path: Path) -> None
     assert recall(vectors, stored["int8"].astype(np.float32)) >= 0.99
     assert recall(vectors, signs) >= 0.7
     assert recall(vectors, stored["cut"].astype(np.float32)) >= 0.85
+
+
+class EmbeddedOnce:
+    """A model that is given the same batch again and again, and computes its vectors once."""
+
+    def __init__(self, config: ModelConfig, device: str) -> None:
+        self._embedder = load(config, device)
+        self._vectors: np.ndarray | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._embedder, name)
+
+    def embed(self, batch: Sequence[Any]) -> dict[str, np.ndarray]:
+        if self._vectors is None:
+            # As in a run: texts of like length in one pass, for each core one.
+            order = sorted(range(len(batch)), key=lambda at: self._embedder.length(batch[at]))
+            begun = [
+                self._embedder.embed([batch[at] for at in order[start : start + 10]])
+                for start in range(0, len(order), 10)
+            ]
+            self._vectors = np.empty((len(batch), self._embedder.dims["text"]), dtype=np.float32)
+            self._vectors[order] = np.concatenate([vectors["text"] for vectors in begun])
+        return {"text": self._vectors.copy()}
 
 
 def recall(vectors: np.ndarray, others: np.ndarray) -> float:
