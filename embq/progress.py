@@ -17,6 +17,12 @@ from core.registry import RunRecord
 from embq.eta import NO_ETA, predict, share_of
 from embq.seen import Seen, bottleneck, see
 
+OF_A_WORKER = (
+    *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
+    *("padding", "memory_full", "recomputed"),
+)
+"""What `embq status --json` tells of each worker, of what it says of itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -101,10 +107,7 @@ class Progress:
             "eta_basis": self.eta_basis,
             "limit": self.limit,
             "waits_for": self.waits_for,
-            "workers": [
-                {name: worker.get(name) for name in ("name", "device", "rows_per_s", "unit", "stage", "age_s")}
-                for worker in self.workers
-            ],
+            "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
             "timing": self.timing,
         }
 
