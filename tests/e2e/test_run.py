@@ -60,7 +60,8 @@ def assert_shape(status: dict[str, Any]) -> None:
     for worker in status["workers"]:
         assert set(worker) >= {"name", "device", "rows_per_s", "unit", "stage", "age_s"}
         assert 0 <= (worker["padding"] or 0) < 1
-        assert not worker["memory_full"] and not worker["recomputed"]
+        assert not worker["memory_full"]
+        assert not worker["recomputed"]
     assert set(status["timing"]) >= {"load_s", "embed_s", "wall_s"}
 
 
