@@ -142,6 +142,17 @@ def pop(queue: Queue, most: int) -> list[HintJob]:
         return found
 
 
+def put_back(queue: Queue, job_ids: Sequence[str]) -> None:
+    """Let popped hints wait again, in front and in their order."""
+    if not job_ids:
+        return
+    with queue.connection.pipeline() as pipe:
+        for job_id in reversed(job_ids):
+            pipe.lrem(queue.intermediate_queue.key, 1, job_id)
+            pipe.lpush(queue.key, job_id)
+        pipe.execute()
+
+
 def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
     """Remove a popped hint: from the list of popped ones, and its data."""
     pipe.lrem(queue.intermediate_queue.key, 1, job_id)

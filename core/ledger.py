@@ -115,7 +115,7 @@ class Ledger:
 
         Args:
             idle: the worker holds nothing, so at the tail of a run it may help with a unit that another one holds.
-            unit_s: seconds that a unit takes it; 0 where it does not know.
+            unit_s: seconds that the unit takes it; 0 where it does not know.
         """
         gen = token.split(":", 1)[0]
         own_ms = math.ceil(unit_s * 1000)

@@ -117,7 +117,7 @@ class EmbedStage:
         else:
             item.work.end_of_read(item.samples)
             if item.work.unit.expected is None:
-                self.stats.throughput.unit_of(item.samples)
+                self.stats.throughput.unit_read(item.samples)
         self._finish_if_complete(item.work)
 
     def _embed_window(self) -> None:
@@ -264,6 +264,7 @@ class EmbedStage:
         if work.lost:
             self._drop(work)
         elif work.complete:
+            self.stats.throughput.unit_done(work)
             work.stage = "publish"
             self.hand_on(work)
 

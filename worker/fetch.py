@@ -49,7 +49,7 @@ class Fetcher:
         refuse: takes a run whose rows cannot be made of such vectors.
         only: the one run that is served, or "".
         claimed: told each unit that was claimed.
-        unit_s: seconds that a unit takes here, if known.
+        seconds_of: how long a unit takes here, if known.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Fetcher:
         stopped: Callable[[], bool],
         only: str,
         claimed: Callable[[Unit], None],
-        unit_s: Callable[[], float | None],
+        seconds_of: Callable[[Unit], float | None],
     ) -> None:
         self.client = client
         self.bulk = bulk
@@ -83,7 +83,7 @@ class Fetcher:
         self.stopped = stopped
         self.only = only
         self.claimed = claimed
-        self.unit_s = unit_s
+        self.seconds_of = seconds_of
         self.log = Events("worker")
         self._scripts = load_scripts(client)
         self._records: dict[str, RunRecord] = {}
@@ -127,9 +127,13 @@ class Fetcher:
             return None
         ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
         token = new_token(hint.gen, self.name)
-        idle = not self.leases.snapshot()
         claim = ledger.claim(
-            hint.u, token, lease_s=self.lease_s, fingerprint=self.fingerprint, idle=idle, unit_s=self.unit_s() or 0.0
+            hint.u,
+            token,
+            lease_s=self.lease_s,
+            fingerprint=self.fingerprint,
+            idle=not self.leases.snapshot(),
+            unit_s=self.seconds_of(hint.unit) or 0.0,
         )
         if claim.word == "fingerprint":
             raise ConfigError(

@@ -11,7 +11,6 @@ from typing import Any
 import redis
 
 from core.errors import EmbqError
-from core.extents import extent_of
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.registry import report_worker, sign_off
@@ -174,11 +173,10 @@ class Heartbeat(threading.Thread):
         for run in {*speeds, *(work.run for work in held)}:
             units = [work for work in held if work.run == run]
             begun = [(work.u, work.token, work.tokens) for work in units if work.tokens][:REPORTED_UNITS]
-            extents = [extent_of(work.unit) for work in units]
             runs[run] = {
                 "tokens_per_s": round(speeds.get(run, 0.0), 2),
                 "units": len(units),
-                "size": sum(extent.bytes or extent.samples for extent in extents),
+                "size": sum(work.extent.bytes or work.extent.samples for work in units),
                 "begun": begun,
                 "in_batch": round(in_batch.get(run, 0.0)) if units else 0,
             }

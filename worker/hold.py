@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -17,6 +17,7 @@ from core import hints
 from core.ledger import units_unclaimed
 from core.models import ModelConfig
 from core.registry import fresh_workers
+from core.units import Unit
 from worker.batching import WINDOW_S
 from worker.embedders.base import Embedder
 from worker.share import Speed, end_of
@@ -89,6 +90,7 @@ class Hold:
         self._look_at = 0.0
         self._looked_at = 0.0
         self._due_at: float | None = None
+        self._room_s = 0.0
 
     @property
     def tail(self) -> bool:
@@ -119,12 +121,25 @@ class Hold:
         wanted_s = min(self._most_s(), max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
         if held and ahead_s >= wanted_s:
             return 0
-        units = min(math.ceil((wanted_s - ahead_s) / unit_s), math.ceil(share / 2), PULL, self._free(len(held)))
+        self._room_s = wanted_s - ahead_s
+        units = min(math.ceil(self._room_s / unit_s), math.ceil(share / 2), PULL, self._free(len(held)))
         return max(0 if held else 1, units)
 
-    def claimed(self, samples: int | None, *, from_far: bool) -> None:
-        """Note a unit that was claimed: its samples, if known, and whether its file is fetched before it is read."""
-        self.throughput.unit_of(samples)
+    def fits(self, units: Sequence[Unit]) -> int:
+        """How many of the units that are to be had to claim, in their order; the first in any case.
+
+        `room` took all for units of usual size; these are seen.
+        """
+        left_s = self._room_s
+        for count, unit in enumerate(units[:-1], 1):
+            left_s -= self.throughput.seconds_of(unit) or 0.0
+            if left_s <= 0.0:
+                return count
+        return len(units)
+
+    def claimed(self, unit: Unit, *, from_far: bool) -> None:
+        """Note a unit that was claimed, and whether its file is fetched before it is read."""
+        self.throughput.unit_claimed(unit)
         self.from_far = from_far
         self.left = max(0, self.left - 1)
 

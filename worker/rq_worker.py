@@ -8,7 +8,7 @@ several hints that are wanted at once RQ pops the first, and the others are popp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from rq.worker import SimpleWorker
 from core import hints
 from core.hints import Hint, HintJob
 from core.log import Events
+from core.units import Unit
 
 WORKER_TTL_S = 60
 DEQUEUE_S = 1
@@ -37,6 +38,7 @@ class HintWorker(SimpleWorker):
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
         room: how many hints to pop now; none are popped while it says 0.
+        fits: how many of those that were popped to take; the others are put back.
         take: gets the hints that were popped.
         stopped: asked before and after every pop.
         idle: called after each second without a hint, or without room for one.
@@ -49,6 +51,7 @@ class HintWorker(SimpleWorker):
         name: str,
         client: redis.Redis,
         room: Callable[[], int],
+        fits: Callable[[Sequence[Unit]], int],
         take: Callable[[list[Hint]], None],
         stopped: Callable[[], bool],
         idle: Callable[[], None],
@@ -63,6 +66,7 @@ class HintWorker(SimpleWorker):
             log_job_description=False,
         )
         self._room = room
+        self._fits = fits
         self._wanted = 1
         self._take = take
         self._stopped = stopped
@@ -110,10 +114,15 @@ class HintWorker(SimpleWorker):
         """Hand the hint on, and further ones that are wanted; then forget them. Nothing in a job is ever called."""
         with self._failures_kept():
             jobs = [cast("HintJob", job), *hints.pop(queue, self._wanted - 1)]
-            self._take([hint for one in jobs if (hint := self._read(one)) is not None])
+            found = [(one, hint) for one in jobs if (hint := self._read(one)) is not None]
+            fit = self._fits([hint.unit for _, hint in found])
+            back = {one.id for one, _ in found[fit:]}
+            hints.put_back(queue, [one.id for one, _ in found[fit:]])
+            self._take([hint for _, hint in found[:fit]])
             with self.connection.pipeline() as pipe:
                 for one in jobs:
-                    hints.drop(pipe, queue, one.id)
+                    if one.id not in back:
+                        hints.drop(pipe, queue, one.id)
                 pipe.execute()
 
     @contextmanager

@@ -137,7 +137,7 @@ class ModelService:
             stopped=self._over,
             only=options.run,
             claimed=self._claimed,
-            unit_s=lambda: self.stats.throughput.unit_s,
+            seconds_of=self.stats.throughput.seconds_of,
         )
         self.hold = Hold(
             self.client,
@@ -166,6 +166,7 @@ class ModelService:
             name=self.options.name,
             client=client,
             room=self.hold.room,
+            fits=self.hold.fits,
             take=self.fetcher.take,
             stopped=self._over,
             idle=self._idle,
@@ -284,7 +285,7 @@ class ModelService:
         report_rate(client, self.model, rate, scripts=load_scripts(client))
 
     def _claimed(self, unit: Unit) -> None:
-        self.hold.claimed(unit.expected, from_far=fetchable(unit, self.settings.roots))
+        self.hold.claimed(unit, from_far=fetchable(unit, self.settings.roots))
 
     def _describe(self) -> dict[str, Any]:
         return {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from core.extents import extent_of
 from core.hints import Hint
 from core.ledger import Ledger
 from core.protocol import MAX_ATTEMPTS
@@ -24,6 +25,8 @@ class UnitWork:
     Outcomes are touched by the embed stage only; `lost` may be set by any thread.
 
     Attributes:
+        extent: how much it holds, as far as planning knows.
+        planned: its samples; None until it is read, where only reading tells.
         token: the lease.
         lost: True once the lease is known to be gone; the unit's remaining work is dropped.
         stage: where the unit is now, for `embq status`.
@@ -44,6 +47,8 @@ class UnitWork:
         self.gen = hint.gen
         self.unit = hint.unit
         self.unit_id = hint.unit.unit_id
+        self.extent = extent_of(hint.unit)
+        self.planned = hint.unit.expected
         self.record = record
         self.ledger = ledger
         self.token = token
@@ -82,21 +87,17 @@ class UnitWork:
         self.samples, self.vectors = [], {}
         self.failures = [Failure(ordinal=None, key="", code=code, message=message, attempt=self.attempt)]
         self.truncated = self.tokens = 0
-        self._announced = self.handled = 1
+        self._announced = self.planned = self.handled = 1
 
     def end_of_read(self, samples: int) -> None:
         """The reader has given all `samples` samples of the unit."""
-        self._announced = samples
+        self._announced = self.planned = samples
 
-    def samples_left(self, usual: float | None) -> float | None:
-        """Samples that are neither a row nor a failure; None where nothing tells how many the unit has.
-
-        Args:
-            usual: how many units have; taken where the unit's own number is known only when it has been read.
-        """
-        planned = self._announced if self._announced is not None else self.unit.expected
-        whole = usual if planned is None else planned
-        return None if whole is None else max(0.0, whole - self.handled)
+    def left_of(self, tokens: float) -> float:
+        """Tokens of samples that are neither a row nor a failure, of so many that all have together."""
+        if self.planned is None:
+            return max(0.0, tokens - self.tokens)
+        return tokens * (1 - self.handled / self.planned) if self.handled < self.planned else 0.0
 
     @property
     def complete(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from core.hints import Hint
 from core.ledger import load_scripts
 from core.protocol import WORKERS
 from core.registry import report_worker
+from core.units import Sample, Unit
 from worker.embedders.base import Embedder
 from worker.hold import (
     AHEAD_S,
@@ -57,22 +59,34 @@ class Holder:
 
     def known_as(self, *, unit_s: float) -> None:
         """The device has been measured."""
-        self.throughput.unit_of(SAMPLES)
+        self.throughput.unit_claimed(unit_of(0, SAMPLES))
         began = self.clock()
         self.clock.advance(unit_s)
         self.throughput.batch_done(SAMPLES, SAMPLES, since=began)
 
-    def claim(self, units: int, *, from_far: bool = False) -> None:
+    def claim(self, units: int, *, from_far: bool = False, size: int = 0) -> None:
         for u in range(units):
-            hint = Hint(run=self.run.info.run, gen="1-0", u=u, unit=unit_of(u, SAMPLES))
-            token = f"1-0:me:{len(self.leases.snapshot())}"
-            self.leases.add(UnitWork(hint, self.run.record, cast("Any", None), token, attempts=0, poison=frozenset()))
-            self.hold.claimed(SAMPLES, from_far=from_far)
+            unit = replace(unit_of(u, SAMPLES), size=size)
+            work = self._work(unit, f"1-0:me:{len(self.leases.snapshot())}")
+            self.leases.add(work)
+            self.hold.claimed(unit, from_far=from_far)
 
-    def claim_all_it_may(self) -> int:
+    def has_done(self, unit: Unit) -> None:
+        """A unit like those of late is through, at 1 token a sample."""
+        self.throughput.unit_claimed(unit)
+        work = self._work(unit, "1-0:me:done")
+        work.add_rows([Sample(ordinal=i, key=str(i), text="t") for i in range(SAMPLES)], {})
+        work.tokens = SAMPLES
+        self.throughput.unit_done(work)
+
+    def _work(self, unit: Unit, token: str) -> UnitWork:
+        hint = Hint(run=self.run.info.run, gen="1-0", u=0, unit=unit)
+        return UnitWork(hint, self.run.record, cast("Any", None), token, attempts=0, poison=frozenset())
+
+    def claim_all_it_may(self, *, size: int = 0) -> int:
         """Claims until it holds enough; gives how many units it holds then."""
         while units := self.hold.room():
-            self.claim(units)
+            self.claim(units, size=size)
         return len(self.leases.snapshot())
 
 
@@ -119,6 +133,21 @@ def test_a_slow_device_holds_seconds_of_work_and_a_fast_one_as_many_units_as_tha
     first = holder.hold.room()
     assert 1 <= first <= PULL
     assert held <= holder.claim_all_it_may() <= held + 2
+
+
+def test_a_worker_that_held_short_units_holds_no_more_seconds_of_long_ones(make_holder: MakeHolder) -> None:
+    holder = make_holder()
+    holder.known_as(unit_s=AHEAD_S / 40)
+    short, long = (replace(unit_of(0, SAMPLES), size=size) for size in (1000, 24_000))
+    holder.has_done(short)
+    assert holder.throughput.seconds_of(long) == pytest.approx(0.6 * AHEAD_S)
+    assert 30 <= holder.hold.room() <= PULL, "it takes those that come for short ones"
+    assert holder.hold.fits([long] * PULL) == 2
+    assert holder.hold.fits([short] * 10 + [long] * (PULL - 10)) == 12
+    assert holder.hold.fits([short] * PULL) == PULL
+    assert holder.hold.fits([replace(long, size=100 * long.size)]) == 1
+    holder.claim(holder.hold.fits([long] * holder.hold.room()), size=long.size)
+    assert holder.claim_all_it_may(size=long.size) == 2
 
 
 def test_a_device_for_which_samples_are_sorted_holds_a_window_of_them(make_holder: MakeHolder) -> None:

@@ -21,6 +21,7 @@ from core import hints
 from core.hints import Hint, HintJob, drop, hint_queue, push, sweep
 from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
+from worker.rq_worker import HintWorker
 
 
 def hint(run: RunCase, u: int = 0) -> Hint:
@@ -69,6 +70,26 @@ def test_a_dropped_hint_leaves_nothing_behind(run: RunCase) -> None:
     run.pop()
     assert run.client.keys("rq:job:" + run.info.run + "*") == []
     assert run.client.exists(run.queue.key, run.queue.intermediate_queue.key) == 0
+
+
+def test_a_worker_puts_hints_back_that_it_popped_and_has_no_room_for(run: RunCase) -> None:
+    push(run.queue, [hint(run, u) for u in range(6)], at_front=False)
+    taken: list[list[int]] = []
+    worker = HintWorker(
+        run.queue,
+        name=f"worker-of-{run.info.run}",
+        client=run.client,
+        room=lambda: 4,
+        fits=lambda units: min(2, len(units)),
+        take=lambda hints: taken.append([hint.u for hint in hints]),
+        stopped=lambda: len(taken) == 2,
+        idle=lambda: None,
+    )
+    worker.work(logging_level="WARNING")
+    assert worker.failed is None
+    assert taken == [[0, 1], [2, 3]]
+    assert run.client.llen(run.queue.intermediate_queue.key) == 0
+    assert [run.pop() for _ in range(3)] == [hint(run, 4), hint(run, 5), None]
 
 
 def test_the_largest_unit_fits_into_a_hint(run: RunCase) -> None:

@@ -10,15 +10,20 @@ from conftest import FakeClock
 
 from core.rows import RowSpec
 from core.units import Sample, Unit
-from worker.throughput import Throughput
+from worker.throughput import MEMORY_S, UNITS_REMEMBERED, Throughput
 from worker.work import UnitWork
 
 
-def work_of(samples: int | None, *, done: int = 0) -> UnitWork:
-    hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source="s", samples=samples))
+def unit(samples: int | None, *, size: int = 0, kind: str = "lines") -> Unit:
+    return Unit(kind=kind, source="s", samples=samples, stop=size)
+
+
+def work_of(samples: int | None, *, done: int = 0, tokens: int = 0, size: int = 0, kind: str = "lines") -> UnitWork:
+    hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=unit(samples, size=size, kind=kind))
     record = SimpleNamespace(rows=RowSpec())
     work = UnitWork(cast("Any", hint), cast("Any", record), cast("Any", None), "t", attempts=0, poison=frozenset())
     work.add_rows([Sample(ordinal=i, key=str(i), text="t") for i in range(done)], {})
+    work.tokens = tokens
     return work
 
 
@@ -35,7 +40,7 @@ def batches(throughput: Throughput, clock: FakeClock, count: int, *, rows: int, 
 
 
 def test_nothing_is_known_before_the_first_batch(throughput: Throughput) -> None:
-    throughput.unit_of(10)
+    throughput.unit_claimed(unit(10))
     assert throughput.tokens_per_s is None
     assert (throughput.rows_per_s, throughput.unit_s, throughput.ahead_s([work_of(10)])) == (None, None, None)
     assert throughput.ahead_s([]) == 0.0
@@ -72,8 +77,9 @@ def test_a_unit_has_the_samples_that_units_have_where_only_reading_it_tells(
     batches(throughput, clock, 3, rows=10, seconds=1.0)
     unknown = work_of(None)
     assert (throughput.unit_s, throughput.ahead_s([unknown])) == (None, None)
-    throughput.unit_of(None)
-    throughput.unit_of(30)
+    throughput.unit_claimed(unit(None))
+    assert throughput.unit_s is None
+    throughput.unit_read(30)
     assert throughput.unit_s == pytest.approx(3.0)
     assert throughput.ahead_s([unknown]) == pytest.approx(3.0)
     unknown.end_of_read(50)
@@ -86,3 +92,43 @@ def test_the_speed_of_late_counts_most_in_rows_and_in_tokens(throughput: Through
     batches(throughput, clock, 60, rows=10, seconds=1.0)
     assert throughput.rows_per_s == pytest.approx(10.0, rel=0.1)
     assert throughput.tokens_per_s == pytest.approx(100.0, rel=0.1)
+
+
+def test_once_units_of_its_kind_are_done_a_unit_takes_as_long_as_its_bytes_say(
+    throughput: Throughput, clock: FakeClock
+) -> None:
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    long = work_of(20, size=8000)
+    assert throughput.ahead_s([long]) == pytest.approx(2.0), "of its kind nothing is done, and its samples tell"
+    throughput.unit_done(work_of(20, done=20, tokens=200, size=800))
+    assert throughput.ahead_s([long]) == throughput.seconds_of(long.unit) == pytest.approx(20.0)
+    assert throughput.ahead_s([work_of(20, done=5, size=8000)]) == pytest.approx(15.0)
+    assert throughput.ahead_s([work_of(None, size=8000)]) == pytest.approx(20.0), "before it is read"
+    assert throughput.ahead_s([work_of(None, tokens=1500, size=8000)]) == pytest.approx(5.0), "while it is read"
+    assert throughput.ahead_s([work_of(20, size=8000, kind="tar")]) == pytest.approx(2.0), "of another kind"
+    assert throughput.ahead_s([work_of(20)]) == pytest.approx(2.0), "of a kind that has no bytes"
+
+
+def test_units_to_come_are_like_those_of_late(throughput: Throughput, clock: FakeClock) -> None:
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    throughput.unit_done(work_of(20, done=20, tokens=200, size=800))
+    for count, size in ((50, 800), (UNITS_REMEMBERED, 8000)):
+        for _ in range(count):
+            throughput.unit_claimed(unit(20, size=size))
+        assert throughput.unit_s == pytest.approx(size / 400)
+
+
+def test_what_a_byte_costs_is_learned_from_late_units(throughput: Throughput, clock: FakeClock) -> None:
+    batches(throughput, clock, 3, rows=10, seconds=1.0)
+    for tokens in (200, 1000):
+        for _ in range(3 * int(MEMORY_S)):
+            throughput.unit_done(work_of(20, done=20, tokens=tokens, size=1000))
+        assert throughput.seconds_of(unit(20, size=1000)) == pytest.approx(tokens / 100, rel=0.1)
+
+
+def test_samples_without_tokens_and_units_without_rows_do_no_harm(throughput: Throughput, clock: FakeClock) -> None:
+    began = clock()
+    clock.advance(1.0)
+    throughput.batch_done(10, 0, since=began)
+    throughput.unit_done(work_of(10, done=10, size=1000))
+    assert throughput.ahead_s([work_of(20, size=1000), work_of(0, size=1000)]) == pytest.approx(2.0)
