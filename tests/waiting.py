@@ -9,7 +9,9 @@ from collections.abc import Callable
 def wait_until(predicate: Callable[[], object], deadline_s: float = 100.0) -> None:
     """Return as soon as `predicate()` is true; fail the test when it is not within `deadline_s`."""
     end = time.monotonic() + deadline_s
+    pause_s = 0.01
     while not predicate():
         if time.monotonic() > end:
             raise AssertionError(f"{getattr(predicate, '__name__', predicate)} did not become true in {deadline_s} s")
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, 0.05)  # whoever looks takes time from those that are waited for

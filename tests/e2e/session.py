@@ -12,18 +12,21 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import redis
 
 from core.broker import connect
 from core.embedded import EmbeddedServer, die_with_parent
+from embq import cli
 
-LOOK_S = 0.02
+LOOK_S = 0.05
+"""Between two looks: each takes milliseconds from the processes that are looked at."""
 DEADLINE_S = 100.0
 """For what takes seconds: only a test that fails takes so long, and a machine that is busy with others may."""
 
@@ -52,8 +55,7 @@ class Command:
     ) -> None:
         self.arguments = [str(argument) for argument in arguments]
         self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 - `close` does it
-        changed = {"EMBQ_BROKER_URL": None, "COLUMNS": "200", **(environment or {})}
-        env = {name: value for name, value in {**os.environ, **changed}.items() if value is not None}
+        env = {name: value for name, value in {**os.environ, **_changes(environment)}.items() if value is not None}
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "embq", *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -193,9 +195,38 @@ def started(*arguments: str | Path, **options: Any) -> Iterator[Command]:
 
 def ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any) -> tuple[int, str, str]:
     """Run a command to its end: (exit status, stdout, stderr)."""
+    if arguments and arguments[0] in LOOKS and options.keys() <= {"environment"}:
+        return _looked(arguments, **options)
     with started(*arguments, **options) as command:
         status = command.wait(deadline_s)
         return status, command.stdout, command.stderr
+
+
+LOOKS = ("status", "verify", "failures")
+"""Verbs that start nothing and take no signals: they are called in this process, for a new one would do little more
+than import them. `test_cli` starts each of them as a user does."""
+
+
+def _looked(
+    arguments: Sequence[str | Path], *, environment: Mapping[str, str | None] | None = None
+) -> tuple[int, str, str]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        for name, value in _changes(environment).items():
+            if value is None:
+                patch.delenv(name, raising=False)
+            else:
+                patch.setenv(name, value)
+        status = cli.run([str(argument) for argument in arguments])
+    return status, out.getvalue(), err.getvalue()
+
+
+def _changes(environment: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    """What is different in the environment of a command; None for a variable that it does not have."""
+    return {"EMBQ_BROKER_URL": None, "COLUMNS": "200", **(environment or {})}
 
 
 def succeed(*arguments: str | Path, **options: Any) -> str:
