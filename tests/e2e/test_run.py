@@ -105,7 +105,7 @@ def test_a_second_ctrl_c_gives_begun_units_back_instead_of_finishing_them(short_
 def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, ledger: Ledger) -> None:
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     expected = write_texts(texts, 1500)
-    run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=20", "--unit-size", "10"]
+    run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=5", "--unit-size", "10"]
     run += ["--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
 
     gate = short_tmp / "gate"
@@ -265,18 +265,18 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(
     short_tmp: Path, box: Box, own_client: redis.Redis
 ) -> None:
     first, second = short_tmp / "first", short_tmp / "second"
-    texts = write_texts(short_tmp / "texts.jsonl", 1600)
+    texts = write_texts(short_tmp / "texts.jsonl", 800)
     images = write_shards(short_tmp / "shards", 4, 10)
     enqueue = ["enqueue", short_tmp / "texts.jsonl", "-o", first, "-m", f"stub:{DIM}?ms_per_sample=10"]
     enqueue += ["--unit-size", "10", "--json"]
 
     # Enqueued before anything else is there; the same again adds nothing.
     new = json.loads(box.do(*enqueue))
-    assert (new["new"], new["units"], new["done"]) == (True, 160, 0)
+    assert (new["new"], new["units"], new["done"]) == (True, 80, 0)
     assert json.loads(box.do(*enqueue)) == {**new, "new": False}
     waiting = status_of(new["run"], environment=box.environment)
     assert waiting["state"] == "stopped"
-    assert waiting["units"]["queued"] == 160
+    assert waiting["units"]["queued"] == 80
 
     services = [box.start("producer"), box.start("writer"), box.start("worker", "--devices", "cpu")]
     await_in(services[2], lambda: len(committed(first)) >= 10)
@@ -297,7 +297,7 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(
         assert run["state"] in ("running", "stopped", "done")
     await_in(late, lambda: closed(first) and closed(second))
 
-    one = check_complete(first, texts, units=160, dim=DIM)
+    one = check_complete(first, texts, units=80, dim=DIM)
     check_complete(second, images, units=4, dim=DIM * 2)
     assert len(_names(one)) == 2
     # Of a run whose folder cannot be seen the broker tells.
@@ -308,7 +308,7 @@ def test_resident_services_work_on_several_runs_and_take_late_workers(
     assert (told[other["run"]]["state"], told[other["run"]]["rows"]) == ("done", len(images))
     assert_shape(told[other["run"]])
     again = json.loads(box.do(*enqueue))
-    assert (again["new"], again["done"]) == (False, 160)
+    assert (again["new"], again["done"]) == (False, 80)
 
     # SIGTERM ends each of them in order.
     for service in (*services, late):
@@ -322,7 +322,7 @@ def test_services_stopped_in_mid_run_leave_a_run_that_others_complete(short_tmp:
     root = short_tmp / "out"
     texts = write_texts(short_tmp / "texts.jsonl", 1000)
     gate = short_tmp / "gate"
-    model = f"stub:{DIM}?ms_per_sample=8"
+    model = f"stub:{DIM}?ms_per_sample=4"
     box.do("enqueue", short_tmp / "texts.jsonl", "-o", root, "-m", model, "--unit-size", "10")
     services = [box.start("worker", "--devices", "cpu", sabotage=held_after(50, gate))]
     services += [box.start("writer"), box.start("producer")]
