@@ -194,11 +194,16 @@ def started(*arguments: str | Path, **options: Any) -> Iterator[Command]:
 
 
 def ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any) -> tuple[int, str, str]:
-    """Run a command to its end: (exit status, stdout, stderr)."""
+    """Run a command to its end, in this process if it is a short one: (exit status, stdout, stderr)."""
     if arguments and arguments[0] in SHORT and not options.keys() - {"environment"}:
         environment = options.get("environment") or {}
         if not environment.keys() - {"EMBQ_BROKER_URL"}:
             return _called(arguments, environment)
+    return process_ended(*arguments, deadline_s=deadline_s, **options)
+
+
+def process_ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any) -> tuple[int, str, str]:
+    """Run a command as a process of its own: (exit status, stdout, stderr)."""
     with started(*arguments, **options) as command:
         status = command.wait(deadline_s)
         return status, command.stdout, command.stderr
@@ -206,7 +211,7 @@ def ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any
 
 SHORT = ("cancel", "enqueue", "export", "failures", "pause", "status", "verify")
 """Verbs that start no service and take no signals: they are called in this process, for a new one would do little more
-than import them. `test_cli` starts those that people read as they do."""
+than import them. `test_cli` starts them as users do."""
 
 
 def _called(arguments: Sequence[str | Path], environment: Mapping[str, str | None]) -> tuple[int, str, str]:

@@ -11,9 +11,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from e2e.session import Command, await_in, ended, started, succeed, write_texts
+from e2e.session import Command, await_in, started, write_texts
+from e2e.session import process_ended as ended
 
 from core.embedded import EmbeddedServer
 from embq.cli import VERBS
@@ -44,6 +46,13 @@ def finished() -> Iterator[Path]:
         write_texts(Path(folder) / "texts.jsonl", 20)
         succeed("run", Path(folder) / "texts.jsonl", "-o", Path(folder) / "out", "-m", "stub:8", "--quiet")
         yield Path(folder) / "out"
+
+
+def succeed(*arguments: str | Path, **options: Any) -> str:
+    """Run a command, as a process, that must exit with 0; gives its stdout."""
+    status, stdout, stderr = ended(*arguments, **options)
+    assert status == 0, stderr
+    return stdout
 
 
 def modules_of(*arguments: str | Path, broker: str) -> set[str]:
