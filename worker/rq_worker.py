@@ -26,7 +26,9 @@ from core.log import Events
 from core.units import Unit
 
 WORKER_TTL_S = 60
-DEQUEUE_S = 1
+IDLE_S = 1.0
+BLOCK_S = 0.25
+"""How long the broker is asked to wait for a hint; a request to stop is seen no earlier than after that."""
 HEARTBEAT_S = 5.0
 LOOK_S = 0.01
 """How often a worker that has enough in hand looks whether that is still so."""
@@ -80,24 +82,28 @@ class HintWorker(SimpleWorker):
     ) -> tuple[Job, Queue] | None:
         """The next hint; StopRequested (which ends `work` in order) once `stopped` says so."""
         with self._failures_kept():
+            blocked_s = 0.0
             while True:
                 self._wait_for_room()
                 try:
                     found: tuple[Job, Queue] | None = Queue.dequeue_any(
                         self.queues,
-                        DEQUEUE_S,
+                        BLOCK_S,  # type: ignore[arg-type] # RQ hands it on, and the broker knows parts of a second
                         connection=self.connection,
                         job_class=HintJob,
                         serializer=JSONSerializer,
                     )
                 except DequeueTimeout:
-                    self._idle()
+                    blocked_s += BLOCK_S
+                    if blocked_s >= IDLE_S:
+                        self._idle()
+                        blocked_s = 0.0
                     continue
                 if found is not None:
                     return found
 
     def _wait_for_room(self) -> None:
-        idle_at = time.monotonic() + DEQUEUE_S
+        idle_at = time.monotonic() + IDLE_S
         while True:
             self.heartbeat()
             if self._stopped():
@@ -107,7 +113,7 @@ class HintWorker(SimpleWorker):
                 return
             if time.monotonic() >= idle_at:
                 self._idle()
-                idle_at += DEQUEUE_S
+                idle_at += IDLE_S
             time.sleep(LOOK_S)
 
     def execute_job(self, job: Job, queue: Queue) -> None:
