@@ -14,9 +14,13 @@ from core.commits import CommitLog, LogState
 from core.extents import Extent
 from core.manifest import Manifest
 
-DOUBT = 0.5
-"""Tokens are in proportion to bytes, give or take this share, before the units that are done say something else; how
-fast they do depends on how well their tokens follow from their bytes."""
+DOUBT, DOUBT_TOKENS = 0.5, 5.0
+"""Tokens are in proportion to bytes, give or take this share and so many tokens a sample, whichever is less, before the
+units that are done say something else. How fast they do depends on how well their tokens follow from their bytes. What
+a sample costs beside its bytes is little, and long texts hardly tell it: a line through them that goes on to short
+ones could end anywhere."""
+LEAST_EXAMPLES = 5
+"""Fewer lie on a line by chance."""
 LEAST_EXPLAINED = 0.5
 REMEMBERED = 50
 """Records that a writer learns from which goes on with a run: enough to learn from, and few to read."""
@@ -97,14 +101,17 @@ class _Fit:
             return 0.0
         in_proportion = self.tokens / self._bytes
         spread = self._bytes_squared - self._bytes**2 / self.samples
-        if self._examples < 3 or spread < 1e-9 * self._bytes_squared:  # of lengths that are all the same
+        if self._examples < LEAST_EXAMPLES or spread < 1e-9 * self._bytes_squared:  # of lengths that are all the same
             return in_proportion
         together = max(0.0, self._products - self._bytes * self.tokens / self.samples)
         varies = self._tokens_squared - self.tokens**2 / self.samples
         if varies <= 0.0:
             return 0.0
         explained = min(1.0, together**2 / spread / varies)
-        noise = (1.0 - explained) * varies / (self._examples - 2) / (DOUBT * in_proportion) ** 2
+        # A unit of which planning knows no samples counts as one, and may have any number.
+        known = self.samples > self._examples
+        doubt = min(DOUBT, DOUBT_TOKENS * self.samples / self.tokens) if known else DOUBT
+        noise = (1.0 - explained) * varies / (self._examples - 2) / (doubt * in_proportion) ** 2
         # Texts of as many tokens differ in bytes as well, which flattens a line of least squares. The one in the middle
         # between those of both directions is steeper; where the two hardly go together, it would be too steep.
         steeper = together / math.sqrt(max(explained, LEAST_EXPLAINED))

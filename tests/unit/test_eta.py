@@ -21,7 +21,8 @@ from writer.workload import Workload
 
 def unit_of(lengths: Iterable[int]) -> tuple[Extent, int]:
     """A slice of lines of JSON, and its tokens: about 5 bytes and 1 token a word, 40 bytes and 2 tokens more a text."""
-    words, rng = list(lengths), random.Random(1)
+    words = list(lengths)
+    rng = random.Random(sum(words))
     size = sum(round(rng.gauss(5 * n, 2 * n**0.5)) + 40 for n in words)
     return Extent("jsonl", len(words), size), sum(n + 2 for n in words)
 
@@ -64,6 +65,23 @@ def test_a_file_of_long_texts_after_one_of_short_ones_is_seen_before_it_is_reach
     units += [unit_of(rng.randint(150, 250) for _ in range(100)) for _ in range(100)]
     assert error_after(units, 0.05) < 0.1
     assert error_after(units, 0.51) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_file_of_short_texts_after_one_of_long_ones_is_not_taken_for_nothing_nor_for_a_multiple(seed: int) -> None:
+    # Half of the tokens each. What a text costs beside its bytes cannot be known from long ones.
+    rng = random.Random(seed)
+    units = [unit_of(rng.randint(150, 250) for _ in range(20)) for _ in range(36)]
+    units += [unit_of(rng.randint(5, 15) for _ in range(20)) for _ in range(600)]
+    for done in (7, 14, 28):
+        assert error_after(units, done / len(units)) < 0.35
+    assert error_after(units, 80 / len(units)) < 0.05
+
+
+def test_shards_of_as_many_images_cost_the_same_whatever_their_bytes() -> None:
+    rng = random.Random(0)
+    units = [(Extent("tar", 1, 1_000_000 + 20_000 * i), 1000 + rng.randint(-20, 20)) for i in range(100)]
+    assert error_after(units, 0.2) < 0.03
 
 
 def test_without_bytes_samples_tell_and_without_samples_units_do() -> None:
