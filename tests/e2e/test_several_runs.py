@@ -18,6 +18,9 @@ from faults.kit.cluster import held_after, let_go, sabotaged
 from core.embedded import EmbeddedServer
 from embq import cli
 
+QUICK = f"stub:{DIM}?ms_per_sample=3"
+"""Where a gate sees to it that a run is not over too early."""
+
 
 @pytest.fixture
 def gate(short_tmp: Path) -> Path:
@@ -62,7 +65,7 @@ def test_a_paused_run_rests_through_everything_until_it_is_resumed(
     services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:
     root = short_tmp / "out"
-    expected = services.enqueue(root, 300)
+    expected = services.enqueue(root, 300, model=QUICK)
     run = run_of(root)
     services.until(lambda: finished(own_client, root) >= 10)
 
@@ -91,7 +94,7 @@ def test_a_cancelled_run_keeps_what_is_committed_and_can_be_resumed(
     services: Services, own_client: redis.Redis, short_tmp: Path, gate: Path
 ) -> None:
     root = short_tmp / "out"
-    expected = services.enqueue(root, 300, "--priority", "30")
+    expected = services.enqueue(root, 300, "--priority", "30", model=QUICK)
     services.until(lambda: len(committed(root)) >= 10)
 
     told = json.loads(services.call("cancel", root, "--json"))

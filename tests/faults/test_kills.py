@@ -157,7 +157,7 @@ def test_ten_kills_of_workers_and_three_of_the_writer_lose_and_double_nothing(ma
 @pytest.mark.fault("R1", "`embq run`: its broker is killed in mid-run", gate=True)
 def test_a_run_outlives_its_broker(make_case) -> None:
     case = make_case(120)
-    with started(*case.command(10), environment={**QUICK_LEASES, **case.held_after(40)}) as command:
+    with started(*case.command(4), environment={**QUICK_LEASES, **case.held_after(40)}) as command:
         await_in(command, lambda: case.finished(40))
         broker = command.broker()
         assert broker is not None
@@ -174,7 +174,7 @@ def test_a_run_outlives_its_broker(make_case) -> None:
 @pytest.mark.fault("R2", "`embq run`: its broker forgets everything", gate=True)
 def test_a_broker_that_forgets_everything_is_filled_again(make_case) -> None:
     case = make_case(120)
-    with started(*case.command(10), environment={**QUICK_LEASES, **case.held_after(40)}) as command:
+    with started(*case.command(4), environment={**QUICK_LEASES, **case.held_after(40)}) as command:
         await_in(command, lambda: len(committed(case.root)) >= 30)
         client = case.ledger.client()
         assert client is not None
@@ -200,7 +200,7 @@ def _dead_at_once(loss: str, *, gate: bool) -> object:
 )
 def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: str) -> None:
     case = make_case(120)
-    with started(*case.command(10), environment=case.held_after(40)) as command:
+    with started(*case.command(4), environment=case.held_after(40)) as command:
         await_in(command, lambda: len(committed(case.root)) >= 20)
         if loss == "the queue":
             client = case.ledger.client()
@@ -222,7 +222,7 @@ def test_when_everything_dies_at_once_resume_completes_the_run(make_case, loss: 
 @pytest.mark.fault("W1", "`embq run`: the supervisor is killed", gate=True)
 def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
     case = make_case(100)
-    with started(*case.command(10), environment={**QUICK_LEASES, **case.held_after(30)}) as command:
+    with started(*case.command(4), environment={**QUICK_LEASES, **case.held_after(30)}) as command:
         await_in(command, lambda: case.finished(20))
         supervisor = command.service("worker")
         assert supervisor is not None
@@ -239,7 +239,7 @@ def test_a_supervisor_that_is_killed_is_started_again(make_case) -> None:
 def test_a_worker_that_was_stopped_past_its_lease_cannot_publish(make_case) -> None:
     case = make_case(120)
     environment = {"EMBQ_LEASE_S": "2", "EMBQ_BEAT_S": "0.5", **case.held_after(40)}
-    with started(*case.command(8), environment=environment) as command:
+    with started(*case.command(4), environment=environment) as command:
         held: list[str] = []
         sleeper: list[tuple[psutil.Process, str]] = []
 
