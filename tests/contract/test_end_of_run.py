@@ -121,8 +121,13 @@ def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
     heartbeat, work = beating
     work.tokens = 40
     heartbeat.stats.batch_done(3, {work.run: 40, "another": 10}, processed=50, took_s=2.0)
-    wait_until(lambda: look(at_work)["eta_s"])
-    (said,) = (one for one in live_workers(at_work.client) if one["name"] == "w")
+
+    def reports() -> list[dict[str, Any]]:
+        of_us = [one for one in live_workers(at_work.client) if one["name"] == "w"]
+        return [one for one in of_us if one["runs"][work.run]["tokens_per_s"]]
+
+    wait_until(reports)
+    (said,) = reports()
     assert said["runs"][work.run]["begun"] == [[1, work.token, 40]]
     assert (said["runs"][work.run]["units"], said["runs"][work.run]["size"]) == (1, 9)
     assert said["runs"][work.run]["tokens_per_s"] == pytest.approx(20.0, rel=0.01)
