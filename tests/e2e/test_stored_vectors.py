@@ -37,11 +37,10 @@ def matrix(table: pa.Table, column: str = "embedding") -> np.ndarray:
 @pytest.mark.parametrize(
     ("options", "of", "width"),
     [
-        (["--dtype", "float32", "--truncate-dim", "8"], pa.float32(), 8),
         (["--dtype", "int8", "--truncate-dim", "16", "--int8-range", "0.5"], pa.int8(), 16),
         (["--dtype", "binary", "--no-normalize"], pa.uint8(), 4),
     ],
-    ids=["cut", "int8", "binary"],
+    ids=["int8", "binary"],
 )
 def test_a_run_stores_vectors_as_asked_and_verifies(
     tmp_path: Path, options: list[str], of: pa.DataType, width: int

@@ -251,8 +251,14 @@ def only(cluster: Cluster, alone: bool) -> list[str]:
     return ["--run", cluster.run()] if alone else []
 
 
-@pytest.mark.fault("C1", "SIGKILL for a writer at work, and a new start at once", gate=True)
-@pytest.mark.parametrize("alone", [False, True], ids=["resident", "of one run"])
+def _killed_at_work(alone: bool) -> object:
+    """The resident writer in every run of the tests; in `test_kills` that of one run is killed three times."""
+    sentence = "SIGKILL for a writer at work, and a new start at once"
+    marks = pytest.mark.fault("C1", sentence, gate=not alone)
+    return pytest.param(alone, marks=marks, id="of one run" if alone else "resident")
+
+
+@pytest.mark.parametrize("alone", [_killed_at_work(False), _killed_at_work(True)])
 def test_a_writer_that_was_killed_is_back_at_work(cluster: Cluster, recovery: Recovery, alone: bool) -> None:
     cluster.write_texts(150)
     cluster.enqueue("stub:16?ms_per_sample=8")
