@@ -4,8 +4,9 @@
 
 Embeds TEXTS (5,000) docstrings of the standard library with `minilm`, each time in fresh processes. What is compared is
 the time after the model is loaded: of `embq run` from the first batch to the last commit, of the others as told in
-`bench.text_peers` and `bench.text_ray`. `encode`, the loop and the precisions come at the beginning and, the other way
-round, at the end, with the others between them, so that a machine that drifts does so for all. Figures are medians.
+`bench.text_peers` and `bench.text_ray`. `encode` and the precisions come at the beginning and, the other way round, at
+the end, with the others between them, so that a machine that drifts does so for all; the loop, which is to show a few
+hundredths, comes three times beside fp32. Figures are medians.
 
 The vectors must be the same: each of the 5,000 of fp32 within 1e-5 of those of `encode`, or the benchmark ends with
 status 1. At the end come the CPU seconds of each service, and profiles of where those of the passes go
@@ -42,8 +43,8 @@ ROOT = Path(__file__).parent.parent
 RAY = ROOT / ".venv-bench" / "bin" / "python"
 PEERS = (sys.executable, "-m", "bench.text_peers")
 ORDER = (
-    *("encode", "fp32", "bf16", "int8", "pool", "loop", "ray", "encode-8", "pool-8", "ray-8", "encode-bf16"),
-    *("int8", "bf16", "loop", "fp32", "encode"),
+    *("encode", "fp32", "loop", "bf16", "int8", "pool", "ray", "loop", "fp32", "encode-8", "pool-8", "ray-8"),
+    *("encode-bf16", "int8", "bf16", "loop", "fp32", "encode"),
 )
 """A precision is `embq run` in it, the others are peers."""
 EVERY = {"encode-8": 5, "pool-8": 5, "ray-8": 5, "encode-bf16": 5}
