@@ -180,7 +180,8 @@ def test_sigkill_at_every_point_in_one_run(cluster: Cluster, recovery: Recovery,
     [*((point, "payload") for point in POINTS), *((point, "staging") for point in POINTS | STAGING_POINTS)],
 )
 def test_sigkill_at_a_point(cluster: Cluster, recovery: Recovery, tmp_path: Path, point: str, transport: str) -> None:
-    cluster.begin(60, "stub:16?ms_per_sample=2&batch_size=10")
+    # So many units that the third process has enough of them, whatever the first two held.
+    cluster.begin(200, "stub:16?ms_per_sample=2&batch_size=10")
     sabotage = {"count": COUNT, **(POINTS | STAGING_POINTS)[point], "do": "kill", "marker": str(tmp_path / "m")}
     machine = cluster.workers("--transport", transport, sabotage={**sabotage, "times": 3})
     for death in range(1, 4):

@@ -54,9 +54,10 @@ FAST = 1e6
         ({0: FAST, 4096: 1.2 * FAST, 8192: 1.21 * FAST}, 10**6, 4096),
         ({0: FAST, 4096: 1.2 * FAST, 8192: 1.4 * FAST}, 10**6, 8192),
         ({0: FAST, 4096: 1.2 * FAST, 8192: 1.4 * FAST}, 5000, 4096),
+        ({0: FAST, 4096: 1.2 * FAST}, 100, 2048),
         ({0: 1.2 * FAST, 2048: FAST}, 10**6, 1024),
     ],
-    ids=["all alike", "noise", "more", "nearly the best", "much more", "no room", "less"],
+    ids=["all alike", "noise", "more", "nearly the best", "much more", "no room", "no room at all", "less"],
 )
 def test_the_smallest_budget_that_is_as_good_as_the_best_is_taken_where_it_gains_enough(
     clock: FakeClock, speeds: dict[int, float], room: int, chosen: int
