@@ -197,7 +197,7 @@ class EmbedStage:
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
-            self.stats.batch_done(len(batch), tokens, processed=self._cost(batch), took_s=time.time() - began)
+            self.stats.batch_done(len(batch), tokens, processed=self._cost(batch), took_s=self._free_at - began)
             self.stats.throughput.batch_done(
                 len(batch), tokens.total(), since=min(entry.work.claimed_at for entry in batch)
             )
