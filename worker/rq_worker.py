@@ -122,8 +122,8 @@ class HintWorker(SimpleWorker):
             jobs = [cast("HintJob", job), *hints.pop(queue, self._wanted - 1)]
             found = [(one, hint) for one in jobs if (hint := self._read(one)) is not None]
             fit = self._fits([hint.unit for _, hint in found])
-            back = {one.id for one, _ in found[fit:]}
-            hints.put_back(queue, [one.id for one, _ in found[fit:]])
+            back = [one.id for one, _ in found[fit:]]
+            hints.put_back(queue, back)
             self._take([hint for _, hint in found[:fit]])
             with self.connection.pipeline() as pipe:
                 for one in jobs:
