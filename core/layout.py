@@ -12,7 +12,7 @@ from typing import Any
 from core.durable import output_error, write_new
 from core.errors import InputError, OutputError, TryLaterError
 from core.generations import Generation, read_generations
-from core.models import ModelConfig
+from core.models import REFERENCE, ModelConfig
 from core.objects import ObjectPath, Place, probe
 from core.rows import RowSpec
 from core.settings import spool_folder, state_folder
@@ -228,6 +228,7 @@ class RunInfo:
             **self.rows.identity(),
             "output format": self.format,
             **cut,
+            **({} if self.model.decode == REFERENCE else {"decode": self.model.decode}),
         }
 
     def publish(self, layout: Layout) -> None:

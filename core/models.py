@@ -41,6 +41,13 @@ PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 INT8_FAMILIES = ("minilm", "st", "hf", "stub")
 """Model families that compute in int8, on CPUs."""
 
+DECODES = ("cpu-exact", "cpu-fast", "reference")
+"""Paths from an encoded image to the pixels that a model reads."""
+
+REFERENCE = "reference"
+"""The path that is what the model's own library does. What embeds no image has this one, and what was begun before
+there were others."""
+
 MODALITIES = ("image", "text")
 
 _PLAIN = "/:,+"
@@ -230,6 +237,7 @@ class ModelConfig:
         precision: one of `PRECISIONS`.
         chunking: how texts are cut; None embeds each text as one, cut off at what the model reads.
         members: the models, in the order in which they were named, where there are several; else ().
+        decode: how images become pixels, one of `DECODES`.
     """
 
     spec: str
@@ -237,12 +245,15 @@ class ModelConfig:
     precision: str
     chunking: Chunking | None = None
     members: tuple[NamedModel, ...] = ()
+    decode: str = REFERENCE
 
     @classmethod
-    def several(cls, members: Sequence[NamedModel], *, modalities: tuple[str, ...], precision: str) -> ModelConfig:
+    def several(
+        cls, members: Sequence[NamedModel], *, modalities: tuple[str, ...], precision: str, decode: str = REFERENCE
+    ) -> ModelConfig:
         """The config of models that embed each sample together."""
         spec = " + ".join(str(member) for member in members)
-        return cls(spec=spec, modalities=modalities, precision=precision, members=tuple(members))
+        return cls(spec=spec, modalities=modalities, precision=precision, members=tuple(members), decode=decode)
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -271,7 +282,8 @@ class ModelConfig:
         """Name of the config's queue: the same for every run that can share a loaded model."""
         cut = [] if self.chunking is None else [self.chunking.describe()]
         members = [[member.name, member.spec, list(member.modalities)] for member in self.members]
-        return content_hash([self.spec, list(self.modalities), self.precision, *cut, *members])[:12]
+        path = [] if self.decode == REFERENCE else [{"decode": self.decode}]
+        return content_hash([self.spec, list(self.modalities), self.precision, *cut, *members, *path])[:12]
 
     def describe(self) -> dict[str, Any]:
         """The config as JSON-ready values; `from_description` is its inverse."""
@@ -282,6 +294,7 @@ class ModelConfig:
             "precision": self.precision,
             **({} if self.chunking is None else {"chunking": self.chunking.describe()}),
             **({"members": members} if members else {}),
+            **({} if self.decode == REFERENCE else {"decode": self.decode}),
         }
 
     @classmethod
@@ -296,4 +309,5 @@ class ModelConfig:
                 NamedModel(name=m["name"], spec=m["spec"], modalities=tuple(m["modalities"]))
                 for m in described.get("members", ())
             ),
+            decode=described.get("decode", REFERENCE),
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from core.errors import ConfigError
-from core.models import PRECISIONS
+from core.models import DECODES, PRECISIONS
 from core.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,6 +50,18 @@ def precision_option(function: F) -> F:
         default="fp32",
         show_default=True,
         help="What is computed in.",
+    )(function)
+
+
+def decode_option(function: F) -> F:
+    """--decode, for verbs that embed images."""
+    return click.option(
+        "--decode",
+        type=click.Choice(DECODES),
+        default=DECODES[0],
+        show_default=True,
+        help="How images become pixels: by fast decoders, also making large JPEGs smaller while they are decoded, or "
+        "by the model's own library.",
     )(function)
 
 
@@ -103,6 +115,7 @@ def run_options(function: F) -> F:
                 help="The prompt itself, for st: and hf: models, with the space at its end; '' for none.",
             ),
             precision_option,
+            decode_option,
             click.option(
                 "--dtype",
                 type=click.Choice(["float16", "float32", "int8", "binary"]),

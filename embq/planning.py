@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "prompt_text",
         "modality",
         "precision",
+        "decode",
         "output_format",
         "write_batch_size",
     ),

@@ -51,6 +51,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         ),
         priority=options["priority"] or PRIORITY,
         chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
+        decode=options["decode"],
     )
 
 

@@ -19,7 +19,7 @@ from core.formats import refuse_dtype
 from core.layout import Layout, RunInfo, load_run, refuse_foreign_files, run_id
 from core.ledger import Ledger
 from core.manifest import Manifest, ManifestSummary, first_segment_writer
-from core.models import Chunking, ModelConfig
+from core.models import REFERENCE, Chunking, ModelConfig
 from core.objects import Place, place
 from core.registry import RunRecord, register
 from core.rows import RowSpec
@@ -53,6 +53,7 @@ class Request:
     selection: Selection = field(default_factory=Selection)
     priority: int = PRIORITY
     chunking: Chunking | None = None
+    decode: str = REFERENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,13 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         selection=request.selection,
         known=_known_sources(layout),
     )
-    config = config_of(models, modalities=planned.modalities, precision=request.precision, chunking=request.chunking)
+    config = config_of(
+        models,
+        modalities=planned.modalities,
+        precision=request.precision,
+        chunking=request.chunking,
+        decode=request.decode,
+    )
     if config.chunking is not None and "image" in config.modalities:
         raise InputError(
             "the inputs hold images, and only texts are cut into chunks",

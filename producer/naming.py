@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import ModelError, UsageError
-from core.models import EMBEDS, MODALITIES, Chunking, ModelConfig, ModelSpec, NamedModel
+from core.models import EMBEDS, MODALITIES, REFERENCE, Chunking, ModelConfig, ModelSpec, NamedModel
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of models: columns begin with them, and readers of all formats take such columns without quotes."""
@@ -54,26 +54,33 @@ def asked_models(texts: Sequence[str]) -> tuple[Asked, ...]:
 
 
 def config_of(
-    asked: Sequence[Asked], *, modalities: tuple[str, ...], precision: str, chunking: Chunking | None
+    asked: Sequence[Asked],
+    *,
+    modalities: tuple[str, ...],
+    precision: str,
+    chunking: Chunking | None,
+    decode: str = REFERENCE,
 ) -> ModelConfig:
     """The config of a run.
 
     Args:
         modalities: what is embedded of its samples; () where the inputs have vanished, and then nothing is checked.
+        decode: how images become pixels; it is left aside where none are embedded.
 
     Raises ModelError where one of several models embeds none of `modalities`, or none of them embeds one of these, and
     UsageError where several models are to cut texts.
     """
+    path = decode if "image" in modalities else REFERENCE
     if len(asked) == 1:
         spec = str(asked[0].spec)
-        return ModelConfig(spec=spec, modalities=modalities, precision=precision, chunking=chunking)
+        return ModelConfig(spec=spec, modalities=modalities, precision=precision, chunking=chunking, decode=path)
     if chunking is not None:
         raise UsageError(
             "texts are cut by the tokens of one model, and several are asked for",
             next_step="leave out --chunk-tokens, or make a run of each model",
         )
     members = [_member(model, modalities) for model in asked]
-    config = ModelConfig.several(members, modalities=modalities, precision=precision)
+    config = ModelConfig.several(members, modalities=modalities, precision=precision, decode=path)
     for modality in modalities:
         if all(output.modality != modality for output in config.outputs):
             raise ModelError(

@@ -29,8 +29,8 @@ CAREFUL_POLL_S = 0.0005
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
 
-DECODED_BYTES = 224 * 224 * 3 * 4
-"""What a decoded image takes: float32 at the usual input size."""
+DECODED_BYTES = 384 * 384 * 3
+"""What a decoded image takes until the device has it: bytes, at a large input size."""
 
 
 CUT_TEXT_CHARS = 128 * 1024

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import warnings
 import zlib
+from collections.abc import Callable
+from types import TracebackType
+
+import numpy as np
 
 # The plugins are imported by name because `Image.open` would otherwise import them on first use, from many threads.
 from PIL import (
@@ -20,6 +25,7 @@ from PIL import (
 
 from core.errors import SampleError
 from core.units import Sample
+from worker.embedders import jpeg
 from worker.embedders.members import image_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -52,37 +58,124 @@ UNDECODED_FRAMES = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
 """JPEG frame types that libjpeg-turbo does not decode: lossless and hierarchical."""
 
 
+LARGE_PIXELS = 16_000_000
+"""An image with more waits until fewer than `LARGE_AT_ONCE` of them are decoded, whatever the number of threads."""
+
+LARGE_AT_ONCE = 2
+
+_large = threading.BoundedSemaphore(LARGE_AT_ONCE)
+
+
 class Picture:
-    """The image of a sample, decoded when it is first asked for, and once for all models that look at it."""
+    """The image of a sample, decoded when it is first asked for, and once for all models that look at it.
+
+    For one thread, which closes one before it opens the next: what `pixels` gives stands in memory of the thread.
+    """
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
         self._decoded: Image.Image | None = None
+        self._pixels: tuple[int, np.ndarray] | None = None
+        self._frame: jpeg.Frame | None = None
+        self._looked = self._waited = False
+
+    def __enter__(self) -> Picture:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._decoded = self._pixels = None
+        if self._waited:
+            _large.release()
+            self._waited = False
+
+    @property
+    def data(self) -> bytes:
+        """The encoded image; SampleError `missing_member` for a sample without one."""
+        return image_of(self._sample)
+
+    @property
+    def frame(self) -> jpeg.Frame | None:
+        """What the header of a JPEG says that libjpeg-turbo decodes as Pillow does; None for all other images.
+
+        Raises SampleError where the image is beyond a limit.
+        """
+        if not self._looked:
+            self._looked = True
+            frame = _check_file(self.data)
+            if frame is not None and frame.is_plain:
+                _check_size((frame.width, frame.height), JPEG_MAX_PIXELS)
+                self._frame = frame
+        return self._frame
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the whole image; raises as `decoded` does."""
+        frame = self.frame
+        return self.decoded().size[::-1] if frame is None else (frame.height, frame.width)
+
+    def pixels(self, scale: int = 1) -> np.ndarray | None:
+        """The decoded image: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
+
+        None where it has another mode, of which only Pillow knows how it becomes RGB. What is given is overwritten by
+        the next image of this thread.
+
+        Args:
+            scale: by which a JPEG with a `frame` is made smaller, each way; 1 for other images.
+
+        Raises SampleError as `open_image` does.
+        """
+        if self._pixels is None or self._pixels[0] != scale:
+            pixels = self._jpeg_pixels(scale)
+            if pixels is None:
+                pixels = self._pillow_pixels()
+            if pixels is None:
+                return None
+            self._pixels = scale, pixels
+        return self._pixels[1]
 
     def decoded(self) -> Image.Image:
         """See `open_image`, and for a sample without an image `image_of`. The image belongs to all: change a copy."""
         if self._decoded is None:
-            self._decoded = open_image(image_of(self._sample))
+            self._decoded = open_image(self.data, self._wait_if_large)
         return self._decoded
 
+    def _jpeg_pixels(self, scale: int) -> np.ndarray | None:
+        """By libjpeg-turbo, without Pillow; None where that does not know the image, or finds any damage."""
+        frame = self.frame
+        if frame is None:
+            return None
+        self._wait_if_large(frame.height * frame.width)
+        return jpeg.pixels(self.data, frame, scale)
 
-def open_image(data: bytes) -> Image.Image:
+    def _pillow_pixels(self) -> np.ndarray | None:
+        image = self.decoded()
+        if image.mode not in ("RGB", "L"):
+            return None
+        pixels: np.ndarray = np.array(image).reshape(image.height, image.width, -1)
+        return pixels
+
+    def _wait_if_large(self, pixels: int) -> None:
+        if pixels > LARGE_PIXELS and not self._waited:
+            _large.acquire()
+            self._waited = True
+
+
+def open_image(data: bytes, about_to_decode: Callable[[int], object] = int) -> Image.Image:
     """The first frame of an encoded image, decoded, in its own mode and without turning it by its EXIF orientation.
 
     Raises SampleError with the code `too_large`, `bad_aspect`, `unidentified`, `truncated`, `corrupt` or
     `unsupported_mode`. Content decides the format, never a name.
+
+    Args:
+        about_to_decode: called with the number of pixels before memory is taken for them.
     """
-    if len(data) > FILE_MAX_BYTES:
-        raise SampleError("too_large", f"the file has {len(data)} bytes, more than {FILE_MAX_BYTES}")
-    if data.startswith(b"\xff\xd8\xff"):
-        _check_jpeg(data)
-    webp_size = _webp_size(data)
-    if webp_size is not None:
-        # Pillow allocates the whole canvas of a WebP while it opens the file.
-        _check_size(webp_size, OTHER_MAX_PIXELS)
+    _check_file(data)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_size(image.size, JPEG_MAX_PIXELS if image.format in ("JPEG", "MPO") else OTHER_MAX_PIXELS)
+        about_to_decode(image.width * image.height)
         image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise SampleError("too_large", str(error)) from error
@@ -107,6 +200,19 @@ def quiet_pillow() -> None:
     warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 
+def _check_file(data: bytes) -> jpeg.Frame | None:
+    """Refuse what is beyond a limit before a decoder sees it; the first frame of a JPEG."""
+    if len(data) > FILE_MAX_BYTES:
+        raise SampleError("too_large", f"the file has {len(data)} bytes, more than {FILE_MAX_BYTES}")
+    if data.startswith(jpeg.SIGNATURE):
+        return _check_jpeg(data)
+    webp_size = _webp_size(data)
+    if webp_size is not None:
+        # Pillow allocates the whole canvas of a WebP while it opens the file.
+        _check_size(webp_size, OTHER_MAX_PIXELS)
+    return None
+
+
 def _check_size(size: tuple[int, int], pixels_max: int) -> None:
     width, height = size
     if width < 1 or height < 1:
@@ -117,31 +223,15 @@ def _check_size(size: tuple[int, int], pixels_max: int) -> None:
         raise SampleError("bad_aspect", f"the image has {width}x{height} pixels, more than {ASPECT_MAX}:1")
 
 
-def _check_jpeg(data: bytes) -> None:
+def _check_jpeg(data: bytes) -> jpeg.Frame:
     if data.count(b"\xff\xda") > JPEG_MAX_SCANS:
         raise SampleError("too_large", f"the JPEG has more than {JPEG_MAX_SCANS} scans")
-    frame = _jpeg_frame(data)
+    frame = jpeg.frame_of(data)
     if frame is None:
         raise SampleError("truncated", "the JPEG ends before its first picture")
-    kind, bits = frame
-    if bits != 8 or kind in UNDECODED_FRAMES:
-        raise SampleError("unsupported_mode", f"JPEG frame type {kind:#x} with {bits} bits per channel")
-
-
-def _jpeg_frame(data: bytes) -> tuple[int, int] | None:
-    """(frame type, bits per channel) of a JPEG's first frame; None where the data ends or errs before it."""
-    at = 2
-    while at + 5 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:
-            at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return marker, data[at + 4]
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:
-            at += 2
-        else:
-            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
+    if frame.bits != 8 or frame.kind in UNDECODED_FRAMES:
+        raise SampleError("unsupported_mode", f"JPEG frame type {frame.kind:#x} with {frame.bits} bits per channel")
+    return frame
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from core.errors import ModelError
-from core.models import INT8_FAMILIES, PRECISIONS, ModelConfig, ModelSpec
+from core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec
 from worker.embedders.base import Embedder, Family
 from worker.embedders.splitting import CuttingEmbedder
 
@@ -60,7 +60,12 @@ def _one(config: ModelConfig, device: str) -> Family:
 def _several(config: ModelConfig, device: str) -> Family:
     loaded = []
     for named in config.members:
-        alone = ModelConfig(spec=named.spec, modalities=named.modalities, precision=config.precision)
+        alone = ModelConfig(
+            spec=named.spec,
+            modalities=named.modalities,
+            precision=config.precision,
+            decode=config.decode if "image" in named.modalities else REFERENCE,
+        )
         loaded.append((named, _one(alone, device)))
     # Here, because it imports Pillow, which a single stub does without.
     from worker.embedders.several import Member, SeveralEmbedder

@@ -102,7 +102,12 @@ class SeveralEmbedder:
         """
         if sample.error is not None:
             return SampleError(*sample.error)
-        picture = Picture(sample)
+        with Picture(sample) as picture:
+            return self._looked_at(sample, picture, answers)
+
+    def _looked_at(
+        self, sample: Sample, picture: Picture, answers: Sequence[Prepared | SampleError | None]
+    ) -> Ready | SampleError:
         ready: Ready = {}
         cut = False
         for member, looking, answer in zip(self._members, self._looking, answers, strict=True):

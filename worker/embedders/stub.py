@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from worker.embedders.base import MAX_CHUNKS, padded_tokens
 from worker.embedders.hardware import simulated_speed
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
 from worker.embedders.params import choice, milliseconds_as_s, whole_number
+
+if TYPE_CHECKING:
+    from worker.embedders.pixels import Pixels
 
 EMBEDDER_VERSION = 1
 """Goes up when the same bytes give another vector."""
@@ -37,10 +40,11 @@ STEPS = 1024
 
 
 class Ready(NamedTuple):
-    """One sample: a digest for each modality, and the words of its text (1 without one)."""
+    """One sample: a digest for each modality, the words of its text (1 without one), and what became of its image."""
 
     digests: tuple[bytes, ...]
     words: int
+    seen: object = None
 
 
 WORD = re.compile(r"\S+")
@@ -103,7 +107,8 @@ class StubEmbedder:
         speed: how many times as fast the device is as one of speed 1.
         token_budget: padded tokens with which a pass starts; 0 where samples alone bound it.
         max_tokens: padded tokens for which the device has room; 0 for any number.
-        look: raises SampleError for an encoded image that cannot be used; it changes no vector.
+        look: what is made of an image and kept until the sample is embedded; SampleError where it cannot be used. It
+            changes no vector.
     """
 
     def __init__(
@@ -118,7 +123,7 @@ class StubEmbedder:
         speed: float = 1.0,
         token_budget: int = 0,
         max_tokens: int = 0,
-        look: Callable[[bytes], object] = len,
+        look: Callable[[Sample], object] = image_of,
     ) -> None:
         self._look = look
         self._modalities = config.modalities
@@ -168,18 +173,19 @@ class StubEmbedder:
         }
 
     def _ready(self, sample: Sample) -> Ready:
-        if "image" in self._modalities:
-            self._look(image_of(sample))
+        seen = self._look(sample) if "image" in self._modalities else None
         digests = tuple(
             stub_digest(image_of(sample) if modality == "image" else text_of(sample).encode(), self._dim)
             for modality in self._modalities
         )
-        return Ready(digests, len(text_of(sample).split()) if "text" in self._modalities else 1)
+        return Ready(digests, len(text_of(sample).split()) if "text" in self._modalities else 1, seen)
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
     """The stub that `spec` describes; every device but a simulated one has speed 1."""
-    spec.check_params("ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "tokens", "max_tokens", "decode")
+    spec.check_params(
+        "ms_per_sample", "ms_per_token", "ms_per_batch", "batch_size", "tokens", "max_tokens", "decode", "pixels"
+    )
     check_modalities(config, *EMBEDS[spec.family])
     return StubEmbedder(
         config,
@@ -191,13 +197,33 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
         speed=simulated_speed(device) or 1.0,
         token_budget=whole_number(spec, "tokens", 0, least=0),
         max_tokens=whole_number(spec, "max_tokens", 0, least=0),
-        look=_decoder() if choice(spec, "decode", "0", ("0", "1")) == "1" else len,
+        look=_looking(spec, config),
     )
 
 
-def _decoder() -> Callable[[bytes], object]:
-    """What decodes an image as the real models do; imported only where it is asked for."""
-    from worker.embedders.images import open_image, quiet_pillow
+def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]:
+    """What looks at images: not at all, or decoding them, or making pixels of them as a model of the usual kind has it.
 
-    quiet_pillow()
-    return open_image
+    What real models do is imported only where it is asked for.
+    """
+    size = whole_number(spec, "pixels", 0, least=0)
+    if size:
+        from worker.embedders.images import quiet_pillow
+        from worker.embedders.pixels import pixels_of
+
+        quiet_pillow()
+        pixels = pixels_of(size, config.decode)
+        return lambda sample: _pixels(sample, pixels)
+    if choice(spec, "decode", "0", ("0", "1")) == "1":
+        from worker.embedders.images import open_image, quiet_pillow
+
+        quiet_pillow()
+        return lambda sample: open_image(image_of(sample)).size
+    return image_of
+
+
+def _pixels(sample: Sample, pixels: Pixels) -> np.ndarray:
+    from worker.embedders.images import Picture
+
+    with Picture(sample) as picture:
+        return pixels.of(picture)

@@ -1,0 +1,97 @@
+"""JPEG: what its header says, and its pixels by libjpeg-turbo without a detour through Pillow."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import simplejpeg
+
+SIGNATURE = b"\xff\xd8\xff"
+
+PLAIN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
+"""Baseline, extended and progressive frames with Huffman coding, which every decoder reads."""
+
+BUFFER_BYTES = 48_000_000
+"""Memory of a thread in which images are decoded, one after the other: 16 megapixels. Made once, because fresh memory
+for each image costs a page fault for every 4 kB."""
+
+SCALES = (8, 4, 2)
+"""Of 1/8, 1/4 and 1/2 the decoder does less work than for the whole image; scales between them take longer."""
+
+
+class Frame(NamedTuple):
+    """What the header of a JPEG's first frame says (ITU-T T.81, B.2.2).
+
+    Attributes:
+        kind: low byte of its marker: 0xC0 baseline, 0xC2 progressive.
+        bits: per channel.
+        components: 1 gray, 3 colour, 4 CMYK or YCCK.
+    """
+
+    kind: int
+    bits: int
+    height: int
+    width: int
+    components: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether libjpeg-turbo gives the very pixels that Pillow gives: with four components they differ."""
+        return self.kind in PLAIN_FRAMES and self.bits == 8 and self.components in (1, 3)
+
+
+def frame_of(data: bytes) -> Frame | None:
+    """The first frame of a JPEG; None where the data ends or errs before it."""
+    at = 2
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = (int.from_bytes(data[at + start : at + start + 2], "big") for start in (5, 7))
+            return Frame(marker, data[at + 4], height, width, data[at + 9])
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:
+            at += 2
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return None
+
+
+_mine = threading.local()
+
+
+def pixels(data: bytes, frame: Frame, scale: int = 1) -> np.ndarray | None:
+    """The pixels of a plain JPEG: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
+
+    They are those of Pillow, bit by bit. Up to `BUFFER_BYTES` they stand in memory that the thread's next image
+    overwrites. None where the data is damaged in any way: then Pillow decides what it is.
+
+    Args:
+        scale: one of `SCALES` for an image whose sides are so much shorter, rounded up; 1 for the whole.
+    """
+    gray = frame.components == 1
+    shape = (-(-frame.height // scale), -(-frame.width // scale), 1 if gray else 3)
+    size = math.prod(shape)
+    wanted = {} if scale == 1 else {"min_height": shape[0], "min_width": shape[1], "min_factor": scale}
+    try:
+        made: np.ndarray = simplejpeg.decode_jpeg(
+            data,
+            "GRAY" if gray else "RGB",
+            buffer=_buffer() if size <= BUFFER_BYTES else np.empty(size, np.uint8),
+            strict=True,
+            **wanted,
+        )
+    except ValueError:
+        return None
+    return made if made.shape == shape else None
+
+
+def _buffer() -> np.ndarray:
+    buffer: np.ndarray | None = getattr(_mine, "buffer", None)
+    if buffer is None:
+        # Only what images write to becomes memory.
+        buffer = _mine.buffer = np.empty(BUFFER_BYTES, np.uint8)
+    return buffer

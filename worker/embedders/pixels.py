@@ -1,0 +1,157 @@
+"""From an encoded image to the pixels that a model reads: uint8, of one size, not yet normalised.
+
+Three paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes by
+libjpeg-turbo and resizes by torch's kernel for bytes: two to three times as fast, and off by a step of 255 here and
+there. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. What the two
+do not know (palettes, alpha, 16 bits, CMYK) takes the first path, bit by bit.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from core.errors import SampleError
+from core.log import Events
+from core.models import DECODES
+from worker.embedders.images import Picture
+from worker.embedders.jpeg import SCALES, Frame
+from worker.embedders.preprocess import Fit, Preprocess, usual
+
+ROOM = 2
+"""Of an image that the decoder made smaller, at least so many pixels are left for each one wanted, each way: resizing
+then hides what the decoder's coarse filter did."""
+
+SIMD = ("AVX2", "AVX512", "SVE256", "SVE128")
+"""What torch calls processors for which it has a fast kernel that resizes bytes."""
+
+log = Events("worker")
+_mine = threading.local()
+
+
+class Pixels:
+    """What a model wants of images, by one of the paths. Safe to use from any thread.
+
+    Args:
+        decode: one of `core.models.DECODES`.
+    """
+
+    def __init__(self, preprocess: Preprocess, decode: str) -> None:
+        assert decode in DECODES
+        self._fit, self._literal, self._decode = preprocess.fit, preprocess.literal, decode
+        self.shape = (preprocess.fit.height, preprocess.fit.width, 3)
+        if decode != "reference" and torch.backends.cpu.get_cpu_capability() not in SIMD:
+            log.warning("slow_resizing", processor=torch.backends.cpu.get_cpu_capability())
+
+    def of(self, picture: Picture) -> np.ndarray:
+        """The pixels of one image: uint8 of shape `shape`. Raises SampleError as `into` does."""
+        made = np.empty(self.shape, np.uint8)
+        self.into(picture, made)
+        return made
+
+    def into(self, picture: Picture, row: np.ndarray) -> None:
+        """Write the pixels of one image to `row`, uint8 of shape `shape`.
+
+        Raises SampleError for an image that cannot be decoded, with the codes of `worker.embedders.images.open_image`;
+        what is in `row` is then undefined.
+        """
+        if self._decode != "reference":
+            scale = 1
+            if self._decode == "cpu-fast" and picture.frame is not None:
+                scale = scale_for(picture.frame, self._fit)
+            pixels = picture.pixels(scale)
+            if pixels is not None:
+                _fitted(pixels, scale, picture.size, self._fit, row)
+                return
+        image = picture.decoded()
+        try:
+            row[...] = np.asarray(self._literal(image))
+        except ValueError as error:
+            raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
+
+
+def pixels_of(size: int, decode: str) -> Pixels:
+    """The pixels of a model of the usual kind; see `worker.embedders.preprocess.usual`."""
+    return Pixels(usual(size), decode)
+
+
+def scale_for(frame: Frame, fit: Fit) -> int:
+    """By how much the decoder may make an image smaller: one of `SCALES`, or 1."""
+    height, width = fit.resized(frame.height, frame.width)
+    for scale in SCALES:
+        if frame.height // scale >= ROOM * height and frame.width // scale >= ROOM * width:
+            return scale
+    return 1
+
+
+def _fitted(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit, row: np.ndarray) -> None:
+    """Resize, then cut or fill up.
+
+    Args:
+        pixels: uint8 of shape (height, width, 3 or 1).
+        scale: by which the image was made smaller already.
+        size: (height, width) of the whole image.
+    """
+    resized = _resized(pixels, scale, size, fit.resized(*size), fit.interpolation)
+    height, width = resized.shape[:2]
+    top, left = fit.corner(height, width)
+    if top >= 0 and left >= 0:
+        row[...] = resized[top : top + fit.height, left : left + fit.width]
+        return
+    row[...] = fit.fill
+    kept = resized[max(top, 0) : max(top, 0) + fit.height, max(left, 0) : max(left, 0) + fit.width]
+    down, right = max(-top, 0), max(-left, 0)
+    row[down : down + kept.shape[0], right : right + kept.shape[1]] = kept
+
+
+def _resized(
+    pixels: np.ndarray, scale: int, size: tuple[int, int], wanted: tuple[int, int], interpolation: str
+) -> np.ndarray:
+    """`pixels` with the height and width `wanted`, by the kernels that Pillow has (a = -0.5, as wide as the reduction).
+
+    Args:
+        scale: by which they were made smaller already; then they may stand for a little more than the whole image,
+            because the decoder rounds up.
+        size: of the whole image.
+    """
+    if pixels.shape[:2] == wanted:
+        return pixels
+    if not getattr(_mine, "alone", False):
+        # Else each decoding thread would have a pool of torch's threads of its own.
+        torch.set_num_threads(1)
+        _mine.alone = True
+    (tall, wide), (height, width) = pixels.shape[:2], wanted
+    source = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
+    if scale > 1:
+        # The sides as they would be without rounding; a hair more, because torch rounds what it gets down.
+        sides = [(side * scale / whole) * (1 + 1e-9) for side, whole in zip(wanted, size, strict=True)]
+        made = interpolate(source, scale_factor=sides, mode=interpolation, antialias=True)[:, :, :height, :width]
+    elif tall > height and tall - height > 2 * (wide - width):
+        # Pillow goes through the columns first where that leaves it less to do (found by comparing 532 sizes).
+        source = interpolate(source, size=(height, wide), mode=interpolation, antialias=True)
+        made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
+    else:
+        made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
+    result: np.ndarray = made[0].permute(1, 2, 0).numpy()
+    return result
+
+
+class Normaliser:
+    """Brings pixels to the numbers that a model reads, on its device.
+
+    In float32 and by the operations of torchvision's ToTensor and Normalize, in their order, so that the numbers are
+    the same bit by bit; the type of the model comes last, because in bf16 each step would cost as much as a step of
+    the pixels.
+    """
+
+    def __init__(self, preprocess: Preprocess, device: torch.device) -> None:
+        self._mean = torch.tensor(preprocess.mean, dtype=torch.float32, device=device).view(1, 3, 1, 1)
+        self._std = torch.tensor(preprocess.std, dtype=torch.float32, device=device).view(1, 3, 1, 1)
+
+    def __call__(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Numbers of shape (n, 3, height, width) for uint8 `rows` of shape (n, height, width, 3) on the device."""
+        numbers = rows.permute(0, 3, 1, 2).to(dtype=torch.float32, memory_format=torch.contiguous_format)
+        return numbers.div_(255).sub_(self._mean).div_(self._std).to(dtype)

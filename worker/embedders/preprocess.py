@@ -1,0 +1,138 @@
+"""What a model wants of an image: how large, how it is brought there, and the numbers that pixels are scaled by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from core.errors import ModelError
+
+MODES = ("shortest", "longest", "squash")
+"""How a side is chosen: the short side fills the square and the rest is cut off; the long side does and the rest is
+filled up; or both do, and the shape is lost."""
+
+INTERPOLATIONS = ("bicubic", "bilinear")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The geometry of a preprocess: an image of any size in, one of a fixed size out.
+
+    Attributes:
+        height, width: of what comes out, in pixels.
+        mode: one of `MODES`.
+        interpolation: one of `INTERPOLATIONS`, always with antialiasing.
+        edge: in the mode "shortest", length of the short side before the cut; 0 where the sides are as long as their
+            sides of the result.
+        even: whether half a pixel of the cut is rounded to the even side, as torchvision does; else it is left out.
+        fill: value of what is filled up, of each channel.
+    """
+
+    height: int
+    width: int
+    mode: str
+    interpolation: str
+    edge: int = 0
+    even: bool = True
+    fill: int = 0
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) to which an image of this size is resized, before it is cut or filled up."""
+        if self.mode == "squash":
+            return self.height, self.width
+        if self.mode == "shortest" and self.edge:
+            if width <= height:
+                return int(self.edge * height / width), self.edge
+            return self.edge, int(self.edge * width / height)
+        ratios = (height / self.height, width / self.width)
+        ratio = max(ratios) if self.mode == "longest" else min(ratios)
+        return round(height / ratio), round(width / ratio)
+
+    def corner(self, height: int, width: int) -> tuple[int, int]:
+        """(top, left) of what is cut out of a resized image; negative where it is filled up instead."""
+        return self._offset(height, self.height), self._offset(width, self.width)
+
+    def _offset(self, have: int, want: int) -> int:
+        if have < want:
+            return -((want - have) // 2)
+        return round((have - want) / 2.0) if self.even else (have - want) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocess:
+    """All that lies between a decoded image and the numbers that a model reads.
+
+    Attributes:
+        fit: the geometry.
+        mean, std: of each channel, of pixels in 0 to 1: the model reads (pixel / 255 - mean) / std.
+        literal: the same geometry by the library that defines it: a decoded image in its own mode -> an RGB image of
+            the size of `fit`. Changes nothing of what it is given.
+    """
+
+    fit: Fit
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    literal: Callable[[Image.Image], Image.Image]
+
+
+def usual(size: int) -> Preprocess:
+    """What most CLIP models do, such as OpenAI's: the short side to `size` by a bicubic filter, and a square cut."""
+    from torchvision.transforms import CenterCrop, InterpolationMode, Resize
+
+    resize, cut = Resize(size, InterpolationMode.BICUBIC), CenterCrop(size)
+    return Preprocess(
+        fit=Fit(height=size, width=size, mode="shortest", interpolation="bicubic", edge=size),
+        mean=(0.48145466, 0.4578275, 0.40821073),
+        std=(0.26862954, 0.26130258, 0.27577711),
+        literal=lambda image: cut(resize(image)).convert("RGB"),
+    )
+
+
+def of_open_clip(transform: Any, configured: Mapping[str, Any], model: str) -> Preprocess:
+    """What open_clip's evaluation transform does (`open_clip.transform.image_transform`).
+
+    Args:
+        transform: the one that it made: its last two steps give numbers, the others an RGB image.
+        configured: the `preprocess_cfg` of the loaded model's visual tower; never a guess from a model's name.
+        model: whose it is, for errors.
+
+    Raises ModelError where the transform is of another kind, as that of the NaFlex models.
+    """
+    steps: Sequence[Any] = getattr(transform, "transforms", ())
+    size = configured.get("size", 224)
+    height, width = (size, size) if isinstance(size, int) else map(int, size[-2:])
+    mode, interpolation = configured.get("resize_mode") or "shortest", configured.get("interpolation") or "bicubic"
+    if len(steps) < 4 or mode not in MODES:
+        raise ModelError(
+            f"{model}: images are prepared in a way that embq does not know ({type(transform).__name__}, {mode})",
+            next_step="use a model whose images have one size; NaFlex models have none",
+        )
+
+    def literal(image: Image.Image) -> Image.Image:
+        for step in steps[:-2]:
+            image = step(image)
+        return image
+
+    # For a target that is not square, open_clip ignores what is configured.
+    oblong = mode == "shortest" and height != width
+    return Preprocess(
+        fit=Fit(
+            height=height,
+            width=width,
+            mode=mode,
+            interpolation="bilinear" if interpolation == "bilinear" and not oblong else "bicubic",
+            edge=0 if oblong or mode != "shortest" else height,
+            fill=int(configured.get("fill_color") or 0),
+        ),
+        mean=_channels(steps[-1].mean),
+        std=_channels(steps[-1].std),
+        literal=literal,
+    )
+
+
+def _channels(values: Sequence[float]) -> tuple[float, float, float]:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue
