@@ -40,6 +40,9 @@ LOOK_LEAST_S, LOOK_IDLE_S, LOOK_MOST_S, LOOKS = 0.1, 0.5, 2.0, 20
 often where nothing is left."""
 SILENT_S = 3.0
 """A worker that has not reported for so long is not counted upon."""
+REST_LEAST_S, REST_MOST_S, RESTS = 0.01, 0.1, 20
+"""A worker that holds enough asks itself again after such a share of the seconds that it has in hand, within these
+bounds: a request to stop is seen no earlier."""
 PATIENCE_S = 1.0
 """So much later than expected, a unit that was left to others is taken after all."""
 
@@ -91,6 +94,12 @@ class Hold:
         self._looked_at = 0.0
         self._due_at: float | None = None
         self._room_s = 0.0
+        self._ahead_s = 0.0
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds after which to ask for `room` again, which has just said 0."""
+        return min(REST_MOST_S, max(REST_LEAST_S, self._ahead_s / RESTS))
 
     @property
     def tail(self) -> bool:
@@ -101,6 +110,7 @@ class Hold:
         """Units to claim now; 0 where this worker holds enough, or the others finish what is left before it would."""
         held = self.leases.snapshot()
         ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
+        self._ahead_s = ahead_s or 0.0
         if self.from_far and self.waiting() < self.prefetch and (ahead_s or 0.0) < FETCH_AHEAD_S:
             if unit_s is None or ahead_s is None:
                 return 1

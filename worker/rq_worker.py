@@ -30,8 +30,6 @@ IDLE_S = 1.0
 BLOCK_S = 0.25
 """How long the broker is asked to wait for a hint; a request to stop is seen no earlier than after that."""
 HEARTBEAT_S = 5.0
-LOOK_S = 0.01
-"""How often a worker that has enough in hand looks whether that is still so."""
 
 
 class HintWorker(SimpleWorker):
@@ -40,6 +38,7 @@ class HintWorker(SimpleWorker):
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
         room: how many hints to pop now; none are popped while it says 0.
+        rest_s: after how many seconds to ask for room again.
         fits: how many of those that were popped to take; the others are put back.
         take: gets the hints that were popped.
         stopped: asked before and after every pop.
@@ -53,6 +52,7 @@ class HintWorker(SimpleWorker):
         name: str,
         client: redis.Redis,
         room: Callable[[], int],
+        rest_s: Callable[[], float],
         fits: Callable[[Sequence[Unit]], int],
         take: Callable[[list[Hint]], None],
         stopped: Callable[[], bool],
@@ -68,6 +68,7 @@ class HintWorker(SimpleWorker):
             log_job_description=False,
         )
         self._room = room
+        self._rest_s = rest_s
         self._fits = fits
         self._wanted = 1
         self._take = take
@@ -114,7 +115,7 @@ class HintWorker(SimpleWorker):
             if time.monotonic() >= idle_at:
                 self._idle()
                 idle_at += IDLE_S
-            time.sleep(LOOK_S)
+            time.sleep(self._rest_s())
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Hand the hint on, and further ones that are wanted; then forget them. Nothing in a job is ever called."""

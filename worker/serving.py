@@ -166,6 +166,7 @@ class ModelService:
             name=self.options.name,
             client=client,
             room=self.hold.room,
+            rest_s=lambda: self.hold.rest_s,
             fits=self.hold.fits,
             take=self.fetcher.take,
             stopped=self._over,

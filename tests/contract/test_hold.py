@@ -24,6 +24,9 @@ from worker.hold import (
     MOST_AHEAD,
     PATIENCE_S,
     PULL,
+    REST_LEAST_S,
+    REST_MOST_S,
+    RESTS,
     SILENT_S,
     SORTED_AHEAD_S,
     UNITS_AHEAD,
@@ -133,6 +136,34 @@ def test_a_slow_device_holds_seconds_of_work_and_a_fast_one_as_many_units_as_tha
     first = holder.hold.room()
     assert 1 <= first <= PULL
     assert held <= holder.claim_all_it_may() <= held + 2
+
+
+@pytest.mark.parametrize(
+    ("unit_s", "rest_s"),
+    [
+        (AHEAD_S * 100, REST_MOST_S),
+        (AHEAD_S / 2 / UNITS_AHEAD, AHEAD_S / 2 / RESTS),
+        (AHEAD_S / 1e6, REST_LEAST_S),
+    ],
+)
+def test_a_worker_with_enough_in_hand_asks_again_after_a_share_of_it(
+    make_holder: MakeHolder, unit_s: float, rest_s: float
+) -> None:
+    holder = make_holder()
+    holder.known_as(unit_s=unit_s)
+    holder.clock.advance(unit_s)
+    holder.claim_all_it_may()
+    assert holder.hold.rest_s == pytest.approx(rest_s, rel=0.05)
+
+
+def test_a_worker_to_which_little_is_left_asks_again_soon_however_much_it_held_before(make_holder: MakeHolder) -> None:
+    holder = make_holder()
+    holder.known_as(unit_s=AHEAD_S * 100)
+    holder.claim_all_it_may()
+    for work in holder.leases.snapshot():
+        holder.leases.remove(work)
+    holder.hold.room()
+    assert holder.hold.rest_s == REST_LEAST_S
 
 
 def test_a_worker_that_held_short_units_holds_no_more_seconds_of_long_ones(make_holder: MakeHolder) -> None:
