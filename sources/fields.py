@@ -8,7 +8,7 @@ from typing import Any
 from core.errors import SampleError
 from core.units import json_text
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
 
 # JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".

@@ -28,7 +28,7 @@ from embq.verification.rereading_tables import KEPT, Row, csv_rows, hdf5_rows, t
 from sources.listings import stat
 from sources.urls import is_url
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Extensions of images; where a key has several, the first in this order is embedded."""
 
 LINE_MAX_BYTES = 32_000_000

@@ -416,7 +416,7 @@ def zoo() -> tuple[dict[str, bytes], dict[str, tuple[str, bytes]]]:
     bad = {
         "nothing.jpg": ("unidentified", b""),
         "a-page.jpg": ("unidentified", b"<!DOCTYPE html><title>404</title>"),
-        "other-format.jpg": ("unidentified", encoded(noise, "TIFF")),
+        "other-format.jpg": ("unidentified", encoded(noise, "PPM")),
         "half-a-jpeg.jpg": ("truncated", jpeg[: len(jpeg) // 2]),
         "half-a-png.png": ("truncated", png[: len(png) // 2]),
         "only-a-header.jpg": ("truncated", jpeg[:4]),

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
-from worker.embedders import images
-from worker.embedders.images import open_image, quiet_pillow
+from worker.embedders import headers
+from worker.embedders.images import FORMATS, open_image, quiet_pillow
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -58,6 +58,12 @@ def outcome_of(data: bytes) -> str:
         ("RGBA", "WEBP"),
         ("P", "GIF"),
         ("RGB", "BMP"),
+        ("RGB", "TIFF"),
+        ("1", "TIFF"),
+        ("I;16", "TIFF"),
+        ("RGB", "AVIF"),
+        ("RGBA", "AVIF"),
+        ("L", "AVIF"),
     ],
 )
 def test_an_image_opens_decoded_in_its_own_mode(mode: str, kind: str) -> None:
@@ -94,13 +100,13 @@ def test_one_pixel_is_an_image() -> None:
     assert open_image(encoded(Image.new("RGB", (1, 1)), "PNG")).size == (1, 1)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_cut_image_is_truncated(kind: str) -> None:
     data = encoded(noise(size=(200, 150)), kind)
     assert code_of(data[: len(data) // 2]) == "truncated"
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_no_cut_of_an_image_raises_anything_but_a_sample_error(kind: str) -> None:
     data = encoded(noise(size=(40, 30)), kind)
     with warnings.catch_warnings():
@@ -109,7 +115,7 @@ def test_no_cut_of_an_image_raises_anything_but_a_sample_error(kind: str) -> Non
             assert outcome_of(data[:length]) in {"truncated", "corrupt", "unidentified", "opened"}
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_no_damage_raises_anything_but_a_sample_error(kind: str) -> None:
     data = encoded(noise(size=(40, 30)), kind)
     random = np.random.default_rng(0)
@@ -135,7 +141,7 @@ def test_what_is_no_image_is_unidentified(data: bytes) -> None:
 
 
 def test_formats_that_are_not_on_the_list_are_unidentified() -> None:
-    assert code_of(encoded(noise(), "TIFF")) == "unidentified"
+    assert code_of(encoded(noise(), "ICO")) == "unidentified"
     assert code_of(encoded(noise(), "PPM")) == "unidentified"
 
 
@@ -162,17 +168,17 @@ def webp_header(width: int, height: int) -> bytes:
 
 
 def test_a_jpeg_may_have_more_pixels_than_other_formats() -> None:
-    assert images.JPEG_MAX_PIXELS > images.OTHER_MAX_PIXELS
+    assert headers.JPEG_MAX_PIXELS > headers.OTHER_MAX_PIXELS
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "JPEG_MAX_PIXELS", 80 * 60)
-        patch.setattr(images, "OTHER_MAX_PIXELS", 80 * 60 - 1)
+        patch.setattr(headers, "JPEG_MAX_PIXELS", 80 * 60)
+        patch.setattr(headers, "OTHER_MAX_PIXELS", 80 * 60 - 1)
         assert open_image(encoded(noise(), "JPEG")).size == (80, 60)
         assert code_of(encoded(noise(), "PNG")) == "too_large"
         assert code_of(encoded(noise(), "WEBP")) == "too_large"
 
 
 def test_a_file_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "FILE_MAX_BYTES", 100)
+    monkeypatch.setattr(headers, "FILE_MAX_BYTES", 100)
     assert code_of(b"\xff\xd8\xff" + b"\0" * 98) == "too_large"
 
 

@@ -38,8 +38,8 @@ def code(sample: Sample) -> str | None:
 
 
 def test_images_are_found_in_all_folders_and_ordered_by_their_path(tmp_path: Path) -> None:
-    names = ["a.jpg", "a/b.JPEG", "a-b.png", "a/a.gif", "z/y/x.webp", "b.bmp", "a.b/c.Jpg"]
-    write(tmp_path, *names, "a.tif", "jpg", "notes.md")
+    names = ["a.jpg", "a/b.JPEG", "a-b.png", "a/a.gif", "z/y/x.webp", "b.bmp", "a.b/c.Jpg", "d.TIF", "e.tiff", "f.avif"]
+    write(tmp_path, *names, "a.heic", "jpg", "notes.md")
     samples = read(tmp_path)
     assert list(samples) == sorted(names)
     assert all(sample.image == key.encode() and sample.error is None for key, sample in samples.items())
@@ -177,8 +177,8 @@ def test_a_folder_that_is_gone_fails_the_unit(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_images_says_what_it_holds_instead(tmp_path: Path) -> None:
-    write(tmp_path, "a.tiff", "b/c.tiff", "README")
-    with pytest.raises(InputError, match=r"found: \.tiff \(2\), no extension \(1\)"):
+    write(tmp_path, "a.heic", "b/c.heic", "README")
+    with pytest.raises(InputError, match=r"found: \.heic \(2\), no extension \(1\)"):
         units_of(tmp_path)
 
 
