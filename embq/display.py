@@ -13,21 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from embq.limits import MEANING, Limit
 from embq.progress import Progress
 
 PLAIN_EVERY_S = 30.0
 
-LIMITS = {
-    "device": "the device: it is busy all the time",
-    "prepare": "decoding or tokenising: the device waits for it (more --prepare-threads, if there are cores)",
-    "read": "reading the input: the device waits for it (more --prefetch, or nearer storage)",
-    "publish": "handing results over",
-    "writer": "the writer: results wait for it (disk speed?)",
-    "turn": "its turn: the workers serve",
-    "queue": "nothing: the workers wait for units",
-    "mixed": "no single stage",
-    "": "not known yet",
-}
+STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
+"""Stage of a worker -> what a person calls it."""
 
 
 def duration(seconds: float) -> str:
@@ -98,12 +90,34 @@ def panel(progress: Progress) -> Group:
         f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
     )
     if progress.state != "done":
-        facts.add_row("limit", " ".join([LIMITS.get(progress.limit, progress.limit), " and ".join(progress.waits_for)]))
+        facts.add_row("limit", limit_line(progress))
+        if stages := stages_line(progress.limits.now):
+            facts.add_row("stages", stages)
     oldest = max(progress.workers, key=lambda worker: float(worker.get("age_s") or 0), default=None)
     if oldest is not None and oldest.get("unit"):
         age = duration(oldest["age_s"])
         facts.add_row("oldest", f"unit {oldest['unit'][:8]}  {age}  {oldest['stage']}  {oldest['name']}")
     return Group(head, bar, facts, *([_workers(progress.workers)] if progress.workers else []))
+
+
+def limit_line(progress: Progress) -> str:
+    """What limits a run now, as a sentence."""
+    if progress.limit == "turn":
+        return f"{MEANING['turn']} {' and '.join(progress.waits_for)}"
+    return progress.limits.now.sentence()
+
+
+def stages_line(limit: Limit) -> str:
+    """For each stage how much of its time it works, waits for input, and waits for the stage behind it."""
+    return "; ".join(
+        f"{name} {states['busy']:.0%} busy{_part(states['starved'], 'waits')}{_part(states['blocked'], 'blocked')}"
+        for stage, name in STAGE_NAMES.items()
+        if (states := limit.stages.get(stage))
+    )
+
+
+def _part(share: float, word: str) -> str:
+    return f", {share:.0%} {word}" if share >= 0.005 else ""
 
 
 def _left(progress: Progress) -> str:
@@ -116,20 +130,26 @@ def _left(progress: Progress) -> str:
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("worker", "device", "rows/s", "device busy", "unit", "stage"):
+    for name in ("worker", "device", "rows/s", "device busy", "limit", "unit", "stage"):
         table.add_column(name, justify="right" if name in ("rows/s", "device busy") else "left")
     for worker in workers[:16]:
         table.add_row(
             str(worker["name"]),
             str(worker["device"]),
             f"{worker['rows_per_s']:,.1f}",
-            f"{min(1.0, (worker.get('share') or {}).get('embed', 0.0)):.0%}",
+            _device_busy(worker),
+            str(worker.get("limit") or "-"),
             f"{worker['unit'][:8]} {worker['age_s']:.0f} s" if worker.get("unit") else "-",
             str(worker["stage"]),
         )
     if len(workers) > 16:
-        table.add_row(f"and {len(workers) - 16} more", "", "", "", "", "")
+        table.add_row(f"and {len(workers) - 16} more", "", "", "", "", "", "")
     return table
+
+
+def _device_busy(worker: dict[str, Any]) -> str:
+    said = worker.get("attribution")
+    return f"{said['late']['stages']['embed']['busy']:.0%}" if said else "-"
 
 
 class Display:

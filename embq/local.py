@@ -11,7 +11,7 @@ from core.errors import Exit
 from core.layout import Layout, RunInfo, load_run
 from core.objects import Place
 from core.stopping import StopFlag
-from embq.display import Display, duration
+from embq.display import Display, duration, stages_line
 from embq.options import settings_with
 from embq.progress import Progress, Watch
 from embq.session import Outcome, Session
@@ -93,6 +93,9 @@ def account_lines(progress: Progress, root: Place) -> list[str]:
             f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; "
             f"{duration(timing['wall_s'])} in all, {timing.get('load_s', 0):.1f} s of them loading the model"
         )
+    if progress.limits.so_far.name:
+        lines.append(f"limited by {progress.limits.so_far.sentence()}")
+        lines.append(f"stages: {stages_line(progress.limits.so_far)}")
     lines.append(f"rows in {', '.join(map(str, row_folders(Layout(root), load_run(root))))}")
     if progress.failures:
         lines.append(f"failures in {root / 'failures'}; list them with: embq failures {root}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import redis
@@ -15,13 +15,22 @@ from core.ledger import Ledger, load_scripts
 from core.objects import Place
 from core.registry import RunRecord
 from embq.eta import NO_ETA, predict, share_of
-from embq.seen import Seen, bottleneck, see
+from embq.limits import Limit, limit_now, limit_so_far
+from embq.seen import Seen, see
 
 OF_A_WORKER = (
     *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
-    *("padding", "memory_full", "recomputed"),
+    *("padding", "memory_full", "recomputed", "limit"),
 )
 """What `embq status --json` tells of each worker, of what it says of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What limits a run now, and what has since its workers have work."""
+
+    now: Limit = field(default_factory=Limit)
+    so_far: Limit = field(default_factory=Limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +52,8 @@ class Progress:
         tokens: of committed units, as far as workers said.
         tokens_total: of all units; estimated until all are committed, None where nothing is known.
         tokens_per_s: what the workers do now for this run, together.
-        limit: the stage that bounds the speed.
+        limit: what bounds the speed now, in one word; of a run that has ended under our eyes, what did.
+        limits: what that follows from, now and since the workers have work.
         waits_for: the models that are served now, where the run's own has to wait for its turn.
         workers: what each worker says of itself.
         timing: load_s, embed_s, wall_s.
@@ -68,6 +78,7 @@ class Progress:
     embedding_per_s: float
     eta_s: float | None
     limit: str
+    limits: Limits = field(default_factory=Limits)
     waits_for: list[str] = field(default_factory=list)
     truncated: int = 0
     tokens: int = 0
@@ -76,6 +87,12 @@ class Progress:
     eta_basis: str = ""
     workers: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
+
+    def ended_after(self, before: Progress | None) -> Progress:
+        """This last look at a run, with what limited it according to the look before, when its workers were there."""
+        if before is None or not before.limits.so_far.name:
+            return self
+        return replace(self, limit=before.limits.so_far.name, limits=before.limits)
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `embq status --json` promises."""
@@ -106,6 +123,7 @@ class Progress:
             "eta_s": self.eta_s,
             "eta_basis": self.eta_basis,
             "limit": self.limit,
+            "limit_detail": {"now": self.limits.now.describe(), "so_far": self.limits.so_far.describe()},
             "waits_for": self.waits_for,
             "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
             "timing": self.timing,
@@ -246,6 +264,7 @@ def _progress(
         )
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
     timing = seen.timing(workers) if timing is None else timing
+    limits = Limits() if closed else Limits(now=limit_now(workers), so_far=limit_so_far(workers))
     return Progress(
         run=run,
         output=output,
@@ -269,7 +288,8 @@ def _progress(
         tokens=counts.tokens,
         tokens_total=counts.tokens if closed else None if tokens_left is None else seen.number("tokens") + tokens_left,
         tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
-        limit="turn" if waits_for else "" if closed else bottleneck(workers),
+        limit="turn" if waits_for else limits.now.name,
+        limits=limits,
         waits_for=waits_for,
         truncated=counts.truncated,
         workers=sorted(workers, key=lambda worker: str(worker.get("name"))),

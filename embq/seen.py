@@ -80,20 +80,3 @@ def see(ledger: Ledger) -> Seen:
         begun=begun,
         now_ms=seconds * 1000 + micros // 1000,
     )
-
-
-def bottleneck(workers: list[dict[str, Any]]) -> str:
-    """The stage that bounds the speed, from where the workers spend their time; first match wins.
-
-    Thresholds: a device that is 85 % busy cannot be fed better; a tenth of the time without room is the writer's fault.
-    """
-    shares = [worker["share"] for worker in workers if worker.get("held") and worker.get("share")]
-    if not shares:
-        return "queue" if workers else ""
-    mean = {stage: sum(share.get(stage, 0.0) for share in shares) / len(shares) for stage in shares[0]}
-    if mean["full"] >= 0.1:
-        return "writer"
-    if mean["embed"] >= 0.85:
-        return "device"
-    stage = max(("read", "prepare", "embed", "publish"), key=lambda name: mean[name])
-    return {"embed": "device"}.get(stage, stage) if mean[stage] >= 0.5 else "mixed"

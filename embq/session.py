@@ -71,6 +71,7 @@ class Session:
         self.stops = stops
         self.display = display
         self.server: EmbeddedServer | None = None
+        self._last: Progress | None = None
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
@@ -94,7 +95,7 @@ class Session:
                 interrupted = self._until_closed(children, watch)
             finally:
                 self._stop(children)
-            return Outcome(Watch(self.layout.root, None).look(), interrupted)
+            return Outcome(Watch(self.layout.root, None).look().ended_after(self._last), interrupted)
 
     def _start_server(self, stack: ExitStack) -> str:
         server = EmbeddedServer(self.layout.broker)
@@ -134,6 +135,7 @@ class Session:
             with suppress(redis.exceptions.RedisError, AwayError):
                 progress = watch.look()
                 self.display.show(progress)
+                self._last = progress if progress.limits.so_far.name else self._last
                 if progress.state == "cancelled":
                     self.display.say("the run was cancelled: what is published is committed, the rest is left")
                     return True

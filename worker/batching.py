@@ -108,6 +108,13 @@ class Batcher:
         """Let these be the next forward passes, in this order."""
         self._to_repeat += reversed(batches)
 
+    def is_whole(self, batch: Batch) -> bool:
+        """Whether a pass was at least half of what suits the device, in samples or in tokens."""
+        embedder = self._embedder
+        if 2 * len(batch) >= embedder.batch_size:
+            return True
+        return 0 < self.room.tokens <= 2 * embedder.cost([entry.tokens for entry in batch])
+
     def _window(self) -> int:
         """How many of those that wait are a window; 0 where they are too few for one."""
         embedder = self._embedder

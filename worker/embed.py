@@ -87,7 +87,9 @@ class EmbedStage:
         if isinstance(item, EndOfUnit):
             self._end(item)
             return
-        for sample, prepared in item.prepared.result():
+        with self.stats.stages.at("embed", "starved"):
+            chunk = item.prepared.result()
+        for sample, prepared in chunk:
             if isinstance(prepared, SampleError):
                 item.work.add_failure(sample, prepared.code, prepared.message)
             else:
@@ -177,7 +179,7 @@ class EmbedStage:
     def _at_work(self, batch: Batch = ()) -> Iterator[None]:
         """Say what the device has in hand, and count the time."""
         in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
-        with self.stats.busy("embed"), self.board.step("embed", _spans(in_hand)):
+        with self.stats.stages.at("embed", "busy"), self.board.step("embed", _spans(in_hand)):
             yield
 
     def _arrived(self, *, leave: int) -> list[InFlight]:
@@ -197,7 +199,13 @@ class EmbedStage:
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
-            self.stats.batch_done(len(batch), tokens, processed=self._cost(batch), took_s=self._free_at - began)
+            self.stats.batch_done(
+                len(batch),
+                tokens,
+                processed=self._cost(batch),
+                took_s=self._free_at - began,
+                full=self._batcher.is_whole(batch),
+            )
             self.stats.throughput.batch_done(
                 len(batch), tokens.total(), since=min(entry.work.claimed_at for entry in batch)
             )

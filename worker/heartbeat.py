@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -14,6 +14,7 @@ from core.errors import EmbqError
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.registry import report_worker, sign_off
+from worker.attribution import Attribution
 from worker.progress import ProgressBoard
 from worker.stats import Stats
 from worker.work import Leases, UnitWork
@@ -40,6 +41,7 @@ class Heartbeat(threading.Thread):
         tail: whether nothing of the run is left to claim; then it beats as often as it reports, so that what others
             have done meanwhile is not done here as well.
         measured: told rows per second, whenever units were in hand for a while.
+        modalities: of the model that is served.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Heartbeat(threading.Thread):
         describe: Callable[[], dict[str, Any]],
         tail: Callable[[], bool] = lambda: False,
         measured: Callable[[redis.Redis, float], None] = lambda _client, _rate: None,
+        modalities: Sequence[str] = (),
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.client = client
@@ -75,7 +78,7 @@ class Heartbeat(threading.Thread):
         self._ledgers: dict[str, Ledger] = {}
         self._stop_requested = threading.Event()
         self._rates: list[tuple[float, int]] = []
-        self._shares: list[tuple[float, dict[str, float]]] = []
+        self._attribution = Attribution(stats, modalities=modalities)
         self._held_at = time.monotonic()
         self.failed: redis.exceptions.RedisError | EmbqError | None = None
 
@@ -135,9 +138,7 @@ class Heartbeat(threading.Thread):
     def _report(self, held: list[UnitWork], now: float) -> None:
         self._rates = [(at, rows) for at, rows in self._rates if now - at <= RATE_WINDOW_S]
         self._rates.append((now, self.stats.rows))
-        self._shares = [(at, busy) for at, busy in self._shares if now - at <= RATE_WINDOW_S]
-        self._shares.append((now, self.stats.busy_seconds()))
-        (rate_from, rows_from), (share_from, busy_from) = self._rates[0], self._shares[0]
+        rate_from, rows_from = self._rates[0]
         if held:
             self._held_at = now
         elif now - self._held_at > REST_S:
@@ -148,10 +149,7 @@ class Heartbeat(threading.Thread):
             "rows": self.stats.rows,
             "units": self.stats.units,
             "rows_per_s": round((self.stats.rows - rows_from) / (now - rate_from), 2) if now > rate_from else 0.0,
-            "share": {
-                stage: round((seconds - busy_from[stage]) / (now - share_from), 3) if now > share_from else 0.0
-                for stage, seconds in self.stats.busy_seconds().items()
-            },
+            **self._attribution.look(),
             "padding": round(1 - self.stats.tokens / self.stats.processed, 3) if self.stats.processed else 0.0,
             "memory_full": self.stats.memory_full,
             "recomputed": self.stats.recomputed,

@@ -64,6 +64,7 @@ class Pipeline:
         self._read = make_read(self._put_chunk, self._units.waiting)
         self._embed = make_embed(self._put_result)
         self._publish = publish
+        self._stages = self._read.stats.stages
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (
@@ -80,6 +81,7 @@ class Pipeline:
 
     def submit(self, work: UnitWork) -> None:
         """Queue a claimed unit; waits while `prefetch` units are queued."""
+        self._stages.begin()
         self._put(self._units, work, 1 / self._prefetch)
 
     @property
@@ -131,10 +133,12 @@ class Pipeline:
         share = 0.0
         if isinstance(item, Chunk):
             share = max(item.expected / self._embed.samples_ahead, item.size / BYTES_AHEAD)
-        self._put(self._chunks, item, share)
+        with self._stages.at("read", "blocked"):
+            self._put(self._chunks, item, share)
 
     def _put_result(self, work: UnitWork) -> None:
-        self._put(self._results, work, max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD))
+        with self._stages.at("embed", "blocked"):
+            self._put(self._results, work, max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD))
 
     def _put(self, target: BoundedQueue[Item], item: Item, share: float) -> None:
         while self.running and not target.put(item, share, POLL_S):
@@ -142,7 +146,8 @@ class Pipeline:
 
     def _read_loop(self) -> None:
         while self.running:
-            work = self._units.get(POLL_S)
+            with self._stages.at("read", "starved"):
+                work = self._units.get(POLL_S)
             if work is None:
                 continue
             if self._draining:
@@ -153,7 +158,8 @@ class Pipeline:
 
     def _embed_loop(self) -> None:
         while self.running:
-            item = self._chunks.get(LINGER_S if self._embed.has_waiting else POLL_S)
+            with self._stages.at("embed", "starved"):
+                item = self._chunks.get(LINGER_S if self._embed.has_waiting else POLL_S)
             if item is None:
                 self._embed.flush()
                 continue
@@ -164,14 +170,15 @@ class Pipeline:
 
     def _linger(self, item: Chunk) -> None:
         deadline = time.monotonic() + LINGER_S
-        while not item.prepared.done():
-            if time.monotonic() > deadline:
-                self._embed.flush()
-                return
-            time.sleep(0.0005)
+        with self._stages.at("embed", "starved"):
+            while not item.prepared.done() and time.monotonic() <= deadline:
+                time.sleep(0.0005)
+        if not item.prepared.done():
+            self._embed.flush()
 
     def _publish_loop(self) -> None:
         while self.running:
-            work = self._results.get(POLL_S)
+            with self._stages.at("publish", "starved"):
+                work = self._results.get(POLL_S)
             if work is not None:
                 self._publish.run(work)

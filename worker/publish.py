@@ -63,7 +63,11 @@ class PublishStage:
 
     def run(self, work: UnitWork) -> None:
         """Publish one complete unit; the lease ends here, whatever the answer is."""
-        with self.stats.busy("publish"), self.board.step("publish", [Span(work.token, work.u)]):
+        with self.stats.stages.at("publish", "busy"):
+            self._publish(work)
+
+    def _publish(self, work: UnitWork) -> None:
+        with self.board.step("publish", [Span(work.token, work.u)]):
             data = self._encode(work)
         fields: dict[str, str | bytes | int] = {
             "v": VERSION,
@@ -99,7 +103,7 @@ class PublishStage:
                 answer = work.ledger.publish(work.u, work.token, fields, size=size)
                 if answer >= 0:
                     return answer
-            with self.stats.busy("full"):
+            with self.stats.stages.at("publish", "blocked"):
                 time.sleep(wait_s)
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
 
@@ -146,7 +150,7 @@ class PublishStage:
         while not work.lost:
             try:
                 # Without naming the unit: storage that hangs is not its fault.
-                with self.stats.busy("publish"), self.board.step("publish"):
+                with self.board.step("publish"):
                     staged = self._stage(work, data)
                 self._staging_is_full = False
                 return staged
@@ -156,7 +160,7 @@ class PublishStage:
                 if not self._staging_is_full:
                     self._staging_is_full = True
                     self.log.warning("staging_full", run=work.run, why=error.message, bytes=len(data))
-            with self.stats.busy("full"):
+            with self.stats.stages.at("publish", "blocked"):
                 time.sleep(wait_s)
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
         return None

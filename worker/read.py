@@ -146,10 +146,12 @@ class ReadStage:
             while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
                 self._fetch_next()
+                self.stats.stages.submitted()
                 prepared = self.pool.submit(self._prepare, work, chunk)
                 self.hand_on(Chunk(work, chunk, prepared, 1 if self.cutter is None else CUT_TEXT_FACTOR))
-                while work.careful and work.handled < count and not work.lost:
-                    time.sleep(CAREFUL_POLL_S)
+                with self.stats.stages.at("read", "blocked"):
+                    while work.careful and work.handled < count and not work.lost:
+                        time.sleep(CAREFUL_POLL_S)
                 if work.lost:
                     return count, None
         except SourceError as error:
@@ -172,11 +174,12 @@ class ReadStage:
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(1.0, left))
+        with self.stats.stages.at("read", "busy"):
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(1.0, left))
 
     def _next_chunk(self, work: UnitWork, samples: Iterator[Sample], size: int) -> list[Sample]:
-        with self.stats.busy("read"), self.board.step("read", [Span(work.token, work.u)]):
+        with self.stats.stages.at("read", "busy"), self.board.step("read", [Span(work.token, work.u)]):
             chunk = []
             chars = 0
             for sample in itertools.islice(samples, size):
@@ -189,7 +192,7 @@ class ReadStage:
 
     def _prepare(self, work: UnitWork, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
         in_hand = [Span(work.token, work.u, samples[0].ordinal, samples[-1].ordinal)]
-        with self.stats.busy("prepare"), self.board.step("prepare", in_hand):
+        with self.stats.stages.preparing(), self.board.step("prepare", in_hand):
             pairs = [(sample, _error(work, sample)) for sample in samples]
             if self.cutter is not None:
                 pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]

@@ -119,7 +119,7 @@ class ModelService:
         self.device_name = device_name(options.device)
         self._clients: list[redis.Redis] = []
         self.client = self._connect()
-        self.leases, self.stats = Leases(), Stats()
+        self.leases, self.stats = Leases(), Stats(options.threads)
         self.trace = Trace(settings.trace, worker=options.name, device=options.device)
         self.heartbeat = self._make_heartbeat()
         self.pipeline = self._make_pipeline()
@@ -258,6 +258,7 @@ class ModelService:
             describe=self._describe,
             tail=lambda: self.hold.tail,
             measured=self._keep_rate,
+            modalities=self.model.modalities,
         )
 
     def _make_pipeline(self) -> Pipeline:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from worker.speed import Speed
+from worker.stages import Stages
 from worker.throughput import Throughput
 
-STAGES = ("read", "prepare", "embed", "publish", "full")
-"""Busy seconds are kept for each: reading samples, decoding or tokenising (per thread), the device, handing results
-over, and waiting because the writer has no room."""
+DEVICE_MEMORY_S = 10.0
+"""Passes before that many seconds of work of the device count a third in what it is said to do."""
+
+
+class DeviceRate(NamedTuple):
+    """What a device does while it has work: tokens per second, and whether by passes that were full."""
+
+    per_s: float
+    full: bool
 
 
 class Stats:
@@ -27,11 +35,15 @@ class Stats:
         failed: samples and units that did not.
         units: units published.
         throughput: how fast rows come out, whatever holds them up.
+        stages: what each stage spends its time with.
+
+    Args:
+        threads: those that decode and tokenise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         self._lock = threading.Lock()
-        self._busy = dict.fromkeys(STAGES, 0.0)
+        self.stages = Stages(threads)
         self.rows = 0
         self.tokens = 0
         self.processed = 0
@@ -41,28 +53,28 @@ class Stats:
         self.units = 0
         self.throughput = Throughput()
         self._speed = Speed()
+        self._passes: dict[bool, tuple[float, float]] = {}
         self.first_batch_at: float | None = None
         self.last_batch_at: float | None = None
 
-    @contextmanager
-    def busy(self, stage: str) -> Iterator[None]:
-        """Add the time spent inside to a stage."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - began
-            with self._lock:
-                self._busy[stage] += spent
+    def batch_done(
+        self, rows: int, tokens: Mapping[str, int], *, processed: int, took_s: float, full: bool = True
+    ) -> None:
+        """Count a batch of vectors, the tokens of each run that they were made of, and all with the padding.
 
-    def batch_done(self, rows: int, tokens: Mapping[str, int], *, processed: int, took_s: float) -> None:
-        """Count a batch of vectors, the tokens of each run that they were made of, and all with the padding."""
+        Args:
+            took_s: of the device.
+            full: it was about as large as suits the device; a smaller one does not show what it can do.
+        """
         now = time.monotonic()
         with self._lock:
             self._speed.batch(now - took_s, now, tokens)
             self.rows += rows
             self.tokens += sum(tokens.values())
             self.processed += processed
+            kept = math.exp(-took_s / DEVICE_MEMORY_S)
+            done, seconds = self._passes.get(full, (0.0, 0.0))
+            self._passes[full] = (done * kept + max(rows, sum(tokens.values())), seconds * kept + took_s)
             self.last_batch_at = now
             if self.first_batch_at is None:
                 self.first_batch_at = now
@@ -84,7 +96,12 @@ class Stats:
             self.units += 1
             self.failed += failures
 
-    def busy_seconds(self) -> dict[str, float]:
-        """Busy seconds per stage since the start."""
+    def device_per_s(self) -> DeviceRate | None:
+        """What the device does while it has work, by its last full passes where there are any; None before the first
+        pass. With smaller ones it is the least that it can do."""
         with self._lock:
-            return dict(self._busy)
+            for full in (True, False):
+                tokens, seconds = self._passes.get(full, (0.0, 0.0))
+                if tokens and seconds > 0.0:
+                    return DeviceRate(tokens / seconds, full)
+            return None

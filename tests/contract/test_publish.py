@@ -79,6 +79,7 @@ def test_a_full_disk_is_waited_out_with_the_result_in_hand(
     run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord]
 ) -> None:
     writer = run.writer()
+    stage.stats.stages.begin()
     for u in (0, 1):
         work = embedded_unit(run, leases, u)
         lead_its_file_to(run, work, "/dev/full")
@@ -86,7 +87,9 @@ def test_a_full_disk_is_waited_out_with_the_result_in_hand(
         assert len(on_full) == u + 1, "said once for each time that it fills up"
     writer.drain()
     run.assert_exact([0, 1])
-    assert stage.stats.busy_seconds()["full"] > 0
+    spent = stage.stats.stages.spent()
+    assert spent.stages["publish"]["blocked"] > 0
+    assert spent.causes["writer"] == spent.stages["publish"]["blocked"]
 
 
 def test_a_full_disk_is_waited_for_only_as_long_as_the_lease_is_ours(

@@ -1,0 +1,61 @@
+"""What limits a run is said while it goes on and at its end: decoding where that is slow, the device where that is."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.session import await_in, started, succeed, write_tar
+from PIL import Image
+
+from demo.collect import photographs
+
+SAMPLES = 160
+
+
+@pytest.fixture
+def shard(short_tmp: Path) -> Path:
+    """A shard of large photographs, each of which takes a while to decode."""
+    ((_, small),) = photographs(1, seed=0)
+    large = io.BytesIO()
+    Image.open(io.BytesIO(small)).convert("RGB").resize((2400, 1800)).save(large, "JPEG", quality=90)
+    write_tar(short_tmp / "0.tar", ((f"{n:05d}.jpg", large.getvalue()) for n in range(SAMPLES)))
+    return short_tmp / "0.tar"
+
+
+@pytest.mark.parametrize(("ms_per_sample", "limit"), [(1, "decoding"), (80, "device")])
+def test_status_and_the_account_say_what_limits_a_run(
+    shard: Path, short_tmp: Path, ms_per_sample: int, limit: str
+) -> None:
+    root = short_tmp / "out"
+    run = ["run", shard, "-o", root, "-m", f"stub:16?decode=1&batch_size=8&ms_per_sample={ms_per_sample}"]
+
+    def now() -> dict[str, Any]:
+        said = json.loads(succeed("status", root, "--json")) if (root / "run.json").exists() else {}
+        if said.get("limit") != limit:
+            return {}
+        # The first second may be over before the first pass, and then nothing says what the device could do.
+        return said if limit == "device" or said["limit_detail"]["now"]["cores_needed"] else {}
+
+    seen: list[dict[str, Any]] = []
+    with started(*run, "--modality", "image", "--prepare-threads", "1", "--json") as command:
+        await_in(command, lambda: seen.extend(filter(None, [now()])) or seen)
+        assert command.wait() == 0, command.said
+        done = json.loads(command.stdout)
+    (worker,) = seen[0]["workers"]
+    assert worker["limit"] == limit
+    assert done["limit"] == done["limit_detail"]["so_far"]["limit"] == limit
+    for told in (seen[0]["limit_detail"]["now"], done["limit_detail"]["so_far"]):
+        device, prepare = told["stages"]["embed"], told["stages"]["prepare"]
+        assert sum(told["causes"].values()) == pytest.approx(1, abs=0.01)
+        if limit == "device":
+            assert device["busy"] > prepare["busy"]
+            assert prepare["blocked"] > prepare["starved"]
+            assert told["cores_needed"] is None
+        else:
+            assert prepare["busy"] > device["busy"]
+            assert device["starved"] > device["blocked"]
+            assert told["threads"] == 1 < told["cores_needed"]
