@@ -33,6 +33,7 @@ class Limit:
         threads: that decode or tokenise in the workers which this limits.
         workers: how many these are.
         cores: of the machine, where it is one worker.
+        scaled: images are made smaller while they are decoded already.
         cores_needed: with which their devices would be busy; None where that is not the question, or not known.
         cores_exact: False where more may be needed: the devices have not shown yet what they can do.
     """
@@ -43,6 +44,7 @@ class Limit:
     threads: int = 0
     workers: int = 0
     cores: int = 0
+    scaled: bool = False
     cores_needed: int | None = None
     cores_exact: bool = True
 
@@ -61,6 +63,8 @@ class Limit:
             return said
         about = "" if self.cores_exact else "at least "
         ways = ["smaller images"] if self.name == "decoding" else ["more machines"]
+        if self.name == "decoding" and not self.scaled:
+            ways.insert(0, "--decode cpu-fast for large photographs")
         if self.threads < min(self.cores, self.cores_needed):
             ways.insert(0, f"--prepare-threads {min(self.cores, self.cores_needed)}: here are {self.cores} cores")
         return f"{said}; {about}{_many(self.cores_needed, 'core')} would keep {it} busy (or {', or '.join(ways)})"
@@ -121,6 +125,7 @@ def _limit(
         stages=stages,
         threads=sum(int(all_told["threads"]) for _, all_told in held_up),
         workers=len(held_up),
+        scaled=all(all_told["decode"] == "cpu-fast" for _, all_told in held_up),
         cores=int(held_up[0][1]["cores"]) if len(held_up) == 1 else 0,
         cores_needed=sum(cores) if len(cores) == len(held_up) else None,
         cores_exact=all(told.get("cores_exact", True) for told, _ in held_up),

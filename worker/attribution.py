@@ -50,6 +50,7 @@ class Attribution:
 
     Args:
         modalities: of the model, which say whether preparing is decoding or tokenising.
+        decode: how it has images decoded, as `core.models` names it.
         cores: that this process may use.
     """
 
@@ -58,10 +59,12 @@ class Attribution:
         stats: Stats,
         *,
         modalities: Sequence[str] = (),
+        decode: str = "",
         cores: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stats = stats
+        self._decode = decode
         self._preparing = "decoding" if "image" in modalities else "tokenising"
         self._cores = cores or os.cpu_count() or 1
         self._clock = clock
@@ -84,6 +87,7 @@ class Attribution:
             "attribution": {
                 "threads": self._stats.stages.threads,
                 "cores": self._cores,
+                "decode": self._decode,
                 "late": self._told(late, self._verdict, tokens - tokens_first),
                 "whole": {"limit": whole, **self._told(spent, whole, tokens)},
             },

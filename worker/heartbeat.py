@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -41,7 +41,7 @@ class Heartbeat(threading.Thread):
         tail: whether nothing of the run is left to claim; then it beats as often as it reports, so that what others
             have done meanwhile is not done here as well.
         measured: told rows per second, whenever units were in hand for a while.
-        modalities: of the model that is served.
+        attribution: says what limits this worker.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Heartbeat(threading.Thread):
         describe: Callable[[], dict[str, Any]],
         tail: Callable[[], bool] = lambda: False,
         measured: Callable[[redis.Redis, float], None] = lambda _client, _rate: None,
-        modalities: Sequence[str] = (),
+        attribution: Attribution | None = None,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.client = client
@@ -78,7 +78,7 @@ class Heartbeat(threading.Thread):
         self._ledgers: dict[str, Ledger] = {}
         self._stop_requested = threading.Event()
         self._rates: list[tuple[float, int]] = []
-        self._attribution = Attribution(stats, modalities=modalities)
+        self._attribution = attribution or Attribution(stats)
         self._held_at = time.monotonic()
         self.failed: redis.exceptions.RedisError | EmbqError | None = None
 

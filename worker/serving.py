@@ -20,6 +20,7 @@ from core.settings import Settings
 from core.stopping import StopFlag
 from core.units import Unit
 from sources.kinds import fetchable
+from worker.attribution import Attribution
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
 from worker.embedders.hardware import device_name
@@ -258,7 +259,7 @@ class ModelService:
             describe=self._describe,
             tail=lambda: self.hold.tail,
             measured=self._keep_rate,
-            modalities=self.model.modalities,
+            attribution=Attribution(self.stats, modalities=self.model.modalities, decode=self.model.decode),
         )
 
     def _make_pipeline(self) -> Pipeline:
