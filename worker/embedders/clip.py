@@ -29,12 +29,12 @@ from worker.embedders.device import (
     token_budget_of,
 )
 from worker.embedders.fingerprint import fingerprint
+from worker.embedders.image_rows import ImageRows
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
 from worker.embedders.members import check_modalities, prepare_each, text_of
 from worker.embedders.network import Network
 from worker.embedders.params import choice, unit_length, whole_number
-from worker.embedders.pixels import Normaliser, Pixels
 from worker.embedders.preprocess import of_open_clip
 from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
 from worker.embedders.text_tower import causal_tower
@@ -89,8 +89,7 @@ class ClipEmbedder:
         self._device = device
         if "image" in config.modalities:
             preprocess = of_open_clip(transform, model.visual.preprocess_cfg, config.spec)
-            self._pixels = Pixels(preprocess, config.decode)
-            self._normaliser = Normaliser(preprocess, device)
+            self._images = ImageRows(preprocess, config.decode, device)
         self._spec = config.spec
         self._tokenizers = ThreadCopies(tokenizer)
         self._special = self._count("") if "text" in config.modalities else 0
@@ -111,7 +110,7 @@ class ClipEmbedder:
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
         self._model = model
         example = {
-            modality: self._token_ids("a") if modality == "text" else torch.zeros(self._pixels.shape, dtype=torch.uint8)
+            modality: self._token_ids("a") if modality == "text" else self._images.black()
             for modality in config.modalities
         }
         dtype = dtype_of(config, device)
@@ -127,7 +126,7 @@ class ClipEmbedder:
         ready: Ready = {}
         for modality in self._modalities:
             if modality == "image":
-                ready[modality] = torch.from_numpy(self._pixels.of(picture))
+                ready[modality] = self._images.row(picture)
             else:
                 text = text_of(sample)
                 row = ready[modality] = self._token_ids(text)
@@ -193,14 +192,14 @@ class ClipEmbedder:
     def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:
         vectors = {}
         for modality in self._modalities:
-            stacked = torch.stack([ready[modality] for ready in batch])
+            rows = [ready[modality] for ready in batch]
             if modality == "image":
-                pixels = self._normaliser(stacked.to(self._device), self._model.logit_scale.dtype)
-                encoded = self._model.encode_image(pixels, normalize=False)
+                numbers = self._images.batch(rows, self._model.logit_scale.dtype)
+                encoded = self._model.encode_image(numbers, normalize=False)
             elif self._text_tower is None:
-                encoded = self._model.encode_text(stacked.to(self._device), normalize=False)
+                encoded = self._model.encode_text(torch.stack(rows).to(self._device), normalize=False)
             else:
-                encoded = self._text_tower.encode(stacked, self._device)
+                encoded = self._text_tower.encode(torch.stack(rows), self._device)
             # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.
             vectors[modality] = normalize(encoded.float(), dim=-1) if self._unit_length else encoded.float()
         return vectors
