@@ -98,7 +98,7 @@ def _fitted(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit, row
     resized = _resized(pixels, scale, size, fit.resized(*size), fit.interpolation)
     height, width = resized.shape[:2]
     top, left = fit.corner(height, width)
-    if top >= 0 and left >= 0:
+    if height >= fit.height and width >= fit.width:
         row[...] = resized[top : top + fit.height, left : left + fit.width]
         return
     row[...] = fit.fill
