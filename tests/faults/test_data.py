@@ -409,6 +409,10 @@ def zoo() -> tuple[dict[str, bytes], dict[str, tuple[str, bytes]]]:
         "animated.gif": encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]),
         "lossy.webp": encoded(noise, "WEBP"),
         "plain.bmp": encoded(noise, "BMP"),
+        "fax.tif": encoded(noise.convert("1"), "TIFF", compression="group4"),
+        "pages.tiff": encoded(noise, "TIFF", save_all=True, append_images=frames),
+        "small.avif": encoded(noise, "AVIF", speed=10),
+        "a-jpeg-called.png": jpeg,
         "dot.png": encoded(noise.crop((0, 0, 1, 1)), "PNG"),
     }
     header = b"IHDR" + struct.pack(">II5B", 60_000, 60_000, 8, 2, 0, 0, 0)
@@ -418,6 +422,8 @@ def zoo() -> tuple[dict[str, bytes], dict[str, tuple[str, bytes]]]:
         "a-page.jpg": ("unidentified", b"<!DOCTYPE html><title>404</title>"),
         "other-format.jpg": ("unidentified", encoded(noise, "PPM")),
         "half-a-jpeg.jpg": ("truncated", jpeg[: len(jpeg) // 2]),
+        "half-a-tiff.tiff": ("truncated", encoded(noise, "TIFF")[:5000]),
+        "half-an-avif.avif": ("truncated", encoded(noise, "AVIF", speed=10)[:2000]),
         "half-a-png.png": ("truncated", png[: len(png) // 2]),
         "only-a-header.jpg": ("truncated", jpeg[:4]),
         "damaged.png": ("corrupt", png[:200] + bytes(64) + png[264:]),
@@ -437,7 +443,7 @@ def test_every_image_is_a_row_or_a_failure(
     pytest.importorskip("torch")
     from contract.test_embedders import make_clip
 
-    from core.models import ModelConfig
+    from core.models import DECODES, ModelConfig
     from core.units import Sample
     from worker.embedders.registry import load
 
@@ -472,7 +478,7 @@ def test_every_image_is_a_row_or_a_failure(
         assert {name_of[key]: code for key, code in failed} == {name: code for name, (code, _) in bad.items()}
         assert {name_of[key] for key, _ in there} == set(good)
     # Through the model alone, one at a time: so no row has the vector of its neighbour.
-    embedder = load(ModelConfig(spec=spec, modalities=("image",), precision="fp32"), "cpu")
+    embedder = load(ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=DECODES[0]), "cpu")
     alone = {}
     for name, data in good.items():
         (prepared,) = embedder.prepare([Sample(ordinal=0, key=name, image=data)])

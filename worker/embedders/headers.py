@@ -157,7 +157,11 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _is_cut(data: bytes) -> bool:
-    """Whether a WebP or AVIF is shorter than it says; their decoders give no reason for a failure."""
+    """Whether a file ends before it should, where its decoder gives no reason for a failure."""
     if data[:4] == b"RIFF":
         return len(data) < int.from_bytes(data[4:8], "little") + 8
+    if data.startswith(b"\x89PNG"):
+        return b"IEND" not in data
+    if data.startswith(b"GIF8"):
+        return not data.rstrip(b"\0").endswith(b";")
     return avif.is_avif(data) and avif.is_cut(data)
