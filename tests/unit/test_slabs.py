@@ -1,0 +1,196 @@
+"""Rows of slabs: memory for decoded images that is used again, and never while somebody may still read it."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from worker.embedders.slabs import ROWS, Row, Slabs, gathered, runs  # noqa: E402
+from worker.embedders.upload import BUFFERS, Uploader  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def filled(slabs: Slabs, *values: int) -> list[Row]:
+    """A row for each value, all of it that value."""
+    return [slabs.fill(lambda pixels, value=value: pixels.fill_(value)) for value in values]
+
+
+def values(pixels: torch.Tensor) -> list[int]:
+    """Of pixels of shape (rows, height, width, 3) the value of each row; -1 where it has several."""
+    return [int(row.min()) if row.min() == row.max() else -1 for row in pixels]
+
+
+def test_the_rows_of_one_thread_are_one_run_and_no_copy_is_made_of_it() -> None:
+    slabs = Slabs(4, 6)
+    rows = filled(slabs, *range(10))
+    assert rows[0].pixels.shape == (4, 6, 3)
+    assert rows[0].pixels.dtype == torch.uint8
+    batch = gathered(rows)
+    assert values(batch) == list(range(10))
+    assert batch.data_ptr() == rows[0].slab.memory.data_ptr()
+    assert slabs.made == 1
+
+
+def test_a_batch_over_several_slabs_and_with_gaps_is_in_order() -> None:
+    slabs = Slabs(2, 2)
+    rows = filled(slabs, *range(2 * ROWS + 3))
+    del rows[5], rows[ROWS : ROWS + 2]
+    rows.append(rows[0])
+    lengths = [len(piece) for piece in runs(rows)]
+    assert lengths == [5, ROWS - 6, 1, ROWS - 3, 3, 1]
+    assert values(gathered(rows)) == [int(row.pixels[0, 0, 0]) for row in rows]
+
+
+def test_a_row_that_fails_is_the_next_one_again() -> None:
+    slabs = Slabs(2, 2)
+
+    def broken(pixels: torch.Tensor) -> None:
+        pixels.fill_(255)
+        raise ValueError("damaged")
+
+    (first,) = filled(slabs, 1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="damaged"):
+            slabs.fill(broken)
+    (second,) = filled(slabs, 2)
+    assert (first.place, second.place) == (0, 1)
+    assert values(gathered([first, second])) == [1, 2]
+
+
+def test_memory_is_used_again_once_the_last_of_its_rows_is_gone_and_not_before() -> None:
+    slabs = Slabs(2, 2)
+    rows = filled(slabs, *range(ROWS))
+    memory = rows[0].slab.memory
+    last = rows[7]
+    del rows
+    for _ in range(3 * ROWS):
+        filled(slabs, 99)
+    assert int(last.pixels[0, 0, 0]) == 7, "one row keeps all of its slab"
+    assert slabs.made == 2
+    del last
+    pointers = {row.slab.memory.data_ptr() for row in filled(slabs, *[1] * 2 * ROWS)}
+    assert memory.data_ptr() in pointers
+    assert slabs.made == 2
+
+
+def test_what_an_error_still_refers_to_is_kept_and_comes_back_with_it() -> None:
+    slabs = Slabs(2, 2)
+
+    def failing() -> None:
+        rows = filled(slabs, *[5] * ROWS)
+        raise RuntimeError(f"after {len(rows)} rows")
+
+    try:
+        failing()
+    except RuntimeError as error:
+        kept = error
+    filled(slabs, *[1] * ROWS)
+    assert slabs.made == 2
+    assert kept.__traceback__ is not None
+    del kept
+    gc.collect()
+    filled(slabs, *[1] * 2 * ROWS)
+    assert slabs.made == 2
+
+
+def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_they_were() -> None:
+    """Given a device that reads a batch long after it got it, when threads go on filling, then no pixel has changed."""
+    slabs, chunks, threads, each = Slabs(8, 8), 12, 4, 20
+    waiting: queue.Queue[list[tuple[int, Row]]] = queue.Queue(maxsize=2)
+
+    def decode(number: int) -> None:
+        for chunk in range(chunks):
+            marks = [(number * chunks + chunk + place) % 251 for place in range(each)]
+            waiting.put([(mark, slabs.fill(lambda pixels, mark=mark: pixels.fill_(mark))) for mark in marks])
+
+    workers = [threading.Thread(target=decode, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    in_flight: list[list[tuple[int, Row]]] = []
+    for _ in range(threads * chunks):
+        in_flight.append(waiting.get(timeout=30))
+        if len(in_flight) > 3:
+            batch = in_flight.pop(0)
+            assert values(gathered([row for _, row in batch])) == [mark for mark, _ in batch]
+            assert {row.slab.memory.data_ptr() for _, row in batch}.isdisjoint(
+                {memory.data_ptr() for memory in slabs._free}
+            )
+    for worker in workers:
+        worker.join()
+    # In flight, waiting, in hand of each thread, each over two slabs at most.
+    assert slabs.made <= 2 * (4 + 2 + threads)
+
+
+def test_a_thread_that_ends_gives_its_slab_back() -> None:
+    slabs = Slabs(2, 2)
+    for _ in range(5):
+        thread = threading.Thread(target=filled, args=(slabs, 1, 2, 3))
+        thread.start()
+        thread.join()
+    assert slabs.made == 1
+
+
+def test_on_a_cpu_the_numbers_are_read_from_the_rows_themselves() -> None:
+    slabs = Slabs(2, 2)
+    seen: list[torch.Tensor] = []
+    uploader = Uploader(CPU, lambda pixels: seen.append(pixels) or pixels.float())
+    rows = filled(slabs, 3, 4)
+    assert uploader.send(rows)[:, 0, 0, 0].tolist() == [3, 4]
+    assert seen[0].data_ptr() == rows[0].pixels.data_ptr()
+
+
+# --- on a GPU ---
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@torch.inference_mode()
+def test_no_row_is_written_before_it_is_copied_and_no_buffer_before_it_is_read() -> None:
+    """Given a device that is far behind, when batches are sent and their rows let go, then all arrive as they were."""
+    device = torch.device("cuda")
+    slabs = Slabs(224, 224, pinned=True)
+    busy = torch.randn(4096, 4096, device=device)
+
+    def read(pixels: torch.Tensor) -> torch.Tensor:
+        nonlocal busy
+        for _ in range(4):
+            busy = torch.nn.functional.normalize(busy @ busy)
+        return torch.stack([pixels.flatten(1).amin(dim=1), pixels.flatten(1).amax(dim=1)])
+
+    uploader = Uploader(device, read)
+    sent = []
+    for number in range(10 * BUFFERS):
+        marks = [(number * 7 + place) % 251 for place in range(1 + (number * 37) % 150)]
+        sent.append((marks, uploader.send(filled(slabs, *marks))))
+    for marks, (low, high) in sent:
+        assert low.tolist() == high.tolist() == marks
+    assert slabs.made * ROWS < sum(len(marks) for marks, _ in sent) / 2, "memory was used again"
+
+
+@pytest.mark.gpu
+@needs_gpu
+@torch.inference_mode()
+def test_a_copy_from_a_slab_does_not_wait_for_the_device() -> None:
+    device = torch.device("cuda")
+    slabs = Slabs(224, 224, pinned=True)
+    uploader = Uploader(device, lambda pixels: pixels.float())
+    rows = filled(slabs, *range(ROWS))
+    assert rows[0].slab.memory.is_pinned()
+    uploader.send(rows)
+    torch.cuda.synchronize()
+    busy = torch.randn(8192, 8192, device=device)
+    for _ in range(20):
+        busy = busy @ busy
+    behind = torch.cuda.Event()
+    behind.record()
+    numbers = uploader.send(rows)
+    assert not behind.query(), "the host came back while the device was still at what was begun before"
+    assert numbers[:, 0, 0, 0].tolist() == list(range(ROWS))

@@ -1,0 +1,221 @@
+"""Which way to compute a batch is taken, by what each shows on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import FakeClock
+
+from core.errors import DeviceError
+
+torch = pytest.importorskip("torch")
+
+from worker.embedders.image_path import ImagePath, compiled  # noqa: E402
+from worker.embedders.trial import PASSES, ROUNDS, TRIAL_S, Encode, Way, fastest  # noqa: E402
+
+BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1
+
+
+class Timed:
+    """A way that takes so long for a pass, by a clock that it moves.
+
+    Args:
+        turn: by how much its vectors are turned away from those of the others, in radians.
+    """
+
+    def __init__(self, clock: FakeClock, seconds: float, *, turn: float = 0.0) -> None:
+        self.clock, self.seconds, self.turn, self.passes = clock, seconds, turn, 0
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        self.clock.advance(self.seconds)
+        return torch.tensor([[math.cos(self.turn), math.sin(self.turn)]] * len(batch))
+
+
+def way(name: str, encode: Encode, **options: Any) -> Way:
+    return Way(name, lambda _: encode, **options)
+
+
+def found(clock: FakeClock, usual: Encode, *ways: Way) -> Any:
+    return fastest(usual, ways, BATCH, wait=lambda: None, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "path"),
+    [
+        ((0.01, 0.0099, 0.0099), "eager"),
+        ((0.01, 0.009, 0.0089), "a"),
+        ((0.01, 0.009, 0.008), "a+b"),
+        ((0.01, 0.02, 0.008), "b"),
+        ((0.01, 0.0097, 0.0094), "a+b"),
+    ],
+    ids=["noise", "first", "both", "second", "a little, twice"],
+)
+def test_what_is_faster_by_more_than_noise_is_taken(
+    clock: FakeClock, seconds: tuple[float, float, float], path: str
+) -> None:
+    usual, a, b = (Timed(clock, one) for one in seconds)
+    result = found(clock, usual, way("a", a), way("b", b))
+    assert result.path == path
+    assert result.encode is {"eager": usual, "a": a, "b": b, "a+b": b}[path]
+    assert result.rows_per_s == pytest.approx(dict(zip(("eager", "a", "b"), (2 / one for one in seconds), strict=True)))
+    assert not result.refused
+
+
+def test_each_way_is_made_of_those_that_were_taken_and_undone_where_it_was_not(clock: FakeClock) -> None:
+    usual, faster, slower, last = Timed(clock, 0.01), Timed(clock, 0.005), Timed(clock, 0.02), Timed(clock, 0.004)
+    undone: list[str] = []
+    given: dict[str, Encode] = {}
+
+    def of(name: str, made: Encode) -> Way:
+        def make(encode: Encode) -> Encode:
+            given[name] = encode
+            return made
+
+        return Way(name, make, lambda: undone.append(name))
+
+    result = found(clock, usual, of("faster", faster), of("slower", slower), of("last", last))
+    assert given == {"faster": usual, "slower": faster, "last": faster}
+    assert (result.path, undone) == ("faster+last", ["slower"])
+
+
+@pytest.mark.parametrize("turn", [0.05, math.nan, math.pi])
+def test_a_way_with_other_vectors_is_not_taken_however_fast(clock: FakeClock, turn: float) -> None:
+    undone: list[str] = []
+    wrong = way("wrong", Timed(clock, 0.001, turn=turn), undo=lambda: undone.append("wrong"))
+    result = found(clock, Timed(clock, 0.01), wrong)
+    assert result.path == "eager"
+    assert "cosine" in result.refused["wrong"]
+    assert undone == ["wrong"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: operation not permitted when stream is capturing"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        ImportError("no triton"),
+        TimeoutError("longer than 5 s"),
+        AssertionError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_way_raises_the_others_are_tried(clock: FakeClock, error: Exception) -> None:
+    def broken(_: Encode) -> Encode:
+        raise error
+
+    good = Timed(clock, 0.005)
+    result = found(clock, Timed(clock, 0.01), Way("broken", broken), way("good", good))
+    assert (result.path, result.encode) == ("good", good)
+    assert result.refused["broken"].startswith(type(error).__name__)
+
+
+def test_a_device_that_a_way_left_broken_is_not_used(clock: FakeClock) -> None:
+    fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+    is_broken = False
+
+    def usual(batch: torch.Tensor) -> torch.Tensor:
+        if is_broken:
+            raise fault
+        clock.advance(0.01)
+        return torch.ones(len(batch), 2)
+
+    def breaking(_: Encode) -> Encode:
+        nonlocal is_broken
+        is_broken = True
+        raise fault
+
+    with pytest.raises(DeviceError, match="illegal memory access"):
+        found(clock, usual, Way("breaking", breaking))
+
+
+def test_a_slow_device_is_not_kept_from_its_work_but_what_has_a_bound_of_its_own_is_tried(clock: FakeClock) -> None:
+    usual, a, b = Timed(clock, TRIAL_S / (ROUNDS * PASSES)), Timed(clock, 0.001), Timed(clock, 0.001)
+    result = found(clock, usual, way("a", a), way("b", b, is_bounded=False))
+    assert (result.path, result.refused) == ("b", {"a": "no time"})
+    assert a.passes == 0
+
+
+# --- the tower ---
+
+
+def tower() -> torch.nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        layers = torch.nn.Conv2d(3, 8, 3), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 5)
+        return torch.nn.Sequential(*layers)
+
+
+@torch.inference_mode()
+def test_the_fast_way_is_for_batches_of_its_size_and_type_and_all_others_take_the_plain_one() -> None:
+    module = tower()
+    path = ImagePath(module, module)
+    path._fast, path._suits = lambda batch: torch.full((len(batch), 5), 7.0), (4, torch.float32)
+    batch = torch.randn(4, 3, 8, 8)
+    assert torch.equal(path(batch), torch.full((4, 5), 7.0))
+    assert torch.equal(path(batch[:3]), module(batch[:3]))
+    module.double()
+    assert torch.equal(path(batch.double()), module(batch.double()))
+
+
+@torch.inference_mode()
+def test_a_layout_that_is_not_taken_is_undone_and_changes_no_vector() -> None:
+    module = tower()
+    path = ImagePath(module, module)
+    batch = torch.randn(4, 8, 8, 3).permute(0, 3, 1, 2)
+    before = path(batch)
+    kernel = module[0].weight
+    path._channels_last(path)
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(path(batch), before, atol=1e-5)
+    path._contiguous()
+    assert kernel.is_contiguous()
+    assert torch.equal(path(batch), before)
+
+
+def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    let_go = threading.Event()
+    slow: Callable[..., Any] = lambda encode, **_: lambda batch: let_go.wait(30)  # noqa: E731
+    monkeypatch.setattr(torch, "compile", slow)
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        compiled(tower(), BATCH, 0.05)
+    let_go.set()
+
+
+def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(encode: Encode, **options: Any) -> Encode:
+        def run(batch: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no compiler")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        compiled(tower(), BATCH, 10)
+
+
+# --- on a GPU ---
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@torch.inference_mode()
+def test_a_recorded_pass_gives_the_vectors_of_each_batch_and_outlives_a_cast_of_the_model() -> None:
+    from worker.embedders.image_path import Graph
+
+    module = tower().to("cuda", torch.bfloat16)
+    batches = [torch.randn(4, 3, 8, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    graph = Graph(module, batches[0], module)
+    expected = [module(batch) for batch in batches]
+    made = [graph(batch) for batch in batches]
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    module.float().bfloat16()
+    taken = [torch.zeros_like(weights) for weights in module.parameters() for _ in range(8)]  # where weights were
+    torch.testing.assert_close(graph(batches[1]), expected[1])
+    assert taken
