@@ -165,7 +165,8 @@ class EmbedStage:
             self._batcher.repeat([batch[:middle], batch[middle:]])
         else:
             ((work, sample, _, tokens),) = batch
-            work.add_failure(sample, error.code, f"{tokens} tokens do not fit the device, even alone: {error}")
+            size = f"{tokens} tokens do" if self.embedder.token_budget else "the sample does"
+            work.add_failure(sample, error.code, f"{size} not fit the device, even alone: {error}")
             self._finish_if_complete(work)
 
     def _settle(self) -> None:

@@ -284,3 +284,42 @@ def test_a_pass_that_finds_no_room_only_later_is_done_again_and_the_others_stay(
     assert rows_of(work) == {n: n for n in range(10) if n != 5}
     assert embedder.on_device == 0
     assert stages.finished == [work]
+
+
+def test_a_device_that_is_full_for_a_while_gets_fewer_images_at_once_and_later_as_many_as_before(
+    stages: SimpleNamespace,  # noqa: F811
+) -> None:
+    class Images(Lengths):
+        """All alike, so that only their number bounds a pass."""
+
+        batch_size, token_budget, window = 16, 0, 16
+
+    embedder = Images(room=5, under_way=True)
+    stage = stage_of(stages, embedder)
+    for number in range(10):
+        work = make_work(stages, texts(stages, f"{number}.txt", ["x"]), f"t{number}")
+        give(stage, work, [1] * 2000)
+        stage.flush()
+        assert not work.failures
+        assert rows_of(work) == {n: n for n in range(2000)}
+        embedder.room = 1000
+    sizes = [len(batch) for batch in embedder.passes]
+    assert sizes[:8] == [16, 8, 4, 4, 8, 8, 4, 4], "in halves, and once more where another pass was under way"
+    assert max(sizes[8:100]) <= 5, "the next ones are no larger than what fits"
+    assert sizes[-2] == 16
+    assert stage._batcher.room.tokens == UNBOUNDED
+
+
+def test_an_image_that_does_not_fit_even_alone_is_a_failure_that_speaks_of_no_tokens(
+    stages: SimpleNamespace,  # noqa: F811
+) -> None:
+    class Images(Lengths):
+        batch_size, token_budget, window = 4, 0, 4
+
+    stage = stage_of(stages, Images(room=0))
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    give(stage, work, [1] * 6)
+    assert {failure.code for failure in work.failures} <= {"out_of_memory"}
+    stage.flush()
+    assert sorted(failure.ordinal for failure in work.failures if failure.ordinal is not None) == list(range(6))
+    assert "token" not in work.failures[0].message

@@ -12,7 +12,14 @@ from conftest import FakeClock
 from core.errors import DeviceFullError
 from core.models import ModelConfig
 from core.units import Sample
-from worker.embedders.probe import PROBE_S, best_budget, may_probe, speeds_of_budgets
+from worker.embedders.probe import (
+    PROBE_S,
+    best_budget,
+    may_probe,
+    may_probe_images,
+    speeds_of_budgets,
+    speeds_of_sizes,
+)
 
 
 class Timed:
@@ -95,3 +102,74 @@ def test_who_names_a_size_is_spared_the_trial(clock: FakeClock, spec: str, batch
     assert may_probe(model, embedder, batch_size=batch_size) == may
     embedder.token_budget = 0
     assert not may_probe(model, embedder, batch_size=batch_size)
+
+
+# --- images ---
+
+
+class Looks(Timed):
+    """The same of images."""
+
+    batch_size, token_budget, window = 256, 0, 256
+
+    def prepare(self, samples: Sequence[Sample]) -> list[int]:
+        assert all(sample.image for sample in samples)
+        return [1 for _ in samples]
+
+    def prepare_one(self, sample: Sample, picture: Any) -> int:
+        return 1
+
+    def embed_in_fp32(self, batch: Sequence[int]) -> dict[str, np.ndarray]:
+        return self.embed(batch)
+
+    dims, fingerprint, cost = {}, "f", sum
+
+
+@pytest.mark.parametrize(
+    ("speeds", "room", "tried", "chosen"),
+    [
+        ({0: 1e4}, 2000, [256, 128, 512, 1024], 256),
+        ({0: 1e4, 512: 1.2e4}, 2000, [256, 128, 512, 1024], 512),
+        ({0: 1e4, 512: 1.2e4, 1024: 1.3e4}, 2000, [256, 128, 512, 1024], 1024),
+        ({0: 1e4, 512: 1.2e4}, 600, [256, 128, 512], 512),
+        ({0: 1.2e4, 256: 1e4}, 2000, [256, 128, 512], 128),
+        ({0: 1e4}, 100, [64, 32], 64),
+        ({0: 1e4}, 1, [1], 1),
+        ({0: 100.0, 512: 1e4}, 2000, [256], 256),
+    ],
+    ids=["all alike", "more", "much more", "no room for the most", "less", "little room", "one alone", "slow"],
+)
+def test_a_pass_has_as_many_images_as_gain_something_and_fit(
+    clock: FakeClock, speeds: dict[int, float], room: int, tried: list[int], chosen: int
+) -> None:
+    embedder: Any = Looks(clock, speeds, room=room)
+    found = speeds_of_sizes(embedder, ("image",), clock)
+    assert list(found) == tried
+    assert best_budget(found) == chosen
+
+
+def test_a_device_without_room_for_a_single_image_says_so(clock: FakeClock) -> None:
+    embedder: Any = Looks(clock, {0: 1e4}, room=0)
+    with pytest.raises(DeviceFullError):
+        speeds_of_sizes(embedder, ("image",), clock)
+
+
+@pytest.mark.parametrize(
+    ("spec", "modalities", "device", "batch_size", "may"),
+    [
+        ("open_clip:ViT-B-32/openai", ("image",), "cuda:0", 0, True),
+        ("open_clip:ViT-B-32/openai", ("image", "text"), "cuda", 0, True),
+        ("open_clip:ViT-B-32/openai", ("text",), "cuda", 0, False),
+        ("open_clip:ViT-B-32/openai", ("image",), "cpu", 0, False),
+        ("open_clip:ViT-B-32/openai", ("image",), "cuda", 64, False),
+        ("open_clip:ViT-B-32/openai?batch_size=64", ("image",), "cuda", 0, False),
+    ],
+)
+def test_only_a_gpu_tries_how_many_images_and_only_where_nobody_has_said(
+    clock: FakeClock, spec: str, modalities: tuple[str, ...], device: str, batch_size: int, may: bool
+) -> None:
+    model = ModelConfig(spec=spec, modalities=modalities, precision="fp32")
+    embedder: Any = Looks(clock, {})
+    assert may_probe_images(model, embedder, batch_size=batch_size, device=device) == may
+    stub: Any = Timed(clock, {})
+    assert not may_probe_images(model, stub, batch_size=batch_size, device=device)

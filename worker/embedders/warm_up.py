@@ -26,13 +26,7 @@ def warm_up(embedder: Embedder, modalities: Sequence[str]) -> float:
     The first time holds what happens once (a CUDA context, kernels) and tells nothing of later batches. Whatever this
     raises ends the process.
     """
-    sample = Sample(
-        ordinal=0,
-        key="warm-up",
-        image=_grey_png() if "image" in modalities else None,
-        text="warm up" if "text" in modalities else None,
-    )
-    (prepared,) = embedder.prepare([sample])
+    (prepared,) = embedder.prepare([made_up(modalities)])
     if isinstance(prepared, SampleError):
         raise prepared
     embedder.embed([prepared])
@@ -43,6 +37,16 @@ def warm_up(embedder: Embedder, modalities: Sequence[str]) -> float:
     for vector in vectors.values():
         pa.array(vector.reshape(-1))
     return seconds
+
+
+def made_up(modalities: Sequence[str]) -> Sample:
+    """A sample with an image, a text, or both."""
+    return Sample(
+        ordinal=0,
+        key="warm-up",
+        image=_grey_png() if "image" in modalities else None,
+        text="warm up" if "text" in modalities else None,
+    )
 
 
 def _grey_png() -> bytes:
