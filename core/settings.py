@@ -29,6 +29,7 @@ class Settings:
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
+        compile_s: seconds that a vision model may be compiled for on a GPU when it is loaded; 0 spares it.
     """
 
     broker_url: str = ""
@@ -41,6 +42,7 @@ class Settings:
     cuda_visible: str | None = None
     omp_threads: str = ""
     trace: str = ""
+    compile_s: float = 0.0
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -65,6 +67,7 @@ class Settings:
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
             trace=os.environ.get("EMBQ_TRACE", ""),
+            compile_s=_seconds("EMBQ_COMPILE_S", cls_default(cls, "compile_s")),
         )
         if settings.lease_s < 2 * settings.beat_s:
             raise ConfigError(

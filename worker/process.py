@@ -19,8 +19,9 @@ from core.errors import EmbqError, Exit, ModelError
 from core.log import Events, configure
 from core.settings import Settings
 from core.stopping import StopFlag
+from worker.embedders.base import Trying
 from worker.embedders.hardware import free_memory
-from worker.embedders.probe import best_budget, may_probe, speeds_of_budgets
+from worker.embedders.probe import best_budget, may_probe, may_probe_images, speeds_of_budgets, speeds_of_sizes
 from worker.embedders.registry import load
 from worker.embedders.warm_up import warm_up
 from worker.progress import ProgressBoard
@@ -63,6 +64,12 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
             embedder.token_budget = best_budget(speeds := speeds_of_budgets(embedder))
             tried = " ".join(f"{budget}:{round(speed)}" for budget, speed in speeds.items())
             log.info("budget_chosen", model=model.spec, tokens=embedder.token_budget, tokens_per_s=tried)
+        if may_probe_images(model, embedder, batch_size=options.batch_size, device=options.device):
+            embedder.batch_size = best_budget(sizes := speeds_of_sizes(embedder, model.modalities))
+            tried = " ".join(f"{size}:{round(speed)}" for size, speed in sizes.items())
+            log.info("batch_size_chosen", model=model.spec, rows=embedder.batch_size, rows_per_s=tried)
+        if isinstance(embedder, Trying):
+            embedder.try_ways(compile_s=settings.compile_s)
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.ready()

@@ -14,7 +14,7 @@ from core.log import Events
 from core.units import Sample, key_without_chunks
 from sources.ahead import ReadAhead
 from sources.kinds import fetchable, read
-from worker.embedders.base import Cutting, Embedder, Prepared
+from worker.embedders.base import Cutting, Decoding, Embedder, Prepared
 from worker.embedders.splitting import CHARS_PER_TOKEN
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
@@ -29,10 +29,6 @@ CAREFUL_POLL_S = 0.0005
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
 
-DECODED_BYTES = 384 * 384 * 3
-"""What a decoded image takes until the device has it: bytes, at a large input size."""
-
-
 CUT_TEXT_CHARS = 128 * 1024
 """Of texts that are to be cut, at least as much as one thread takes at once, and no further text on top of it."""
 
@@ -45,19 +41,22 @@ class Chunk:
     """Some samples of a unit, with the prepared form of each on its way: what is to be embedded, or why it cannot be.
 
     `prepared` gives the samples themselves in their order, or in place of a text that is cut the chunks of it.
+
+    Attributes:
+        image_bytes: of what all models together make of an image.
     """
 
     work: UnitWork
     samples: Sequence[Sample]
     prepared: Future[list[tuple[Sample, Prepared | SampleError]]]
     text_factor: int = 1
+    image_bytes: int = 0
 
     @property
     def size(self) -> int:
         """Bytes that the chunk takes: images with what each model makes of them, and texts."""
-        pictures = max(1, sum(output.modality == "image" for output in self.work.record.model.outputs))
         return sum(
-            (0 if s.image is None else len(s.image) + DECODED_BYTES * pictures) + len(s.text or "") * self.text_factor
+            (0 if s.image is None else len(s.image) + self.image_bytes) + len(s.text or "") * self.text_factor
             for s in self.samples
         )
 
@@ -104,6 +103,8 @@ class ReadStage:
     ) -> None:
         self.embedder = embedder
         self.cutter = embedder if isinstance(embedder, Cutting) else None
+        self.text_factor = 1 if self.cutter is None else CUT_TEXT_FACTOR
+        self.image_bytes = embedder.image_bytes if isinstance(embedder, Decoding) else 0
         self.pool = pool
         self.stats = stats
         self.board = board
@@ -148,7 +149,7 @@ class ReadStage:
                 self._fetch_next()
                 self.stats.stages.submitted()
                 prepared = self.pool.submit(self._prepare, work, chunk)
-                self.hand_on(Chunk(work, chunk, prepared, 1 if self.cutter is None else CUT_TEXT_FACTOR))
+                self.hand_on(Chunk(work, chunk, prepared, self.text_factor, self.image_bytes))
                 with self.stats.stages.at("read", "blocked"):
                     while work.careful and work.handled < count and not work.lost:
                         time.sleep(CAREFUL_POLL_S)

@@ -110,7 +110,7 @@ def test_who_names_a_size_is_spared_the_trial(clock: FakeClock, spec: str, batch
 class Looks(Timed):
     """The same of images."""
 
-    batch_size, token_budget, window = 256, 0, 256
+    batch_size, token_budget, window, image_bytes = 256, 0, 256, 224 * 224 * 3
 
     def prepare(self, samples: Sequence[Sample]) -> list[int]:
         assert all(sample.image for sample in samples)

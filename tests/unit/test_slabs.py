@@ -139,9 +139,9 @@ def test_a_thread_that_ends_gives_its_slab_back() -> None:
 def test_on_a_cpu_the_numbers_are_read_from_the_rows_themselves() -> None:
     slabs = Slabs(2, 2)
     seen: list[torch.Tensor] = []
-    uploader = Uploader(CPU, lambda pixels: seen.append(pixels) or pixels.float())
     rows = filled(slabs, 3, 4)
-    assert uploader.send(rows)[:, 0, 0, 0].tolist() == [3, 4]
+    numbers = Uploader(CPU).send(rows, lambda pixels: seen.append(pixels) or pixels.float())
+    assert numbers[:, 0, 0, 0].tolist() == [3, 4]
     assert seen[0].data_ptr() == rows[0].pixels.data_ptr()
 
 
@@ -165,11 +165,11 @@ def test_no_row_is_written_before_it_is_copied_and_no_buffer_before_it_is_read()
             busy = torch.nn.functional.normalize(busy @ busy)
         return torch.stack([pixels.flatten(1).amin(dim=1), pixels.flatten(1).amax(dim=1)])
 
-    uploader = Uploader(device, read)
+    uploader = Uploader(device)
     sent = []
     for number in range(10 * BUFFERS):
         marks = [(number * 7 + place) % 251 for place in range(1 + (number * 37) % 150)]
-        sent.append((marks, uploader.send(filled(slabs, *marks))))
+        sent.append((marks, uploader.send(filled(slabs, *marks), read)))
     for marks, (low, high) in sent:
         assert low.tolist() == high.tolist() == marks
     assert slabs.made * ROWS < sum(len(marks) for marks, _ in sent) / 2, "memory was used again"
@@ -181,16 +181,16 @@ def test_no_row_is_written_before_it_is_copied_and_no_buffer_before_it_is_read()
 def test_a_copy_from_a_slab_does_not_wait_for_the_device() -> None:
     device = torch.device("cuda")
     slabs = Slabs(224, 224, pinned=True)
-    uploader = Uploader(device, lambda pixels: pixels.float())
+    uploader = Uploader(device)
     rows = filled(slabs, *range(ROWS))
     assert rows[0].slab.memory.is_pinned()
-    uploader.send(rows)
+    uploader.send(rows, torch.Tensor.float)
     torch.cuda.synchronize()
     busy = torch.randn(8192, 8192, device=device)
     for _ in range(20):
         busy = busy @ busy
     behind = torch.cuda.Event()
     behind.record()
-    numbers = uploader.send(rows)
+    numbers = uploader.send(rows, torch.Tensor.float)
     assert not behind.query(), "the host came back while the device was still at what was begun before"
     assert numbers[:, 0, 0, 0].tolist() == list(range(ROWS))

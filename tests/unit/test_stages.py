@@ -110,17 +110,24 @@ def test_a_batch_spans_units_and_each_unit_gets_its_own_rows(stages: SimpleNames
 
 def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamespace) -> None:
     work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
-    chunk = Chunk(work, [Sample(ordinal=0, key="a", image=b"1234", text="five")], Future())
-    alone = chunk.size
-    assert alone == 8 + read_module.DECODED_BYTES
-
     members = [
-        NamedModel(name=name, spec="stub:8", modalities=modalities)
-        for name, modalities in (("a", ("image",)), ("b", ("image", "text")), ("c", ("text",)))
+        NamedModel(name=name, spec=spec, modalities=modalities)
+        for name, spec, modalities in (
+            ("a", "stub:8?pixels=32", ("image",)),
+            ("b", "stub:8?pixels=64", ("image", "text")),
+            ("c", "stub:8", ("text",)),
+        )
     ]
     joint = ModelConfig.several(members, modalities=("image", "text"), precision="fp32")
-    work.record = replace(work.record, model=joint)
-    assert chunk.size == alone + read_module.DECODED_BYTES
+    embedder = load(joint, "cpu")
+    read = ReadStage(embedder, stages.read.pool, Stats(), stages.board, roots=(), hand_on=stages.handed.append)
+    chunk = Chunk(
+        work,
+        [Sample(ordinal=0, key="a", image=b"1234", text="five"), Sample(ordinal=1, key="b", text="six")],
+        Future(),
+        image_bytes=read.image_bytes,
+    )
+    assert chunk.size == 4 + 4 + 3 + 3 * (32**2 + 64**2)
 
 
 def test_a_chunk_of_texts_that_are_cut_counts_as_what_they_are_cut_into(stages: SimpleNamespace) -> None:

@@ -143,13 +143,39 @@ class Family(Embedder, Protocol):
 
 
 @runtime_checkable
-class Looking(Embedder, Protocol):
+class Decoding(Embedder, Protocol):
+    """A model that keeps the pixels of images until the device has them.
+
+    Attributes:
+        image_bytes: of each image.
+    """
+
+    image_bytes: int
+
+
+@runtime_checkable
+class Looking(Decoding, Protocol):
     """A model that decodes images, and may share a decoded one with others."""
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Prepared:
         """What `prepare` makes of one sample, whose image is `picture`; it changes nothing of the decoded image.
 
         Called from several threads at once. Raises SampleError where the sample cannot be embedded.
+        """
+        ...
+
+
+@runtime_checkable
+class Trying(Embedder, Protocol):
+    """A model that can compute its passes in more than one way."""
+
+    def try_ways(self, *, compile_s: float) -> None:
+        """Find the way that is fastest on this device for passes of `batch_size` samples; the log says which it is.
+
+        Args:
+            compile_s: seconds that compiling may take; 0 spares it.
+
+        Raises DeviceError where the device is broken.
         """
         ...
 

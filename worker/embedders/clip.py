@@ -15,7 +15,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
-from core.errors import ModelError, SampleError
+from core.errors import DeviceFullError, ModelError, SampleError
 from core.log import Events
 from core.models import EMBEDS, REFERENCE, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
@@ -23,12 +23,14 @@ from worker.embedders.base import Truncated, padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
+    foreign_faults,
     image_batch_size_of,
     text_batch_size_of,
     text_window_of,
     token_budget_of,
 )
 from worker.embedders.fingerprint import fingerprint
+from worker.embedders.image_path import ImagePath
 from worker.embedders.image_rows import ImageRows
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
@@ -60,8 +62,8 @@ LAYER_SETTINGS = (
 
 log = Events("worker")
 
-Ready = dict[str, torch.Tensor]
-"""One sample: "image" uint8 (height, width, 3); "text" int64 (context,)."""
+Ready = dict[str, Any]
+"""One sample: "image" a `Row` of uint8 (height, width, 3); "text" int64 (context,)."""
 
 
 class ClipEmbedder:
@@ -87,9 +89,12 @@ class ClipEmbedder:
         self._modalities = config.modalities
         self._unit_length = unit_length
         self._device = device
+        self.image_bytes = 0
         if "image" in config.modalities:
             preprocess = of_open_clip(transform, model.visual.preprocess_cfg, config.spec)
             self._images = ImageRows(preprocess, config.decode, device)
+            self.image_bytes = self._images.row_bytes
+            self._image_path = ImagePath(model.visual, lambda numbers: model.encode_image(numbers, normalize=False))
         self._spec = config.spec
         self._tokenizers = ThreadCopies(tokenizer)
         self._special = self._count("") if "text" in config.modalities else 0
@@ -149,6 +154,18 @@ class ClipEmbedder:
         """The same of the towers in fp32."""
         return self._network.embed_in_fp32(batch)
 
+    def try_ways(self, *, compile_s: float) -> None:
+        """See `worker.embedders.base.Trying`. Only images of a CUDA device have more than one way."""
+        if self._device.type != "cuda" or "image" not in self._modalities:
+            return
+        try:
+            with foreign_faults(), torch.inference_mode():
+                batch = self._images.batch([self._images.noise()] * self.batch_size, self._network.dtype)
+                self._image_path.try_ways(batch, compile_s=compile_s, model=str(self._spec))
+        except DeviceFullError as error:
+            # Perhaps for now only: passes are made smaller while it works (`worker.room`).
+            log.warning("image_path", model=self._spec, path="eager", failed=error.message)
+
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
         tokenizer = self._tokenizers.mine()
@@ -194,8 +211,7 @@ class ClipEmbedder:
         for modality in self._modalities:
             rows = [ready[modality] for ready in batch]
             if modality == "image":
-                numbers = self._images.batch(rows, self._model.logit_scale.dtype)
-                encoded = self._model.encode_image(numbers, normalize=False)
+                encoded = self._image_path(self._images.batch(rows, self._model.logit_scale.dtype))
             elif self._text_tower is None:
                 encoded = self._model.encode_text(torch.stack(rows).to(self._device), normalize=False)
             else:

@@ -85,7 +85,9 @@ class ImagePath:
         self._lay_out(torch.contiguous_format)
 
     def _lay_out(self, layout: torch.memory_format) -> None:
-        self._tower.to(memory_format=layout)
+        # Weights that were made in inference mode could not be cast outside of it.
+        with torch.inference_mode(False):
+            self._tower.to(memory_format=layout)
         self._layout = layout
 
 

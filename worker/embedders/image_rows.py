@@ -9,32 +9,41 @@ import torch
 from worker.embedders.images import Picture
 from worker.embedders.pixels import Normaliser, Pixels
 from worker.embedders.preprocess import Preprocess
-
-Row = torch.Tensor
-"""One prepared image: uint8 of shape (height, width, 3), not yet normalised."""
+from worker.embedders.slabs import Row, Slabs
+from worker.embedders.upload import Uploader
 
 
 class ImageRows:
-    """Prepares images by one of the decode paths. Safe to use from any thread.
+    """Prepares images by one of the decode paths. Safe to use from any thread, but for batches of a CUDA device.
 
     Args:
         decode: one of `core.models.DECODES`.
         device: where batches are computed.
+
+    Attributes:
+        row_bytes: of a prepared image.
     """
 
     def __init__(self, preprocess: Preprocess, decode: str, device: torch.device) -> None:
         self._pixels = Pixels(preprocess, decode)
         self._normaliser = Normaliser(preprocess, device)
-        self._device = device
+        height, width, _ = self._pixels.shape
+        self._slabs = Slabs(height, width, pinned=device.type == "cuda")
+        self._uploader = Uploader(device)
+        self.row_bytes = self._slabs.row_bytes
 
     def row(self, picture: Picture) -> Row:
-        """One image. Raises SampleError as `Pixels.into` does."""
-        return torch.from_numpy(self._pixels.of(picture))
+        """One image, uint8 of shape (height, width, 3), not normalised. Raises SampleError as `Pixels.into` does."""
+        return self._slabs.fill(lambda row: self._pixels.into(picture, row.numpy()))
 
     def black(self) -> Row:
         """A black image, as an example."""
-        return torch.zeros(self._pixels.shape, dtype=torch.uint8)
+        return self._slabs.fill(torch.Tensor.zero_)
+
+    def noise(self) -> Row:
+        """An image of which no two pixels are alike, as an example."""
+        return self._slabs.fill(torch.Tensor.random_)
 
     def batch(self, rows: Sequence[Row], dtype: torch.dtype) -> torch.Tensor:
         """The normalised images on the device: `dtype` of shape (len(rows), 3, height, width)."""
-        return self._normaliser(torch.stack(list(rows)).to(self._device), dtype)
+        return self._uploader.send(rows, lambda pixels: self._normaliser(pixels, dtype))

@@ -153,5 +153,7 @@ class Normaliser:
 
     def __call__(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Numbers of shape (n, 3, height, width) for uint8 `rows` of shape (n, height, width, 3) on the device."""
-        numbers = rows.permute(0, 3, 1, 2).to(dtype=torch.float32, memory_format=torch.contiguous_format)
+        # Channels stay last where they are, which a GPU's convolutions may want; a CPU copies them anyway.
+        layout = torch.preserve_format if rows.is_cuda else torch.contiguous_format
+        numbers = rows.permute(0, 3, 1, 2).to(dtype=torch.float32, memory_format=layout)
         return numbers.div_(255).sub_(self._mean).div_(self._std).to(dtype)

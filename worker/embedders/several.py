@@ -11,7 +11,18 @@ import numpy as np
 from core.errors import SampleError
 from core.models import Chunking, ModelConfig, NamedModel
 from core.units import Sample, content_hash
-from worker.embedders.base import Cost, Embedder, Looking, Prepared, Splitter, Truncated, UnderWay, padded_tokens
+from worker.embedders.base import (
+    Cost,
+    Decoding,
+    Embedder,
+    Looking,
+    Prepared,
+    Splitter,
+    Truncated,
+    Trying,
+    UnderWay,
+    padded_tokens,
+)
 from worker.embedders.images import Picture
 from worker.embedders.splitting import no_splitter
 
@@ -48,6 +59,7 @@ class SeveralEmbedder:
         self.token_budget = sum(member.embedder.token_budget for member in members)
         self.cost: Cost = sum if all(member.embedder.cost is sum for member in members) else padded_tokens
         self.window = max(member.embedder.window for member in members) if self.token_budget else self.batch_size
+        self.image_bytes = sum(m.embedder.image_bytes for m in members if isinstance(m.embedder, Decoding))
         self.fingerprint = content_hash(
             [EMBEDDER_VERSION, *([member.named.name, member.embedder.fingerprint] for member in members)]
         )
@@ -86,6 +98,13 @@ class SeveralEmbedder:
         """None: a chunk is as long as one model reads, and another reads more or less. Raises ModelError."""
         del chunking
         raise no_splitter(self._spec, "each of these models counts tokens in its own way")
+
+    def try_ways(self, *, compile_s: float) -> None:
+        """Each model by itself; their passes have the size of the passes of all."""
+        for member in self._members:
+            member.embedder.batch_size = self.batch_size
+            if isinstance(member.embedder, Trying):
+                member.embedder.try_ways(compile_s=compile_s)
 
     def _named(self, found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return {

@@ -109,6 +109,7 @@ class StubEmbedder:
         max_tokens: padded tokens for which the device has room; 0 for any number.
         look: what is made of an image and kept until the sample is embedded; SampleError where it cannot be used. It
             changes no vector.
+        image_bytes: of what `look` makes.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class StubEmbedder:
         token_budget: int = 0,
         max_tokens: int = 0,
         look: Callable[[Sample], object] = image_of,
+        image_bytes: int = 0,
     ) -> None:
         self._look = look
         self._modalities = config.modalities
@@ -134,6 +136,7 @@ class StubEmbedder:
         self._s_per_batch = s_per_batch / speed
         self.dims: Mapping[str, int] = dict.fromkeys(config.modalities, dim)
         self.batch_size = batch_size
+        self.image_bytes = image_bytes
         self.token_budget = token_budget
         self.cost = padded_tokens
         self.window = TEXT_WINDOW if token_budget else batch_size
@@ -198,6 +201,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> StubEmbedder:
         token_budget=whole_number(spec, "tokens", 0, least=0),
         max_tokens=whole_number(spec, "max_tokens", 0, least=0),
         look=_looking(spec, config),
+        image_bytes=whole_number(spec, "pixels", 0, least=0) ** 2 * 3,
     )
 
 

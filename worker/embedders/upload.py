@@ -41,28 +41,24 @@ class Uploader:
     that.
 
     On a CPU nothing travels, and it is safe to use from any thread.
-
-    Args:
-        read: what makes numbers of the bytes, on the device.
     """
 
-    def __init__(self, device: torch.device, read: Reader) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._read = read
         self._turn = 0
         if device.type == "cuda":
             with torch.cuda.device(device):
                 self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 self._buffers = [Buffer() for _ in range(BUFFERS)]
 
-    def send(self, rows: Sequence[Row]) -> torch.Tensor:
+    def send(self, rows: Sequence[Row], read: Reader) -> torch.Tensor:
         """What `read` makes of the pixels of one row or more."""
         if self._device.type == "cuda":
             with torch.cuda.device(self._device):
-                return self._sent(rows)
-        return self._read(gathered(rows).to(self._device))
+                return self._sent(rows, read)
+        return read(gathered(rows).to(self._device))
 
-    def _sent(self, rows: Sequence[Row]) -> torch.Tensor:
+    def _sent(self, rows: Sequence[Row], read: Reader) -> torch.Tensor:
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % BUFFERS
         buffer.copied.synchronize()  # long over: the rows of the batch before the last may go
@@ -83,6 +79,6 @@ class Uploader:
                 buffer.copied.record()
         computes.wait_event(buffer.copied)
         try:
-            return self._read(buffer.pixels[: len(rows)])
+            return read(buffer.pixels[: len(rows)])
         finally:  # a device that is too full may have begun a part of it
             buffer.was_read.record()
