@@ -38,8 +38,8 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
             id_column=options["id_column"],
             image_column=options["image_column"],
             metadata_columns=_parts(options["metadata_columns"]),
-            image_keys=_extensions(options["image_key"]),
-            caption_keys=_extensions(options["caption_key"]),
+            image_keys=extensions(options["image_key"]),
+            caption_keys=extensions(options["caption_key"]),
             kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
         ),
         version=embq.__version__,
@@ -124,6 +124,6 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _extensions(text: str) -> tuple[str, ...]:
+def extensions(text: str) -> tuple[str, ...]:
     """The extensions in a list with commas or semicolons, as webdataset has it, in lower case and without dots."""
     return tuple(part.lower().lstrip(".") for part in _parts(text.replace(";", ",")))

@@ -79,7 +79,7 @@ class Attribution:
             self._looks.popleft()
         _, first, tokens_first = self._looks[0]
         late = spent.since(first) if len(self._looks) > 1 else spent
-        if late.seconds >= LEAST_S:
+        if len(self._looks) > 1 and late.seconds >= LEAST_S:
             self._verdict = verdict(self._shares(late), self._verdict)
         whole = verdict(self._shares(spent)) if spent.seconds > 0.0 else ""
         return {

@@ -79,12 +79,7 @@ def conduct(
     check_records(conditions, setup)
     folder = Path(options["out"])
     report.make_folder(folder)
-    load = os.getloadavg()[0]
-    if load > BUSY * (os.cpu_count() or 1):
-        click.echo(
-            f"warning: other programs keep this machine busy (load {load:.1f}), so the figures will be too low",
-            err=True,
-        )
+    load = warn_of_load()
     done = account(_measured(conditions, setup), options["chunks"])
     figures = {
         "model": setup.model.spec,
@@ -107,6 +102,17 @@ def conduct(
     written = [report.write(folder / f"{done.name}.json", data), *draw(done, folder)]
     click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
     return Exit.DONE
+
+
+def warn_of_load() -> float:
+    """The load of this machine; a line on stderr where other programs take part in what will be measured."""
+    load = os.getloadavg()[0]
+    if load > BUSY * (os.cpu_count() or 1):
+        click.echo(
+            f"warning: other programs keep this machine busy (load {load:.1f}), so the figures will be too low",
+            err=True,
+        )
+    return load
 
 
 def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:

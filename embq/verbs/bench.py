@@ -1,4 +1,4 @@
-"""`embq bench`: how the speed of this machine depends on workers, devices and the size of units."""
+"""`embq bench`: how the speed of this machine depends on workers, devices and the size of units; and on images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from embq.options import devices_option, json_option, precision_option
+from embq.verbs.bench_images import command as images
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,8 +114,9 @@ def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[
 def command() -> None:
     """Measure this machine: what more workers bring, what several devices do together, how large units should be.
 
-    Each experiment runs the services of `embq run` in a temporary folder. The model is loaded, and has embedded
-    something, before the first run is timed. A table goes to stdout; figures and a picture go to a folder.
+    `images` says what limits your own images. Each other experiment runs the services of `embq run` in a temporary
+    folder. The model is loaded, and has embedded something, before the first run is timed. A table goes to stdout;
+    figures and a picture go to a folder.
     """
 
 
@@ -169,3 +171,6 @@ def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
 
     devices, model = conduct.on_all(options["devices"], options["model"])
     return conduct.conduct(unit_size.conditions(devices, sizes), unit_size.account, model, options)
+
+
+command.add_command(images)

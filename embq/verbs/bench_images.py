@@ -1,0 +1,91 @@
+"""`embq bench images`: what limits the embedding of a user's own images, and how many cores would end it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from embq.options import INPUT_FORMATS, decode_option, devices_option, json_option, precision_option
+
+
+@click.command(
+    "images",
+    epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
+)
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("--model", "-m", required=True, metavar="SPEC", help="What embeds the images.")
+@precision_option
+@decode_option
+@devices_option
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1, max=20_000),
+    default=2000,
+    show_default=True,
+    metavar="N",
+    help="Images that are taken from all over the inputs, at most; 512 MB of them at most.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=6.0,
+    show_default=True,
+    metavar="S",
+    help="What each stage alone is measured for, about; all together take twice as long.",
+)
+@click.option(
+    "--prepare-threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads that decode.  [by cores]"
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=0), default=0, metavar="N", help="Images per pass.  [by model and device]"
+)
+@click.option("--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="What the inputs are.  [by their names]")
+@click.option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
+@click.option("--image-column", default="", metavar="NAME", help="Column of images, or of their paths.")
+@json_option
+def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """What limits embedding the images of INPUT here: reading, decoding or the device.
+
+    Measures each alone and all together, in this process and by the code that workers run, with a sample of the images;
+    it takes about a minute. The broker and the writer take no part. Nothing is written.
+    """
+    from core.errors import Exit
+    from core.stopping import StopFlag
+    from embq.experiments import conduct, report
+    from embq.experiments.images import Asked, measure
+    from embq.request import extensions
+    from sources.base import ReadOptions
+
+    (device, *_), _ = conduct.on_one(options["devices"], options["model"])
+    asked = Asked(
+        inputs=inputs,
+        model=options["model"],
+        precision=options["precision"],
+        decode=options["decode"],
+        device=device,
+        options=ReadOptions(
+            image_column=options["image_column"],
+            image_keys=extensions(options["image_key"]),
+            kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
+        ),
+        samples=options["samples"],
+        seconds=options["seconds"],
+        threads=options["prepare_threads"],
+        batch_size=options["batch_size"],
+    )
+    stopped = StopFlag()
+    stopped.install()
+
+    def look() -> None:
+        if stopped():
+            raise KeyboardInterrupt
+
+    conduct.warn_of_load()
+    found = measure(asked, lambda what: click.echo(what, err=True), look)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, **report.described("images", found.describe())}))
+    else:
+        click.echo("\n".join(found.lines()))
+    return Exit.DONE
