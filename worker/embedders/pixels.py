@@ -119,8 +119,9 @@ def _resized(
     """
     if pixels.shape[:2] == wanted:
         return pixels
-    if not getattr(_mine, "alone", False):
-        # Else each decoding thread would have a pool of torch's threads of its own.
+    if not getattr(_mine, "alone", False) and threading.current_thread() is not threading.main_thread():
+        # Else each decoding thread would have a pool of torch's threads of its own. The main thread decodes a few
+        # images at most, and has to know how many cores there are when it loads the next model.
         torch.set_num_threads(1)
         _mine.alone = True
     (tall, wide), (height, width) = pixels.shape[:2], wanted
