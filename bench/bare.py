@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
@@ -29,10 +29,12 @@ from core.hints import Hint
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Entry, Ledger
 from core.manifest import Manifest
+from core.models import DECODES, ModelConfig
 from core.rows import RowSpec
 from producer.enqueue import Request, prepare, record_of
 from sources.base import ReadOptions
 from worker.embed import EmbedStage
+from worker.embedders.base import Embedder
 from worker.embedders.registry import load
 from worker.embedders.warm_up import warm_up
 from worker.pipeline import Pipeline
@@ -101,11 +103,15 @@ def work(root: Path, results: Connection) -> None:
     results.send(embed_all(root, results))
 
 
-def embed_all(root: Path, results: Results) -> float:
-    """Every unit of the manifest through the pipeline, in order; gives the time at which the first began."""
+def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str], Embedder] = load) -> float:
+    """Every unit of the manifest through the pipeline, in order; gives the time at which the first began.
+
+    Args:
+        loaded: gives the model of a config on a device.
+    """
     layout, info = Layout(root), load_run(root)
     record = record_of(info, root)
-    embedder = load(info.model, "cpu")
+    embedder = loaded(info.model, "cpu")
     warm_up(embedder, info.model.modalities)
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
@@ -180,19 +186,22 @@ def _entry(fields: Mapping[str, str | bytes | int]) -> Entry:
     return Entry("0-1", as_bytes)
 
 
-def plan(source: Path, root: Path, model: str, unit_size: int, *, dtype: str = "float16") -> RunInfo:
+def plan(
+    source: Path, root: Path, model: str, unit_size: int, *, dtype: str = "float16", modalities: tuple[str, ...] = ()
+) -> RunInfo:
     """The run, planned as `embq run` plans it."""
     options = ReadOptions(unit_samples=unit_size)
     request = Request(
         inputs=(str(source),),
         output=root,
         models=(model,),
-        modalities=(),
+        modalities=modalities,
         precision="fp32",
         part_rows=1_000_000,
         options=options,
         rows=RowSpec(dtype=dtype),
         version="bench",
+        decode=DECODES[0],
     )
     return prepare(request).info
 

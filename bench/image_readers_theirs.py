@@ -6,8 +6,9 @@ It is `clip_retrieval.clip_inference.reader.WebdatasetReader` as its worker make
 `enable_metadata` off), `PIL.Image.open` and open_clip's transform in the processes of a torch DataLoader, two batches
 ahead of each. Of the package only this module is imported; the package itself would import Flask, faiss and wandb.
 
-Prints a line of JSON: "samples", "seconds" since the reader was asked for the first batch, and the same from the batch
-on with which each process has given one, "steady_samples" and "steady_seconds": without starting the processes.
+Prints a line of JSON: "samples", "seconds" since the reader was asked for its first batch, "cpu_s" of all processes;
+and "steady_samples" and "steady_seconds" from the batch on with which each process has given one, so without starting
+them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 import warnings
 from importlib.metadata import distribution
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from types import ModuleType
 from typing import Any
 
@@ -44,6 +46,11 @@ def transform() -> Any:
     return open_clip.create_model_and_transforms(MODEL, pretrained=None)[2]
 
 
+def _cpu_s() -> float:
+    """CPU seconds of this process, and of those that it started and that have ended."""
+    return sum(used.ru_utime + used.ru_stime for used in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN)))
+
+
 def main() -> None:
     processes, batch_size, *shards = sys.argv[1:]
     # It asks for page-locked memory, and is told that there is no GPU.
@@ -60,13 +67,14 @@ def main() -> None:
         enable_metadata=False,
     )
     samples = first = 0
+    cpu_began = _cpu_s()
     began = first_at = time.perf_counter()
     for number, batch in enumerate(reader, 1):
         samples += len(batch["image_tensor"])
         if number == int(processes):
             first, first_at = samples, time.perf_counter()
     ended = time.perf_counter()
-    figures = {"samples": samples, "seconds": ended - began}
+    figures = {"samples": samples, "seconds": ended - began, "cpu_s": _cpu_s() - cpu_began}
     print(json.dumps(figures | {"steady_samples": samples - first, "steady_seconds": ended - first_at}))
 
 

@@ -87,6 +87,15 @@ def shards(folder: Path, jpegs: Sequence[bytes], per_shard: int) -> list[Path]:
     return paths
 
 
+def linked(folder: Path, shards: Sequence[Path], count: int) -> list[Path]:
+    """`count` shards in `folder`, which is made: the given ones over and over, each time under another name."""
+    folder.mkdir(parents=True)
+    paths = [folder / f"{number:05d}.tar" for number in range(count)]
+    for number, path in enumerate(paths):
+        path.hardlink_to(shards[number % len(shards)])
+    return paths
+
+
 def _photographs() -> list[Image.Image]:
     spec = find_spec("skimage")
     if spec is None or spec.origin is None:

@@ -41,3 +41,11 @@ def test_a_shard_holds_what_was_given_in_order(tmp_path: Path) -> None:
     tar = SOURCES["tar"]
     units = [unit for path in paths for unit in tar.split(str(path), ReadOptions())]
     assert [sample.image for unit in units for sample in tar.read(unit)] == made
+
+
+def test_few_shards_stand_for_many_under_other_names(tmp_path: Path) -> None:
+    shards = pictures.shards(tmp_path / "few", [b"a", b"b", b"c"], per_shard=1)
+    paths = pictures.linked(tmp_path / "many", shards, 5)
+    assert len(set(paths)) == 5
+    assert [path.read_bytes() for path in paths] == [shards[n % 3].read_bytes() for n in range(5)]
+    assert sorted((tmp_path / "many").iterdir()) == paths
