@@ -4,8 +4,9 @@
 
 These are the stages of a worker process from the shard to the batch that travels to its device, and on to the result,
 with the pixels of open_clip's ViT-B-32 by the path that a run takes by itself, and as many decode threads as there are
-cores (see `bench.bare`). The device takes no time: it is handed each batch, and answers with equal vectors. The batch
-is of bytes, and brought to numbers by the device; clip-retrieval's is of numbers.
+cores (see `bench.bare`). The device takes no time: the images of each batch are copied to one place, as a GPU would
+copy them, and the answer is equal vectors. The batch is of bytes, which the device brings to numbers; clip-retrieval's
+is of numbers.
 
 Prints a line of JSON: "samples", "seconds" from the moment at which the first shard is begun, and "cpu_s".
 """
@@ -28,6 +29,7 @@ from bench.image_readers_theirs import MODEL
 from core.models import ModelConfig
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
+from worker.embedders.slabs import gathered
 
 
 class Measured:
@@ -48,8 +50,9 @@ class Measured:
         answer = np.full((self.batch_size, *embedder.dims.values()), 0.5, np.float32)
 
         def embed(batch: Sequence[Any]) -> Mapping[str, np.ndarray]:
-            pixels = torch.stack([ready["image"] for ready in batch])
+            pixels = gathered([ready["image"] for ready in batch])
             assert pixels.dtype == torch.uint8
+            assert len(pixels) == len(batch)
             return {"image": answer[: len(batch)]}
 
         embedder.embed = embed
