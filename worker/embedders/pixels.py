@@ -125,7 +125,9 @@ def _resized(
         torch.set_num_threads(1)
         _mine.alone = True
     (tall, wide), (height, width) = pixels.shape[:2], wanted
-    source = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)
+    # In this order of steps torch knows the layout again, and gives one like it: else pixels would come out plane by
+    # plane, and laying them side by side again would take as long as resizing (150 us for 224x224).
+    source = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     if scale > 1:
         # The sides as they would be without rounding; a hair more, because torch rounds what it gets down.
         sides = [(side * scale / whole) * (1 + 1e-9) for side, whole in zip(wanted, size, strict=True)]
