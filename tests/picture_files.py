@@ -135,7 +135,10 @@ def odd_jpegs() -> Iterator[tuple[str, bytes, str]]:
     # An arithmetic decoder makes something of any bits.
     yield "jpeg arithmetic", plain[: frame + 1] + b"\xc9" + plain[frame + 2 :], NEAR
     yield "jpeg without a frame", plain[:frame] + plain[plain.index(b"\xff\xda") :], "truncated"
-    yield "jpeg with 65 scans", plain[:-2] + plain[plain.index(b"\xff\xda") : -2] * 64 + plain[-2:], "too_large"
+    whole_scan = plain[plain.index(b"\xff\xda") : -2]
+    yield "jpeg with 65 scans of everything", plain[:-2] + whole_scan * 64 + plain[-2:], "corrupt"
+    slow = encoded(rgb, "JPEG", quality=90, progressive=True)
+    yield "jpeg with 74 scans", slow[:-2] + slow[slow.rindex(b"\xff\xda") : -2] * 64 + slow[-2:], "too_large"
     yield "jpeg with two frames", plain[:-2] + plain[frame:], "corrupt"
 
 

@@ -189,8 +189,25 @@ def test_a_strip_has_a_bad_aspect_ratio() -> None:
 
 
 def test_a_jpeg_of_too_many_scans_is_refused() -> None:
+    data = encoded(noise(), "JPEG", progressive=True)
+    last_scan = data[data.rindex(b"\xff\xda") : -2]
+    assert code_of(data[:-2] + last_scan * 64 + data[-2:]) == "too_large"
+
+
+def test_the_scans_of_a_baseline_jpeg_are_counted_where_there_can_be_more_than_one() -> None:
+    data = bytearray(encoded(noise(), "JPEG"))
+    scan = bytes(data[data.index(b"\xff\xda") : -2])
+    with_many = bytes(data[:-2]) + scan * 64 + b"\xff\xd9"
+    assert code_of(with_many) == "corrupt", "a decoder read a second scan of all components"
+    data[data.index(b"\xff\xda") + 4] = 1
+    assert code_of(bytes(data[:-2]) + scan * 64 + b"\xff\xd9") == "too_large"
+
+
+def test_what_looks_like_scans_in_a_comment_is_none() -> None:
+    comment = b"\xff\xda" * 100
     data = encoded(noise(), "JPEG")
-    assert code_of(data[:-2] + b"\xff\xda\0\0" * 64 + data[-2:]) == "too_large"
+    data = data[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + data[2:]
+    assert open_image(data).size == (80, 60)
 
 
 @pytest.mark.parametrize(("offset", "value"), [(1, 0xC3), (4, 12)], ids=["lossless", "12 bit"])

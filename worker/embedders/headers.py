@@ -107,9 +107,10 @@ def unidentified(data: bytes, formats: Iterable[str]) -> SampleError:
 
 
 def _check_jpeg(data: bytes) -> jpeg.Frame:
-    if data.count(b"\xff\xda") > JPEG_MAX_SCANS:
-        raise SampleError("too_large", f"the JPEG has more than {JPEG_MAX_SCANS} scans")
     frame = jpeg.frame_of(data)
+    # Counting looks at every byte, and keeps all other threads from Python meanwhile.
+    if not (frame is not None and frame.has_one_scan) and data.count(b"\xff\xda") > JPEG_MAX_SCANS:
+        raise SampleError("too_large", f"the JPEG has more than {JPEG_MAX_SCANS} scans")
     if frame is None:
         raise SampleError("truncated", "the JPEG ends before its first picture")
     if frame.bits != 8 or frame.kind in UNDECODED_FRAMES:

@@ -22,13 +22,18 @@ SCALES = (8, 4, 2)
 """Of 1/8, 1/4 and 1/2 the decoder does less work than for the whole image; scales between them take longer."""
 
 
+ONE_SCAN_FRAMES = frozenset({0xC0, 0xC1})
+"""Of these, a frame whose first scan holds all components has no other: libjpeg refuses a second one."""
+
+
 class Frame(NamedTuple):
-    """What the header of a JPEG's first frame says (ITU-T T.81, B.2.2).
+    """What the header of a JPEG's first frame says (ITU-T T.81, B.2.2), and of its first scan (B.2.3).
 
     Attributes:
         kind: low byte of its marker: 0xC0 baseline, 0xC2 progressive.
         bits: per channel.
         components: 1 gray, 3 colour, 4 CMYK or YCCK.
+        in_first_scan: how many of them the first scan holds; 0 where the data ends or errs before it.
     """
 
     kind: int
@@ -36,6 +41,12 @@ class Frame(NamedTuple):
     height: int
     width: int
     components: int
+    in_first_scan: int
+
+    @property
+    def has_one_scan(self) -> bool:
+        """Whether every decoder reads one scan of it, or fails."""
+        return self.kind in ONE_SCAN_FRAMES and self.in_first_scan == self.components
 
     @property
     def is_plain(self) -> bool:
@@ -45,19 +56,23 @@ class Frame(NamedTuple):
 
 def frame_of(data: bytes) -> Frame | None:
     """The first frame of a JPEG; None where the data ends or errs before it."""
+    frame = None
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xFF:
             at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            continue
+        if marker == 0xDA:
+            return None if frame is None else frame._replace(in_first_scan=data[at + 4])
+        if frame is None and 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = (int.from_bytes(data[at + start : at + start + 2], "big") for start in (5, 7))
-            return Frame(marker, data[at + 4], height, width, data[at + 9])
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD7:
+            frame = Frame(marker, data[at + 4], height, width, data[at + 9], 0)
+        if marker == 0x01 or 0xD0 <= marker <= 0xD7:
             at += 2
         else:
             at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
+    return frame
 
 
 _mine = threading.local()
