@@ -25,8 +25,6 @@ PHOTOGRAPHS = (
     "chelsea.png",
     "coffee.png",
     "hubble_deep_field.jpg",
-    "ihc.png",
-    "motorcycle_left.png",
     "retina.jpg",
     "rocket.jpg",
 )
