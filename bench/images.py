@@ -1,8 +1,8 @@
 """Paths from an encoded photograph to the pixels of a model, on one core: speed beside open_clip's own transform on
 the same photographs, and how far the pixels and a model's vectors are from its.
 
-Every few photographs go through all paths in turn, in an order that rotates, and what counts is the processor time of the
-thread, so that other work on the machine disturbs all paths alike. The usual path is what a reader with open_clip does:
+Every few photographs go through all paths in turn, in an order that rotates, and what counts is the processor time of
+the thread, so that other work on the machine disturbs all paths alike. The usual path is what a reader with open_clip does:
 PIL, resize and cut, ToTensor, Normalize. Ours end where a worker hands pixels to the device, with all checks of files.
 
 python -m bench.images [ROUNDS]

@@ -29,8 +29,10 @@ PHOTOGRAPHS = (
     "rocket.jpg",
 )
 
-TILE_MAX = (512, 400)
-"""What most of the photographs fill. A larger picture is a mosaic of equal tiles no larger than this."""
+TILE_MAX, LARGE_TILE_MAX = (512, 400), (1000, 667)
+"""What most of the photographs fill, and what the largest two do. A larger picture is a mosaic of equal tiles no larger
+than this; beyond `LARGE_PIXELS` of the larger ones, because seams are what no photograph has."""
+LARGE_PIXELS = 2_000_000
 
 SMALL_SIDE = 256
 """Pictures of sides up to this have the quality that img2dataset stores them with."""
@@ -44,7 +46,8 @@ def jpegs(size: tuple[int, int], count: int, seed: int) -> list[bytes]:
     The quality is 95 up to 256 pixels, and 90 above. Raises ModuleNotFoundError without scikit-image, and
     FileNotFoundError where its wheel lacks a photograph.
     """
-    grid = [math.ceil(side / most) for side, most in zip(size, TILE_MAX, strict=True)]
+    tile_max = LARGE_TILE_MAX if size[0] * size[1] > LARGE_PIXELS else TILE_MAX
+    grid = [math.ceil(side / most) for side, most in zip(size, tile_max, strict=True)]
     edges = [[side * n // parts for n in range(parts + 1)] for side, parts in zip(size, grid, strict=True)]
     tiles = [
         (left, top, right - left, bottom - top)
