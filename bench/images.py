@@ -1,8 +1,8 @@
 """Paths from an encoded photograph to the pixels of a model, on one core: speed beside open_clip's own transform on
 the same photographs, and how far the pixels and a model's vectors are from its.
 
-Every few photographs go through all paths in turn, in an order that rotates, and what counts is the processor time of
-the thread, so that other work on the machine disturbs all paths alike. The usual path is what a reader with open_clip does:
+Every few photographs go through all paths in turn, in an order drawn anew, and what counts is the processor time of the
+thread, so that other work on the machine disturbs all paths alike. The usual path is what a reader with open_clip does:
 PIL, resize and cut, ToTensor, Normalize. Ours end where a worker hands pixels to the device, with all checks of files.
 
 python -m bench.images [ROUNDS]
@@ -23,7 +23,7 @@ import open_clip
 import torch
 from PIL import Image, features
 
-from bench.pictures import SIZES, jpegs
+from bench.pictures import jpegs
 from bench.report import table, write
 from core.models import DECODES, ModelConfig
 from core.units import Sample
@@ -34,8 +34,9 @@ from worker.embedders.registry import load
 
 ARCH = "ViT-B-32"
 MODEL = f"open_clip:{ARCH}?init=random&seed=0"
-COUNTS = {(256, 256): 96, (512, 384): 64, (1024, 768): 32, (3000, 2000): 12}
-"""Photographs of each size."""
+SETS = ((256, 256, 96, 95), (512, 384, 64, 90), (1024, 768, 32, 90), (3000, 2000, 16, 90), (3000, 2000, 16, 86))
+"""Width, height, number and quality of photographs. The last are those before with fewer bytes for each pixel: what
+decoding costs goes by the bytes."""
 ROUNDS = 5
 BLOCK = 4
 """Photographs that a path takes at once, so that most follow one of their own path, as in a worker."""
@@ -67,17 +68,16 @@ def paths() -> dict[str, Path]:
     return {USUAL: usual, **{decode: ours(decode) for decode in DECODES}}
 
 
-def seconds(photographs: Sequence[bytes], by: Mapping[str, Path]) -> dict[str, float]:
+def seconds(photographs: Sequence[bytes], by: Mapping[str, Path], random: np.random.Generator) -> dict[str, float]:
     """Processor seconds of each path for all photographs."""
     spent = dict.fromkeys(by, 0.0)
     names = list(by)
     for block in range(0, len(photographs), BLOCK):
-        for turn in range(len(names)):
-            name = names[(block // BLOCK + turn) % len(names)]
+        for turn in random.permutation(len(names)):
             began = time.thread_time()
             for data in photographs[block : block + BLOCK]:
-                by[name](data)
-            spent[name] += time.thread_time() - began
+                by[names[turn]](data)
+            spent[names[turn]] += time.thread_time() - began
     return spent
 
 
@@ -109,11 +109,12 @@ def fidelity(photographs: Sequence[bytes], by: Mapping[str, Path]) -> dict[str, 
     return found
 
 
-def measured(size: tuple[int, int], by: Mapping[str, Path], rounds: int) -> dict[str, Any]:
+def measured(width: int, height: int, count: int, quality: int, by: Mapping[str, Path], rounds: int) -> dict[str, Any]:
     """The figures of one set of photographs."""
-    photographs = jpegs(size, COUNTS[size], seed=7)
-    seconds(photographs[:4], by)
-    spent = [seconds(photographs, by) for _ in range(rounds)]
+    photographs = jpegs((width, height), count, seed=7, quality=quality)
+    random = np.random.default_rng(7)
+    seconds(photographs[:BLOCK], by, random)
+    spent = [seconds(photographs, by, random) for _ in range(rounds)]
     of_paths: dict[str, dict[str, Any]] = {
         name: {
             "per_s": round(len(photographs) / statistics.median(one[name] for one in spent), 1),
@@ -127,11 +128,12 @@ def measured(size: tuple[int, int], by: Mapping[str, Path], rounds: int) -> dict
         of_paths[name] |= figures
     total = sum(map(len, photographs))
     return {
-        "width": size[0],
-        "height": size[1],
+        "width": width,
+        "height": height,
+        "quality": quality,
         "photographs": len(photographs),
         "bytes_each": total // len(photographs),
-        "bytes_per_pixel": round(total / len(photographs) / size[0] / size[1], 2),
+        "bytes_per_pixel": round(total / len(photographs) / width / height, 3),
         "paths": of_paths,
     }
 
@@ -143,10 +145,11 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet_pillow()
     by = paths()
-    sets = [measured(size, by, rounds) for size in SIZES]
+    sets = [measured(*one, by, rounds) for one in SETS]
     rows = [
         (
-            f"{of['width']}x{of['height']}",
+            f"{of['width']}x{of['height']} q{of['quality']}",
+            of["bytes_per_pixel"],
             name,
             f"{path['per_s']:g}",
             f"{path['times']:.2f} ({path['times_least']:.2f}-{path['times_most']:.2f})",
@@ -158,7 +161,18 @@ def main() -> None:
         for of in sets
         for name, path in of["paths"].items()
     ]
-    header = ("photographs", "path", "per s and core", "times", "max diff", "PSNR", "least", "cosine", "least")
+    header = (
+        "photographs",
+        "B/pixel",
+        "path",
+        "per s and core",
+        "times",
+        "max diff",
+        "PSNR",
+        "least",
+        "cosine",
+        "least",
+    )
     table(header, rows)
     libraries = {
         "libjpeg_turbo_of_pillow": features.version_feature("libjpeg_turbo"),

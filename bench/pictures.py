@@ -40,11 +40,11 @@ SMALL_QUALITY = 95
 QUALITY = 90
 
 
-def jpegs(size: tuple[int, int], count: int, seed: int) -> list[bytes]:
+def jpegs(size: tuple[int, int], count: int, seed: int, quality: int = 0) -> list[bytes]:
     """`count` baseline JPEGs (4:2:0, RGB) of `size` (width, height), no two of the same piece of a photograph.
 
-    The quality is 95 up to 256 pixels, and 90 above. Raises ModuleNotFoundError without scikit-image, and
-    FileNotFoundError where its wheel lacks a photograph.
+    The quality, where none is given, is 95 up to 256 pixels, and 90 above. Raises ModuleNotFoundError without
+    scikit-image, and FileNotFoundError where its wheel lacks a photograph.
     """
     tile_max = LARGE_TILE_MAX if size[0] * size[1] > LARGE_PIXELS else TILE_MAX
     grid = [math.ceil(side / most) for side, most in zip(size, tile_max, strict=True)]
@@ -55,7 +55,7 @@ def jpegs(size: tuple[int, int], count: int, seed: int) -> list[bytes]:
         for left, right in zip(edges[0], edges[0][1:], strict=False)
     ]
     width, height = (max(tile[side] for tile in tiles) for side in (2, 3))
-    quality = SMALL_QUALITY if max(size) <= SMALL_SIDE else QUALITY
+    quality = quality or (SMALL_QUALITY if max(size) <= SMALL_SIDE else QUALITY)
     sources = [source for source in _photographs() if source.width >= width and source.height >= height]
     random = np.random.default_rng(seed)
     made = []
