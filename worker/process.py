@@ -19,10 +19,9 @@ from core.errors import EmbqError, Exit, ModelError
 from core.log import Events, configure
 from core.settings import Settings
 from core.stopping import StopFlag
-from worker.embedders.base import Trying
 from worker.embedders.hardware import free_memory
-from worker.embedders.probe import best_budget, may_probe, may_probe_images, speeds_of_budgets, speeds_of_sizes
 from worker.embedders.registry import load
+from worker.embedders.tune import tune
 from worker.embedders.warm_up import warm_up
 from worker.progress import ProgressBoard
 from worker.scheduler import Scheduler, Turn
@@ -60,16 +59,13 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         if options.batch_size:
             embedder.batch_size = options.batch_size
         board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
-        if may_probe(model, embedder, batch_size=options.batch_size):
-            embedder.token_budget = best_budget(speeds := speeds_of_budgets(embedder))
-            tried = " ".join(f"{budget}:{round(speed)}" for budget, speed in speeds.items())
-            log.info("budget_chosen", model=model.spec, tokens=embedder.token_budget, tokens_per_s=tried)
-        if may_probe_images(model, embedder, batch_size=options.batch_size, device=options.device):
-            embedder.batch_size = best_budget(sizes := speeds_of_sizes(embedder, model.modalities))
-            tried = " ".join(f"{size}:{round(speed)}" for size, speed in sizes.items())
-            log.info("batch_size_chosen", model=model.spec, rows=embedder.batch_size, rows_per_s=tried)
-        if isinstance(embedder, Trying):
-            embedder.try_ways(compile_s=settings.compile_s)
+        tune(
+            embedder,
+            model,
+            device=options.device,
+            batch_size=options.batch_size,
+            compile_s=settings.compile_s,
+        )
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.ready()

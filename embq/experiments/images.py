@@ -20,6 +20,7 @@ from producer.plan import plan
 from sources.base import ReadOptions
 from worker.embedders.hardware import device_name
 from worker.embedders.registry import load
+from worker.embedders.tune import tune
 from worker.embedders.warm_up import warm_up
 
 UNIT_SAMPLES = 100
@@ -154,6 +155,7 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     if asked.batch_size:
         embedder.batch_size = embedder.window = asked.batch_size
     warm_up(embedder, config.modalities)
+    tune(embedder, config, device=asked.device, batch_size=asked.batch_size)
     tried = Tried()
     say(f"reading up to {asked.samples:,} samples from {len(units):,} places of the inputs")
     samples, read = stages.read_some(units, asked.samples, asked.seconds, tried, look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from worker.embedders.probe import (
     speeds_of_budgets,
     speeds_of_sizes,
 )
+from worker.embedders.tune import tune
 
 
 class Timed:
@@ -173,3 +175,27 @@ def test_only_a_gpu_tries_how_many_images_and_only_where_nobody_has_said(
     assert may_probe_images(model, embedder, batch_size=batch_size, device=device) == may
     stub: Any = Timed(clock, {})
     assert not may_probe_images(model, stub, batch_size=batch_size, device=device)
+
+
+def test_what_was_found_is_what_a_worker_keeps_to(caplog: pytest.LogCaptureFixture) -> None:
+    class Instant(Looks):
+        """Fast in all sizes but one."""
+
+        def embed(self, batch: Sequence[int]) -> dict[str, np.ndarray]:
+            time.sleep(0 if len(batch) in (1, 512) else 0.02)
+            return {}
+
+        def try_ways(self, *, compile_s: float) -> None:
+            ways.append((self.batch_size, compile_s))
+
+    ways: list[tuple[int, float]] = []
+    embedder: Any = Instant(FakeClock(), {})
+    model = ModelConfig(spec="open_clip:ViT-B-32/openai", modalities=("image",), precision="bf16")
+    with caplog.at_level("INFO", logger="worker"):
+        tune(embedder, model, device="cuda:0", compile_s=7.0)
+    assert embedder.batch_size == embedder.window == 512
+    assert ways == [(512, 7.0)], "the way is tried with passes of the size that was found"
+    assert "batch_size_chosen" in caplog.text
+    tune(embedder, model, device="cuda:0", batch_size=512)
+    assert caplog.text.count("batch_size_chosen") == 1
+    assert ways == [(512, 7.0), (512, 0.0)]
