@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-text experiments install test-faults test-readers soak clean
+.PHONY: demo test check bench bench-gpu bench-text experiments install test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -49,6 +49,9 @@ experiments: install   ## the three experiments of `embq bench`, with their pict
 	$(BIN)/embq bench workers --model minilm --out bench/results/experiments
 	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
 	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
+
+bench-gpu: install   ## images and texts on the first GPU; eight minutes
+	$(BIN)/python -m bench.gpu
 
 bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
 	$(BIN)/python -m bench.text
