@@ -491,6 +491,60 @@ def test_every_image_is_a_row_or_a_failure(
     assert_verified(cluster)
 
 
+DECODER = "worker.embedders.jpeg:pixels"
+"""libjpeg-turbo, in one of the threads that decode."""
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        pytest.param(
+            "segfault",
+            marks=pytest.mark.fault("W6", "an image makes its decoder read what is not its own: SIGSEGV"),
+        ),
+        pytest.param("abort", marks=pytest.mark.fault("W6", "an image makes its decoder end the process: abort()")),
+        pytest.param("hang", marks=pytest.mark.fault("W6", "a decoder never comes back from an image")),
+        pytest.param(
+            "hang_gil", marks=pytest.mark.fault("W6", "a decoder never comes back, and no other thread runs meanwhile")
+        ),
+    ],
+)
+def test_an_image_that_ends_its_decoder(cluster: Cluster, recovery: Recovery, inputs: Inputs, do: str) -> None:
+    from PIL import Image
+
+    inputs.folder.mkdir()
+    random_ = np.random.default_rng(0)
+    truths = {}
+    for shard in range(4):
+        members = []
+        for n in range(30):
+            sink = io.BytesIO()
+            name = "poison" if (shard, n) == (2, 17) else "a picture"
+            Image.fromarray(random_.integers(0, 256, size=(40, 50, 3), dtype=np.uint8)).save(sink, "JPEG", comment=name)
+            members.append((f"{shard}-{n:02d}.jpg", sink.getvalue()))
+        path = inputs.folder / f"{shard}.tar"
+        write_tar(path, members)
+        rows = images_of(dict(members))
+        failures = [(key, "crash") for key in list(rows) if b"poison" in rows[key]]
+        for key, _ in failures:
+            del rows[key]
+        truths[path] = Truth(rows=rows, failures=failures)
+
+    enqueue(cluster, list(truths), f"stub:{DIM}?pixels=224")
+    cluster.writer()
+    cluster.producer()
+    machine = cluster.workers(
+        count=2,
+        environment={"EMBQ_STALL_S": "3"},
+        sabotage={"at": DECODER, "match": "poison", "every": True, "do": do},
+    )
+    cluster.until_closed(deadline_s=120)
+    recovery.injected(machine.said_times("worker_died"))
+    assert machine.said_times("worker_died") == 3
+    assert check_inputs(cluster.root, truths) == {"": 4}
+    assert_verified(cluster)
+
+
 def enqueue(cluster: Cluster, given: Sequence[str | Path], model: str, *options: str) -> None:
     """`embq enqueue` of several inputs."""
     succeed(

@@ -33,7 +33,8 @@ each wraps one function or method when its module has been imported.
 that never returns and keeps every other thread from running), ``pause`` (``seconds``), ``gate`` (creates the file
 ``<gate>.reached`` and waits for ``<gate>.open``), ``raise_device``, ``raise_oom`` (torch.OutOfMemoryError),
 ``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows),
-``signal`` (``number``, to itself).
+``signal`` (``number``, to itself), ``segfault`` (a C call that reads what is not its own), ``abort`` (what an assertion
+in C does).
 
 The first call of `prepare` and the first two of `embed` are the warm-up, which no unit is charged for.
 """
@@ -59,6 +60,8 @@ STUB = "worker.embedders.stub:StubEmbedder"
 
 def _act(entry):
     do = entry["do"]
+    if do in ("segfault", "abort"):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if "tally" in entry:
         with open(entry["tally"], "a") as tally:
             tally.write("x")
@@ -70,6 +73,10 @@ def _act(entry):
         os.kill(os.getpid(), signal.SIGSTOP)
     elif do == "signal":
         os.kill(os.getpid(), entry["number"])
+    elif do == "segfault":
+        ctypes.string_at(0)
+    elif do == "abort":
+        os.abort()
     elif do == "hang":
         while True:
             time.sleep(3600)
