@@ -16,6 +16,7 @@ from sources.ahead import ReadAhead
 from sources.kinds import fetchable, read
 from worker.embedders.base import Cutting, Decoding, Embedder, Prepared
 from worker.embedders.splitting import CHARS_PER_TOKEN
+from worker.encoded import EncodedAhead
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats
 from worker.work import UnitWork
@@ -32,42 +33,51 @@ PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 CUT_TEXT_CHARS = 128 * 1024
 """Of texts that are to be cut, at least as much as one thread takes at once, and no further text on top of it."""
 
+CHUNK_IMAGE_BYTES = 8_000_000
+"""Of encoded images, at least as much as one thread takes at once, and no further image on top of it: the pieces in
+which photographs are read ahead, and spread over the threads."""
+
+CHUNKS_OF_A_THREAD = 2
+"""Of so many bytes of encoded images each: the one that it decodes, and the next."""
+
 CUT_TEXT_FACTOR = 6
 """Bytes that a character of a text takes when it is cut: in the text, in its chunk, and in the chunk's tokens."""
 
 
-@dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some samples of a unit, with the prepared form of each on its way: what is to be embedded, or why it cannot be.
+    """Some samples of a unit on their way: of each what is to be embedded, or why it cannot be.
 
-    `prepared` gives the samples themselves in their order, or in place of a text that is cut the chunks of it.
+    It does not hold the samples as they were read, which with images of megabytes would be more than all the rest.
+
+    Args:
+        text_factor: bytes that a character of a text takes.
+        image_bytes: of what all models together make of an image.
 
     Attributes:
-        image_bytes: of what all models together make of an image.
+        prepared: gives the samples in their order, or in place of a text that is cut the chunks of it, none of them
+            with its image.
+        size: bytes that the chunk takes while it waits for the device: what is made of images, and texts.
+        expected: about how many samples the device gets of it: of texts that are cut, their chunks.
     """
 
-    work: UnitWork
-    samples: Sequence[Sample]
-    prepared: Future[list[tuple[Sample, Prepared | SampleError]]]
-    text_factor: int = 1
-    image_bytes: int = 0
+    __slots__ = ("expected", "prepared", "size", "work")
 
-    @property
-    def size(self) -> int:
-        """Bytes that the chunk takes: images with what each model makes of them, and texts."""
-        return sum(
-            (0 if s.image is None else len(s.image) + self.image_bytes) + len(s.text or "") * self.text_factor
-            for s in self.samples
-        )
-
-    @property
-    def expected(self) -> int:
-        """About how many samples the device gets of it: of texts that are cut, their chunks."""
-        chunking = self.work.record.model.chunking
-        if chunking is None:
-            return len(self.samples)
-        chars = sum(len(sample.text or "") for sample in self.samples)
-        return max(len(self.samples), chars // (CHARS_PER_TOKEN * chunking.tokens))
+    def __init__(
+        self,
+        work: UnitWork,
+        samples: Sequence[Sample],
+        prepared: Future[list[tuple[Sample, Prepared | SampleError]]],
+        text_factor: int = 1,
+        image_bytes: int = 0,
+    ) -> None:
+        self.work = work
+        self.prepared = prepared
+        chars = sum(len(sample.text or "") for sample in samples)
+        images = sum(sample.image is not None for sample in samples)
+        self.size = images * image_bytes + chars * text_factor
+        chunking = work.record.model.chunking
+        cut = 0 if chunking is None else chars // (CHARS_PER_TOKEN * chunking.tokens)
+        self.expected = max(len(samples), cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ class ReadStage:
         self.hand_on = hand_on
         self.upcoming = upcoming
         self.ahead = ReadAhead()
+        self.encoded = EncodedAhead(stats.stages.threads * CHUNKS_OF_A_THREAD * CHUNK_IMAGE_BYTES)
         self.log = Events("worker")
 
     def run(self, work: UnitWork) -> None:
@@ -147,8 +158,7 @@ class ReadStage:
             while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
                 self._fetch_next()
-                self.stats.stages.submitted()
-                prepared = self.pool.submit(self._prepare, work, chunk)
+                prepared = self._submit(work, chunk)
                 self.hand_on(Chunk(work, chunk, prepared, self.text_factor, self.image_bytes))
                 with self.stats.stages.at("read", "blocked"):
                     while work.careful and work.handled < count and not work.lost:
@@ -163,6 +173,16 @@ class ReadStage:
                 f"{work.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
             )
         return count, None
+
+    def _submit(self, work: UnitWork, chunk: Sequence[Sample]) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
+        """Have a chunk prepared, once there is room for its encoded images."""
+        size = sum(len(sample.image or b"") for sample in chunk)
+        with self.stats.stages.at("read", "blocked"):
+            self.encoded.take(size)
+        self.stats.stages.submitted()
+        prepared = self.pool.submit(self._prepare, work, chunk)
+        prepared.add_done_callback(lambda _: self.encoded.give_back(size))
+        return prepared
 
     def _fetch_next(self) -> None:
         """Let files of the next units come while this one, whose own has come, is handed on.
@@ -182,12 +202,13 @@ class ReadStage:
     def _next_chunk(self, work: UnitWork, samples: Iterator[Sample], size: int) -> list[Sample]:
         with self.stats.stages.at("read", "busy"), self.board.step("read", [Span(work.token, work.u)]):
             chunk = []
-            chars = 0
+            chars = image_bytes = 0
             for sample in itertools.islice(samples, size):
                 chunk.append(sample)
                 self.board.advance()
                 chars += len(sample.text or "")
-                if self.cutter is not None and chars >= CUT_TEXT_CHARS:
+                image_bytes += len(sample.image or b"")
+                if image_bytes >= CHUNK_IMAGE_BYTES or (self.cutter is not None and chars >= CUT_TEXT_CHARS):
                     break
             return chunk
 
@@ -203,7 +224,7 @@ class ReadStage:
                 group = pairs[start : start + CHUNK_SAMPLES]
                 usable = [sample for sample, error in group if error is None]
                 answers = iter(self.embedder.prepare(usable) if usable else [])
-                prepared += [(sample, next(answers) if error is None else error) for sample, error in group]
+                prepared += [(_seen(sample), next(answers) if error is None else error) for sample, error in group]
                 self.board.advance()
             return prepared
 
@@ -217,6 +238,11 @@ class ReadStage:
             except SampleError as problem:
                 error = problem
         return [(replace(sample, key=key_without_chunks(sample.key), text=None), error)]
+
+
+def _seen(sample: Sample) -> Sample:
+    """A sample that waits for the device: nobody looks at its image again."""
+    return sample if sample.image is None else replace(sample, image=None)
 
 
 def _is_held(work: UnitWork) -> bool:

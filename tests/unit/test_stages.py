@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from e2e.session import write_tar
+from waiting import wait_until
 
 from core.errors import SourceError
 from core.hints import Hint
@@ -23,6 +26,7 @@ from worker import read as read_module
 from worker.embed import EmbedStage
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector
+from worker.encoded import EncodedAhead
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit, ReadStage
 from worker.stats import Stats
@@ -108,6 +112,59 @@ def test_a_batch_spans_units_and_each_unit_gets_its_own_rows(stages: SimpleNames
         assert np.array_equal(rows, np.stack([stub_vector(w.encode(), 8) for w in words]).astype(np.float16))
 
 
+def test_a_chunk_ends_with_so_many_bytes_of_images_and_none_of_them_waits_for_the_device(
+    stages: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_module, "CHUNK_IMAGE_BYTES", 100)
+    stages.read.embedder = load(replace(MODEL, modalities=("image",)), "cpu")
+    drive_read(stages, images(stages, 5, 60))
+    *chunks, end = stages.handed
+    assert isinstance(end, EndOfUnit)
+    assert end.samples == 5
+    assert [chunk.expected for chunk in chunks] == [2, 2, 1]
+    waiting = [sample for chunk in chunks for sample, _ in chunk.prepared.result()]
+    assert [(sample.key, sample.image) for sample in waiting] == [(str(n), None) for n in range(5)]
+    assert stages.read.encoded.held_bytes == 0
+
+
+def test_no_more_encoded_images_are_read_than_decoders_have_room_for(stages: SimpleNamespace) -> None:
+    gate = threading.Event()
+    decoding = load(replace(MODEL, modalities=("image",)), "cpu")
+    stages.read.embedder = SimpleNamespace(
+        prepare=lambda samples: gate.wait() and decoding.prepare(samples), batch_size=1
+    )
+    stages.read.encoded = EncodedAhead(150)
+    reader = threading.Thread(target=drive_read, args=(stages, images(stages, 5, 60)))
+    reader.start()
+    wait_until(lambda: stages.read.encoded.held_bytes == 120)
+    assert len(stages.handed) <= 2
+    gate.set()
+    reader.join()
+    assert [stages.read.encoded.held_bytes, len(stages.handed)] == [0, 6]
+
+
+def test_an_image_that_is_larger_than_the_room_passes_alone() -> None:
+    encoded = EncodedAhead(100)
+    encoded.take(1000)
+    waits = threading.Thread(target=encoded.take, args=(1,))
+    waits.start()
+    assert encoded.held_bytes == 1000
+    encoded.give_back(1000)
+    waits.join()
+    assert encoded.held_bytes == 1
+
+
+def images(stages: SimpleNamespace, count: int, size: int) -> Unit:
+    path = stages.folder / "a.tar"
+    write_tar(path, [(f"{n}.jpg", bytes([n]) * size) for n in range(count)])
+    (unit,) = SOURCES["tar"].split(str(path), ReadOptions())
+    return unit
+
+
+def drive_read(stages: SimpleNamespace, unit: Unit) -> None:
+    stages.read.run(make_work(stages, unit, "t1"))
+
+
 def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamespace) -> None:
     work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
     members = [
@@ -127,16 +184,15 @@ def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamesp
         Future(),
         image_bytes=read.image_bytes,
     )
-    assert chunk.size == 4 + 4 + 3 + 3 * (32**2 + 64**2)
+    assert chunk.size == 4 + 3 + 3 * (32**2 + 64**2)
 
 
 def test_a_chunk_of_texts_that_are_cut_counts_as_what_they_are_cut_into(stages: SimpleNamespace) -> None:
     work = make_work(stages, texts(stages, "a.txt", ["one"]), "t1")
     samples = [Sample(ordinal=n, key="a", text="long" * 10_000) for n in range(2)]
-    whole = Chunk(work, samples, Future())
-    assert whole.expected == 2
+    assert Chunk(work, samples, Future()).expected == 2
     work.record = replace(work.record, model=replace(MODEL, chunking=Chunking(tokens=100)))
-    assert whole.expected == 200
+    assert Chunk(work, samples, Future()).expected == 200
     assert Chunk(work, [Sample(ordinal=0, key="a", text="short")], Future()).expected == 1
 
 
