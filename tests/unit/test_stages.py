@@ -124,7 +124,7 @@ def test_a_chunk_ends_with_so_many_bytes_of_images_and_none_of_them_waits_for_th
     assert [chunk.expected for chunk in chunks] == [2, 2, 1]
     waiting = [sample for chunk in chunks for sample, _ in chunk.prepared.result()]
     assert [(sample.key, sample.image) for sample in waiting] == [(str(n), None) for n in range(5)]
-    assert stages.read.encoded.held_bytes == 0
+    wait_until(lambda: stages.read.encoded.held_bytes == 0)
 
 
 def test_no_more_encoded_images_are_read_than_decoders_have_room_for(stages: SimpleNamespace) -> None:
@@ -140,7 +140,8 @@ def test_no_more_encoded_images_are_read_than_decoders_have_room_for(stages: Sim
     assert len(stages.handed) <= 2
     gate.set()
     reader.join()
-    assert [stages.read.encoded.held_bytes, len(stages.handed)] == [0, 6]
+    assert len(stages.handed) == 6
+    wait_until(lambda: stages.read.encoded.held_bytes == 0)
 
 
 def test_an_image_that_is_larger_than_the_room_passes_alone() -> None:
