@@ -28,7 +28,7 @@ VERBS = {
     "retry": "Do again what failed, after its cause was mended.",
     "gc": "Remove what nobody will use any more.",
     "doctor": "Check broker, devices, models and storage.",
-    "bench": "Measure workers, devices, sizes of units, and your own images on this machine.",
+    "bench": "Measure workers, devices, units and images on this machine.",
     "producer": "Run the resident feeder.",
     "worker": "Run one worker process per device.",
     "writer": "Run the single writer.",
