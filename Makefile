@@ -44,6 +44,7 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.fairness
 	$(BIN)/python -m bench.eta
 	$(BIN)/python -m bench.devices
+	$(BIN)/python -m bench.stages
 
 experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
 	$(BIN)/embq bench workers --model minilm --out bench/results/experiments

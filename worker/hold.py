@@ -58,6 +58,9 @@ class Hold:
         waiting: units that wait to be read now.
         embedder: says how many samples it likes to have at once.
         stopped: a worker that is about to leave says so, and is not counted upon.
+
+    Attributes:
+        enough: `room` has just said 0 because of what is in hand, not because there is nothing to be had.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Hold:
         self.embedder = embedder
         self.stopped = stopped
         self.from_far = False
+        self.enough = False
         self.left = 0
         self._clock = clock
         self._queue = hints.hint_queue(client, model.queue_key)
@@ -111,14 +115,17 @@ class Hold:
         held = self.leases.snapshot()
         ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
         self._ahead_s = ahead_s or 0.0
+        self.enough = False
         if self.from_far and self.waiting() < self.prefetch and (ahead_s or 0.0) < FETCH_AHEAD_S:
             if unit_s is None or ahead_s is None:
                 return 1
         elif unit_s is None or ahead_s is None:
             # Until a first batch tells how fast the device is, one unit; until it is read, where only that tells
             # how large it is.
+            self.enough = bool(held)
             return 0 if held else 1
         elif held and ahead_s >= self._most_s():
+            self.enough = True
             return 0
         own = Speed(ahead_s=ahead_s, unit_s=unit_s)
         end_s = self._end_s(own)
@@ -130,6 +137,7 @@ class Hold:
             return 1
         wanted_s = min(self._most_s(), max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
         if held and ahead_s >= wanted_s:
+            self.enough = True
             return 0
         self._room_s = wanted_s - ahead_s
         units = min(math.ceil(self._room_s / unit_s), math.ceil(share / 2), PULL, self._free(len(held)))

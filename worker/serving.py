@@ -166,7 +166,7 @@ class ModelService:
             hints.hint_queue(client, self.model.queue_key),
             name=self.options.name,
             client=client,
-            room=self.hold.room,
+            room=self._room,
             rest_s=lambda: self.hold.rest_s,
             fits=self.hold.fits,
             take=self.fetcher.take,
@@ -286,6 +286,11 @@ class ModelService:
     def _keep_rate(self, client: redis.Redis, rows_per_s: float) -> None:
         rate = Rate(device=self.device_name, rows_per_s=rows_per_s, dims=sum(self.embedder.dims.values()))
         report_rate(client, self.model, rate, scripts=load_scripts(client))
+
+    def _room(self) -> int:
+        room = self.hold.room()
+        self.stats.stages.enough(self.hold.enough)
+        return room
 
     def _claimed(self, unit: Unit) -> None:
         self.hold.claimed(unit, from_far=fetchable(unit, self.settings.roots))

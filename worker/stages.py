@@ -81,7 +81,8 @@ class Stages:
     """Keeps the time of each stage of one worker process. Safe to use from any thread.
 
     Nothing is counted before `begin`. `prepare` has several threads: one that has nothing in hand is blocked while
-    the reader is, because the device is behind with what they have prepared, and else waits for input.
+    the reader is, because the device is behind with what they have prepared, and else waits for input. A reader
+    without a unit is blocked, too, while the worker claims none because it has enough in hand.
 
     Args:
         threads: those that prepare.
@@ -95,6 +96,7 @@ class Stages:
         self._states: dict[Stage, State] = dict.fromkeys(STAGES, "between")
         self._preparing = 0
         self._queued = 0
+        self._enough = False
         self._at: float | None = None
         self._seconds = 0.0
         self._spent: dict[Stage, dict[State, float]] = {stage: dict.fromkeys(STATES, 0.0) for stage in STAGES}
@@ -114,6 +116,12 @@ class Stages:
             yield
         finally:
             self._turn(stage, before)
+
+    def enough(self, enough: bool) -> None:
+        """Whether no unit is claimed for now because there is enough in hand."""
+        with self._lock:
+            self._count()
+            self._enough = enough
 
     def submitted(self) -> None:
         """Samples were handed to the threads that prepare, for one call of `preparing`."""
@@ -155,12 +163,13 @@ class Stages:
         now = self._clock()
         passed, self._at = now - self._at, now
         self._seconds += passed
-        for stage, state in self._states.items():
+        read: State = "blocked" if self._states["read"] == "starved" and self._enough else self._states["read"]
+        for stage, state in {**self._states, "read": read}.items():
             if state != "between":
                 self._spent[stage][state] += passed
         at_work = min(1.0, self._preparing / self.threads)
         self._spent["prepare"]["busy"] += passed * at_work
-        idle: State = "blocked" if self._states["read"] == "blocked" else "starved"
+        idle: State = "blocked" if read == "blocked" else "starved"
         self._spent["prepare"][idle] += passed * (1.0 - at_work)
         cause = cause_of(
             read=self._states["read"],

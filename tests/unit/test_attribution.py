@@ -106,6 +106,20 @@ def test_every_moment_of_every_stage_is_counted_once(clock: FakeClock) -> None:
     assert spent.stages["prepare"] == {"busy": 7, "starved": 1, "blocked": 7}, "one of two threads is at work"
 
 
+def test_a_reader_without_a_unit_is_blocked_where_the_worker_has_enough_in_hand(clock: FakeClock) -> None:
+    stages = Stages(1, clock)
+    stages.begin()
+    with stages.at("read", "starved"), stages.at("embed", "busy"):
+        clock.advance(1)
+        stages.enough(True)
+        clock.advance(2)
+        with stages.at("embed", "starved"):
+            clock.advance(4)
+    spent = stages.spent()
+    assert spent.stages["read"] == spent.stages["prepare"] == {"busy": 0, "starved": 1, "blocked": 6}
+    assert (spent.causes["device"], spent.causes["work"]) == (3, 4), "a device without anything waits for units"
+
+
 @given(st.lists(st.tuples(st.sampled_from(STAGES), st.sampled_from(["busy", "starved", "blocked"]), st.floats(0, 5))))
 def test_causes_add_up_to_the_time_and_no_stage_has_more_than_that(steps: list[tuple[Any, Any, float]]) -> None:
     clock = FakeClock()
