@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.session import await_in, started, succeed, write_tar
+from e2e.session import await_in, started, succeed
 from PIL import Image
 
 from demo.collect import photographs
 
-SAMPLES = 160
 
-
-@pytest.fixture
-def shard(short_tmp: Path) -> Path:
-    """A shard of large photographs, each of which takes a while to decode."""
+def large_photographs(folder: Path, count: int) -> Path:
+    """A folder of photographs, each of which takes 10 ms or more to decode."""
+    folder.mkdir()
     ((_, small),) = photographs(1, seed=0)
-    large = io.BytesIO()
-    Image.open(io.BytesIO(small)).convert("RGB").resize((2400, 1800)).save(large, "JPEG", quality=90)
-    write_tar(short_tmp / "0.tar", ((f"{n:05d}.jpg", large.getvalue()) for n in range(SAMPLES)))
-    return short_tmp / "0.tar"
+    first = folder / "00000.jpg"
+    Image.open(io.BytesIO(small)).convert("RGB").resize((2400, 1800)).save(first, "JPEG", quality=90)
+    for number in range(1, count):
+        os.link(first, folder / f"{number:05d}.jpg")
+    return folder
 
 
-@pytest.mark.parametrize(("ms_per_sample", "limit"), [(1, "decoding"), (80, "device")])
+@pytest.mark.parametrize(("ms_per_sample", "samples", "limit"), [(1, 1000, "decoding"), (80, 120, "device")])
 def test_status_and_the_account_say_what_limits_a_run(
-    shard: Path, short_tmp: Path, ms_per_sample: int, limit: str
+    short_tmp: Path, ms_per_sample: int, samples: int, limit: str
 ) -> None:
-    root = short_tmp / "out"
-    run = ["run", shard, "-o", root, "-m", f"stub:16?decode=1&batch_size=8&ms_per_sample={ms_per_sample}"]
+    root, folder = short_tmp / "out", large_photographs(short_tmp / "in", samples)
+    run = ["run", folder, "-o", root, "-m", f"stub:16?decode=1&batch_size=8&ms_per_sample={ms_per_sample}"]
 
     def now() -> dict[str, Any]:
         said = json.loads(succeed("status", root, "--json")) if (root / "run.json").exists() else {}
@@ -41,7 +41,7 @@ def test_status_and_the_account_say_what_limits_a_run(
         return said if limit == "device" or said["limit_detail"]["now"]["cores_needed"] else {}
 
     seen: list[dict[str, Any]] = []
-    with started(*run, "--modality", "image", "--prepare-threads", "1", "--json") as command:
+    with started(*run, "--unit-size", "50", "--prepare-threads", "1", "--json") as command:
         await_in(command, lambda: seen.extend(filter(None, [now()])) or seen)
         assert command.wait() == 0, command.said
         done = json.loads(command.stdout)
