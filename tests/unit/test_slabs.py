@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from worker.embedders.device import on_device  # noqa: E402
 from worker.embedders.slabs import ROWS, Row, Slabs, gathered, runs  # noqa: E402
 from worker.embedders.upload import BUFFERS, Uploader  # noqa: E402
 
@@ -127,6 +128,14 @@ def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_the
     assert slabs.made <= 2 * (4 + 2 + threads)
 
 
+def test_memory_that_is_made_in_inference_mode_is_written_outside_of_it() -> None:
+    slabs = Slabs(2, 2)
+    with torch.inference_mode():
+        filled(slabs, *range(ROWS))
+    assert values(gathered(filled(slabs, 7, 8))) == [7, 8]
+    assert slabs.made == 1
+
+
 def test_a_thread_that_ends_gives_its_slab_back() -> None:
     slabs = Slabs(2, 2)
     for _ in range(5):
@@ -194,3 +203,17 @@ def test_a_copy_from_a_slab_does_not_wait_for_the_device() -> None:
     numbers = uploader.send(rows, torch.Tensor.float)
     assert not behind.query(), "the host came back while the device was still at what was begun before"
     assert numbers[:, 0, 0, 0].tolist() == list(range(ROWS))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_ids_travel_while_the_device_is_busy_and_arrive_as_they_were() -> None:
+    device = torch.device("cuda")
+    busy = torch.randn(8192, 8192, device=device)
+    for _ in range(20):
+        busy = busy @ busy
+    behind = torch.cuda.Event()
+    behind.record()
+    sent = [on_device(torch.full((256, 77), number), device) for number in range(20)]
+    assert not behind.query(), "the host came back while the device was still at what was begun before"
+    assert [(int(one.min()), int(one.max())) for one in sent] == [(number, number) for number in range(20)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -181,14 +183,23 @@ def test_a_layout_that_is_not_taken_is_undone_changes_no_vector_and_leaves_weigh
 
 
 def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     let_go = threading.Event()
     slow: Callable[..., Any] = lambda encode, **_: lambda batch: let_go.wait(30)  # noqa: E731
     monkeypatch.setattr(torch, "compile", slow)
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
         compiled(tower(), BATCH, 0.05)
     let_go.set()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
+@pytest.mark.filterwarnings("default")  # those of the compiler are its own
+def test_a_compiled_pass_gives_the_vectors_of_the_plain_one() -> None:
+    module = tower()
+    path = ImagePath(module, module)
+    batch = torch.randn(4, 8, 8, 3).permute(0, 3, 1, 2)
+    made = compiled(path._plain, batch, 200)
+    with torch.inference_mode():
+        torch.testing.assert_close(made(batch), module(batch))
 
 
 def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from worker.embedders.device import (
     dtype_of,
     foreign_faults,
     image_batch_size_of,
+    on_device,
     text_batch_size_of,
     text_window_of,
     token_budget_of,
@@ -213,7 +214,7 @@ class ClipEmbedder:
             if modality == "image":
                 encoded = self._image_path(self._images.batch(rows, self._model.logit_scale.dtype))
             elif self._text_tower is None:
-                encoded = self._model.encode_text(torch.stack(rows).to(self._device), normalize=False)
+                encoded = self._model.encode_text(on_device(torch.stack(rows), self._device), normalize=False)
             else:
                 encoded = self._text_tower.encode(torch.stack(rows), self._device)
             # In float32 even for a bf16 model: there, a vector of length 1 would be off by up to 0.4 %.

@@ -108,6 +108,13 @@ def token_budget_of(device: torch.device) -> int:
     return CPU_TOKENS if device.type == "cpu" else ACCELERATOR_TOKENS
 
 
+def on_device(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same on a device, which is not waited for: from ordinary memory a GPU copies only when it is through with
+    what it was given before. torch keeps the page-locked memory until it is copied.
+    """
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)
+
+
 @contextmanager
 def foreign_faults() -> Iterator[None]:
     """Turn what torch raises for a device that is full or broken into our own errors."""

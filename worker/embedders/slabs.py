@@ -92,7 +92,8 @@ class Slabs:
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._pinned)
+            with torch.inference_mode(False):  # or nobody could write to it outside of that
+                memory = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._pinned)
             with self._making:
                 self.made += 1
         return Slab(memory, self._free)

@@ -8,6 +8,8 @@ import torch
 from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import TextTransformer
 
+from worker.embedders.device import on_device
+
 
 class CausalTower:
     """A text tower that pools at one token, behind which no token changes anything: the mask is causal.
@@ -32,10 +34,10 @@ class CausalTower:
         length = int(ends.max()) + 1
         tower = self._tower
         cast = tower.transformer.get_cast_dtype()
-        states = tower.token_embedding(ids[:, :length].to(device)).to(cast)
+        states = tower.token_embedding(on_device(ids[:, :length], device)).to(cast)
         states = states + tower.positional_embedding[:length].to(cast)
         states = tower.transformer(states, attn_mask=tower.attn_mask[:length, :length])
-        pooled: torch.Tensor = tower.ln_final(states[torch.arange(len(ids), device=device), ends.to(device)])
+        pooled: torch.Tensor = tower.ln_final(states[torch.arange(len(ids), device=device), on_device(ends, device)])
         projection = tower.text_projection
         if isinstance(projection, torch.nn.Linear):
             pooled = projection(pooled)
