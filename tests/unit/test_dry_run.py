@@ -29,7 +29,7 @@ from worker.progress import ProgressBoard
 from worker.stats import Stats
 from worker.work import Leases
 
-MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32")
+MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32", decode="cpu-exact")
 
 
 def ask(*arguments: str | Path, broker: str = "") -> Result:
