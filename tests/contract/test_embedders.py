@@ -15,6 +15,7 @@ from PIL import Image
 from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
+from tests.tiny_vision import save_vision
 from worker.embedders.base import Cutting, Embedder, Family, Truncated
 from worker.embedders.registry import load
 from worker.embedders.splitting import CuttingEmbedder
@@ -34,8 +35,15 @@ CASES: dict[str, tuple[str | tuple[str, ...], tuple[str, ...]]] = {
     "open_clip text": ("open_clip:local-dir:{clip}", ("text",)),
     "open_clip both": ("open_clip:local-dir:{clip}", ("image", "text")),
     "open_clip random": ("open_clip:ViT-S-32-alt?init=random&seed=3", ("image", "text")),
+    "hf image": ("hf:{vision}?normalize=true", ("image",)),
+    "hf image of two poolings": ("hf:{vision}?pooling=cls+mean&batch_size=3", ("image",)),
+    "hf image of a joint space": ("hf:{dual}", ("image",)),
     "several of texts": (("hf:{encoder}", "minilm"), ("text",)),
     "several of both": (("open_clip:local-dir:{clip}", "hf:{encoder}?pooling=cls", "stub:12"), ("image", "text")),
+    "several of images": (
+        ("hf:{vision}?embeds=image", "hf:{dual}?pooling=mean", "open_clip:local-dir:{clip}"),
+        ("image",),
+    ),
 }
 """What is loaded, and the modalities that are asked of it; several specs are models m0, m1 ... of one run."""
 
@@ -58,6 +66,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "encoder": str(make_encoder(root / "encoder", seed=1)),
         "sentence": str(make_sentence_model(root / "sentence", seed=2)),
         "clip": str(make_clip(root / "clip", seed=3)),
+        "vision": str(save_vision(root / "vision", "dinov2")),
+        "dual": str(save_vision(root / "dual", "siglip")),
     }
 
 
@@ -120,8 +130,7 @@ def config(request: pytest.FixtureRequest, folders: dict[str, str]) -> ModelConf
         return ModelConfig(spec=spec.format(**folders), modalities=modalities, precision="fp32")
     members = []
     for number, text in enumerate(spec):
-        can = EMBEDS[ModelSpec.parse(text).family]
-        own = tuple(modality for modality in modalities if modality in can)
+        own = ModelSpec.parse(text).embedded_of(modalities)
         members.append(NamedModel(name=f"m{number}", spec=text.format(**folders), modalities=own))
     return ModelConfig.several(members, modalities=modalities, precision="fp32")
 

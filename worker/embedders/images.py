@@ -118,6 +118,11 @@ class Picture:
         frame = self.frame
         return self.decoded().size[::-1] if frame is None else (frame.height, frame.width)
 
+    @property
+    def has_clear_colour(self) -> bool:
+        """Whether one of its colours stands for what is transparent, as a PNG may say; raises as `decoded` does."""
+        return self.frame is None and self.decoded().info.get("transparency") is not None
+
     def pixels(self, scale: int = 1) -> np.ndarray | None:
         """The decoded image: uint8 of shape (height, width, 3), or (height, width, 1) of a gray one.
 

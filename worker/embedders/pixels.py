@@ -42,6 +42,7 @@ class Pixels:
     def __init__(self, preprocess: Preprocess, decode: str) -> None:
         assert decode in DECODES
         self._fit, self._literal, self._decode = preprocess.fit, preprocess.literal, decode
+        self._fills_holes = preprocess.fills_holes
         self.shape = (preprocess.fit.height, preprocess.fit.width, 3)
         if decode != "reference" and torch.backends.cpu.get_cpu_capability() not in SIMD:
             log.warning("slow_resizing", processor=torch.backends.cpu.get_cpu_capability())
@@ -58,7 +59,8 @@ class Pixels:
         Raises SampleError for an image that cannot be decoded, with the codes of `worker.embedders.images.open_image`;
         what is in `row` is then undefined.
         """
-        if self._decode != "reference":
+        _compute_alone()
+        if self._decode != "reference" and not (self._fills_holes and picture.has_clear_colour):
             scale = 1
             if self._decode == "cpu-fast" and picture.frame is not None:
                 scale = scale_for(picture.frame, self._fit)
@@ -95,7 +97,7 @@ def _fitted(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit, row
         scale: by which the image was made smaller already.
         size: (height, width) of the whole image.
     """
-    resized = _resized(pixels, scale, size, fit.resized(*size), fit.interpolation)
+    resized = _resized(pixels, scale, size, fit)
     height, width = resized.shape[:2]
     top, left = fit.corner(height, width)
     if height >= fit.height and width >= fit.width:
@@ -107,23 +109,17 @@ def _fitted(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit, row
     row[down : down + kept.shape[0], right : right + kept.shape[1]] = kept
 
 
-def _resized(
-    pixels: np.ndarray, scale: int, size: tuple[int, int], wanted: tuple[int, int], interpolation: str
-) -> np.ndarray:
-    """`pixels` with the height and width `wanted`, by the kernels that Pillow has (a = -0.5, as wide as the reduction).
+def _resized(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit) -> np.ndarray:
+    """`pixels` as large as before the cut, by the kernels that Pillow has (a = -0.5, as wide as the reduction).
 
     Args:
         scale: by which they were made smaller already; then they may stand for a little more than the whole image,
             because the decoder rounds up.
         size: of the whole image.
     """
+    wanted, interpolation = fit.resized(*size), fit.interpolation
     if pixels.shape[:2] == wanted:
         return pixels
-    if not getattr(_mine, "alone", False) and threading.current_thread() is not threading.main_thread():
-        # Else each decoding thread would have a pool of torch's threads of its own. The main thread decodes a few
-        # images at most, and has to know how many cores there are when it loads the next model.
-        torch.set_num_threads(1)
-        _mine.alone = True
     (tall, wide), (height, width) = pixels.shape[:2], wanted
     # In this order of steps torch knows the layout again, and gives one like it: else pixels would come out plane by
     # plane, and laying them side by side again would take as long as resizing (150 us for 224x224).
@@ -132,7 +128,7 @@ def _resized(
         # The sides as they would be without rounding; a hair more, because torch rounds what it gets down.
         sides = [(side * scale / whole) * (1 + 1e-9) for side, whole in zip(wanted, size, strict=True)]
         made = interpolate(source, scale_factor=sides, mode=interpolation, antialias=True)[:, :, :height, :width]
-    elif tall > height and tall - height > 2 * (wide - width):
+    elif fit.pillow and tall > height and tall - height > 2 * (wide - width):
         # Pillow goes through the columns first where that leaves it less to do (found by comparing 532 sizes).
         source = interpolate(source, size=(height, wide), mode=interpolation, antialias=True)
         made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
@@ -140,6 +136,16 @@ def _resized(
         made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
     result: np.ndarray = made[0].permute(1, 2, 0).numpy()
     return result
+
+
+def _compute_alone() -> None:
+    """Else each decoding thread would have a pool of torch's threads of its own.
+
+    The main thread decodes a few images at most, and has to know how many cores there are when it loads the next model.
+    """
+    if not getattr(_mine, "alone", False) and threading.current_thread() is not threading.main_thread():
+        torch.set_num_threads(1)
+        _mine.alone = True
 
 
 class Normaliser:

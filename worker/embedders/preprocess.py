@@ -25,9 +25,11 @@ class Fit:
         height, width: of what comes out, in pixels.
         mode: one of `MODES`.
         interpolation: one of `INTERPOLATIONS`, always with antialiasing.
-        edge: in the mode "shortest", length of the short side before the cut; 0 where the sides are as long as their
-            sides of the result.
+        edge: before the cut, in the mode "shortest" length of the short side, in the mode "squash" of both sides; 0
+            where the sides are as long as their sides of the result.
         even: whether half a pixel of the cut is rounded to the even side, as torchvision does; else it is left out.
+        pillow: whether the model's library resizes by Pillow, which goes through the columns first where that leaves it
+            less to do; else by torch, which begins with the rows.
         fill: value of what is filled up, of each channel.
     """
 
@@ -37,12 +39,13 @@ class Fit:
     interpolation: str
     edge: int = 0
     even: bool = True
+    pillow: bool = True
     fill: int = 0
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) to which an image of this size is resized, before it is cut or filled up."""
         if self.mode == "squash":
-            return self.height, self.width
+            return self.edge or self.height, self.edge or self.width
         if self.mode == "shortest" and self.edge:
             if width <= height:
                 return int(self.edge * height / width), self.edge
@@ -70,12 +73,15 @@ class Preprocess:
         mean, std: of each channel, of pixels in 0 to 1: the model reads (pixel / 255 - mean) / std.
         literal: the same geometry by the library that defines it: a decoded image in its own mode -> an RGB image of
             the size of `fit`. Changes nothing of what it is given.
+        fills_holes: whether what is transparent becomes white, also in images without an alpha channel, which may name
+            a colour that stands for it.
     """
 
     fit: Fit
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     literal: Callable[[Image.Image], Image.Image]
+    fills_holes: bool = False
 
 
 def usual(size: int) -> Preprocess:
@@ -127,12 +133,13 @@ def of_open_clip(transform: Any, configured: Mapping[str, Any], model: str) -> P
             edge=0 if oblong or mode != "shortest" else height,
             fill=int(configured.get("fill_color") or 0),
         ),
-        mean=_channels(steps[-1].mean),
-        std=_channels(steps[-1].std),
+        mean=channels(steps[-1].mean),
+        std=channels(steps[-1].std),
         literal=literal,
     )
 
 
-def _channels(values: Sequence[float]) -> tuple[float, float, float]:
+def channels(values: Sequence[float]) -> tuple[float, float, float]:
+    """A number for each of the three channels."""
     red, green, blue = (float(value) for value in values)
     return red, green, blue

@@ -13,7 +13,7 @@ from worker.embedders.splitting import CuttingEmbedder
 FAMILY_FILES = {
     "minilm": "worker.embedders.sentence",
     "st": "worker.embedders.sentence",
-    "hf": "worker.embedders.transformer",
+    "hf": "worker.embedders.hugging_face",
     "open_clip": "worker.embedders.clip",
     "stub": "worker.embedders.stub",
 }

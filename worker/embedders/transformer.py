@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from core.errors import ModelError, SampleError
-from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device import (
@@ -35,7 +35,7 @@ from worker.embedders.flat_pooling import pooled
 from worker.embedders.int8 import int8_content, int8_trunk
 from worker.embedders.limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
 from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
-from worker.embedders.members import check_modalities, prepare_texts
+from worker.embedders.members import prepare_texts
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.splitting import TokenSplitter, backend_splitter
@@ -162,11 +162,10 @@ class TransformerEmbedder:
 
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder:
-    """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
-    spec.check_params("pooling", "normalize", "max_length", "prompt_text", "batch_size", "tokens")
+    """The model of an `hf:` spec for texts; ModelError where it cannot be loaded here."""
+    spec.check_params("embeds", "pooling", "normalize", "max_length", "prompt_text", "batch_size", "tokens")
     pooling = _pooling_of(spec)
     to_unit_length = unit_length(spec, "false")
-    check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype = dtype_of(config, place)
     source, is_folder = model_source(spec.name, spec)
@@ -218,7 +217,8 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     if not reads_ids(trunk):
         raise ModelError(
             f"{spec} does not embed texts alone",
-            next_step="use open_clip: for models of images, or st: where the model is one of sentence-transformers",
+            next_step="add --modality image where it is a model of images; for both use open_clip:, or st: where it is "
+            "one of sentence-transformers",
         )
     decodes = kind is AutoModel and bool(getattr(config, "is_encoder_decoder", False))
     # transformers only warns of weights that it made up. Nothing reads a pooler.

@@ -1,0 +1,35 @@
+"""transformers models: of texts or of images, as the run asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.errors import ModelError
+from core.models import EMBEDS, ModelConfig, ModelSpec
+from worker.embedders.members import check_modalities
+from worker.embedders.params import choice
+
+if TYPE_CHECKING:
+    from worker.embedders.transformer import TransformerEmbedder
+    from worker.embedders.vision import VisionEmbedder
+
+
+def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder | VisionEmbedder:
+    """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
+    check_modalities(config, *EMBEDS[spec.family])
+    asked = ", ".join(config.modalities)
+    if len(config.modalities) > 1:
+        raise ModelError(
+            f"{spec} embeds images or texts, and the run both",
+            next_step="add --modality image or --modality text, or use an open_clip model, which has both",
+        )
+    if choice(spec, "embeds", asked, EMBEDS[spec.family]) != asked:
+        raise ModelError(f"{spec}: the run embeds {asked}s", next_step="leave out embeds=, or add --modality")
+    # Each imports what only it needs.
+    if asked == "image":
+        from worker.embedders import vision
+
+        return vision.load(spec, config, device)
+    from worker.embedders import transformer
+
+    return transformer.load(spec, config, device)
