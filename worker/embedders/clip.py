@@ -15,7 +15,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
-from core.errors import DeviceFullError, ModelError, SampleError
+from core.errors import ModelError, SampleError
 from core.log import Events
 from core.models import EMBEDS, REFERENCE, Chunking, ModelConfig, ModelSpec
 from core.units import Sample
@@ -23,7 +23,6 @@ from worker.embedders.base import Truncated, padded_tokens
 from worker.embedders.device import (
     device_of,
     dtype_of,
-    foreign_faults,
     image_batch_size_of,
     on_device,
     text_batch_size_of,
@@ -157,15 +156,10 @@ class ClipEmbedder:
 
     def try_ways(self, *, compile_s: float) -> None:
         """See `worker.embedders.base.Trying`. Only images of a CUDA device have more than one way."""
-        if self._device.type != "cuda" or "image" not in self._modalities:
-            return
-        try:
-            with foreign_faults(), torch.inference_mode():
-                batch = self._images.batch([self._images.noise()] * self.batch_size, self._network.dtype)
-                self._image_path.try_ways(batch, compile_s=compile_s, model=str(self._spec))
-        except DeviceFullError as error:
-            # Perhaps for now only: passes are made smaller while it works (`worker.room`).
-            log.warning("image_path", model=self._spec, path="eager", failed=error.message)
+        if "image" in self._modalities:
+            self._image_path.try_with(
+                self._images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
+            )
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""

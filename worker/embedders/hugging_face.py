@@ -27,9 +27,9 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         raise ModelError(f"{spec}: the run embeds {asked}s", next_step="leave out embeds=, or add --modality")
     # Each imports what only it needs.
     if asked == "image":
-        from worker.embedders import vision
+        from worker.embedders.vision import load as load_images
 
-        return vision.load(spec, config, device)
-    from worker.embedders import transformer
+        return load_images(spec, config, device)
+    from worker.embedders.transformer import load as load_texts
 
-    return transformer.load(spec, config, device)
+    return load_texts(spec, config, device)

@@ -17,7 +17,10 @@ from typing import Any
 
 import torch
 
+from core.errors import DeviceFullError
 from core.log import Events
+from worker.embedders.device import foreign_faults
+from worker.embedders.image_rows import ImageRows
 from worker.embedders.trial import Encode, Way, fastest
 
 WARM_PASSES = 3
@@ -73,6 +76,17 @@ class ImagePath:
             "image_path", model=model, path=found.path, rows=len(batch), rows_per_s=tried,
             **(refused if found.refused else {}),
         )  # fmt: skip
+
+    def try_with(self, images: ImageRows, dtype: torch.dtype, *, rows: int, compile_s: float, model: str) -> None:
+        """As `try_ways`, of `rows` images; does nothing on other devices, or where there is no room for so many."""
+        if images.device.type != "cuda":
+            return
+        try:
+            with foreign_faults(), torch.inference_mode():
+                self.try_ways(images.batch([images.noise()] * rows, dtype), compile_s=compile_s, model=model)
+        except DeviceFullError as error:
+            # Perhaps for now only: passes are made smaller while it works (`worker.room`).
+            log.warning("image_path", model=model, path="eager", failed=error.message)
 
     def _plain(self, batch: torch.Tensor) -> torch.Tensor:
         return self._encode(batch.contiguous(memory_format=self._layout))

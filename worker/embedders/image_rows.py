@@ -21,10 +21,12 @@ class ImageRows:
         device: where batches are computed.
 
     Attributes:
+        device: that one.
         row_bytes: of a prepared image.
     """
 
     def __init__(self, preprocess: Preprocess, decode: str, device: torch.device) -> None:
+        self.device = device
         self._pixels = Pixels(preprocess, decode)
         self._normaliser = Normaliser(preprocess, device)
         height, width, _ = self._pixels.shape

@@ -18,14 +18,16 @@ from core.units import Sample
 from worker.embedders.base import Splitter, padded_tokens
 from worker.embedders.device import device_of, dtype_of, image_batch_size_of
 from worker.embedders.fingerprint import fingerprint
+from worker.embedders.image_path import ImagePath
 from worker.embedders.image_processor import SAME, difference, of_image_processor
-from worker.embedders.image_rows import ImageRows, Row
+from worker.embedders.image_rows import ImageRows
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
 from worker.embedders.members import prepare_each
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.preprocess import Preprocess
+from worker.embedders.slabs import Row
 from worker.embedders.splitting import no_splitter
 from worker.embedders.vision_pooling import Pooling, asked_pooling, given_by, has_joint_space, pooling_for
 
@@ -64,10 +66,11 @@ class VisionEmbedder:
         batch_size: int,
     ) -> None:
         self._model = model
-        self._pooling = pooling
         self._unit_length = unit_length
         self._spec = config.spec
         self._images = ImageRows(preprocess, decode, device)
+        self.image_bytes = self._images.row_bytes
+        self._image_path = ImagePath(model, lambda numbers: pooling(given_by(model, numbers)))
         self.batch_size = self.window = batch_size
         self.token_budget = 0
         self.cost = padded_tokens
@@ -109,6 +112,12 @@ class VisionEmbedder:
         """The same of the model in fp32."""
         return self._network.embed_in_fp32(batch)
 
+    def try_ways(self, *, compile_s: float) -> None:
+        """See `worker.embedders.base.Trying`. Only a CUDA device has more than one way."""
+        self._image_path.try_with(
+            self._images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
+        )
+
     def splitter(self, chunking: Chunking) -> Splitter:
         """None. Raises ModelError."""
         del chunking
@@ -119,8 +128,7 @@ class VisionEmbedder:
             return self.prepare_one(sample, picture)
 
     def _run(self, batch: Sequence[Row]) -> dict[str, torch.Tensor]:
-        numbers = self._images.batch(batch, next(self._model.parameters()).dtype)
-        vectors = self._pooling(given_by(self._model, numbers))
+        vectors = self._image_path(self._images.batch(batch, next(self._model.parameters()).dtype))
         return {"image": normalize(vectors, dim=1) if self._unit_length else vectors}
 
 
