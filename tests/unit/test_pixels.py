@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from worker.embedders.pixels import _resized
+from worker.embedders.preprocess import Fit
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -22,6 +23,7 @@ def test_resized_pixels_lie_side_by_side_so_that_a_row_is_copied_and_not_laid_ou
     size: tuple[int, int], wanted: tuple[int, int], scale: int, channels: int
 ) -> None:
     whole = (size[0] * scale, size[1] * scale)
-    made = _resized(np.zeros((*size, channels), np.uint8), scale, whole, wanted, "bicubic")
+    fit = Fit(height=wanted[0], width=wanted[1], mode="squash", interpolation="bicubic")
+    made = _resized(np.zeros((*size, channels), np.uint8), scale, whole, fit)
     assert made.shape == (*wanted, channels)
     assert made.flags.c_contiguous
