@@ -101,16 +101,21 @@ def _enough(outcomes: Sequence[Outcome]) -> int:
 def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
     from embq.experiments.plots import draw_workers
 
-    draw_workers(outcomes, path, title=_title(outcomes))
+    draw_workers(outcomes, path, title=title(outcomes))
 
 
-def _title(outcomes: Sequence[Outcome]) -> str:
+def title(outcomes: Sequence[Outcome]) -> str:
+    """Of the picture: what more workers bring, or take away."""
     first, last = outcomes[0], outcomes[-1]
     device = first.condition.crew.devices[0]
     if len(outcomes) == 1:
         return f"{first.condition.name} on {device}: {first.rate} records/s"
     best = max(outcomes, key=lambda one: one.rate.mean)
     if not best.rate.differs(first.rate):
-        return f"More than {first.condition.name} on {device}: no gain beyond the deviations"
+        worst = min(outcomes, key=lambda one: one.rate.mean)
+        said = "no gain beyond the deviations"
+        if worst.rate.differs(first.rate):
+            said = f"no gain, and {worst.condition.name} give {worst.rate.over(first.rate)} times its speed"
+        return f"More than {first.condition.name} on {device}: {said}"
     shown = best if best is not first else last
     return f"{shown.condition.name} on {device}: {shown.rate.over(first.rate)} times {first.condition.name}"

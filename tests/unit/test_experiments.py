@@ -154,6 +154,10 @@ def test_workers_that_slow_each_other_down_are_said_to_do_so() -> None:
     said = workers.findings(outcomes, CHUNKS)
     assert said[1].startswith("4 workers on cpu give 0.500 ± 0.011 times the speed of 1 worker; they take 4.00 times")
     assert said[2].endswith(": 1.")
+    told = workers.title(outcomes)
+    assert told == "More than 1 worker on cpu: no gain, and 4 workers give 0.500 ± 0.011 times its speed"
+    alike = worker_outcomes([100, 101, 99], [101, 100, 102])
+    assert workers.title(alike) == "More than 1 worker on cpu: no gain beyond the deviations"
 
 
 def test_a_fleet_is_compared_with_the_sum_of_its_devices_and_with_an_equal_split() -> None:
