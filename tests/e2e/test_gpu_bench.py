@@ -67,3 +67,13 @@ def test_a_run_that_fails_or_has_no_time_says_so(tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text('{"id": "1", "text": "a"}\n')
     late = gpu.run("stub:8", tmp_path / "texts.jsonl", tmp_path, "cpu", "fp32", 0.01)
     assert late == {"failed": "no time was left"}
+
+
+def test_models_for_which_no_time_is_left_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "LIMIT_S", 0.0)
+    assert gpu.main(["--device", "cpu", "--quick"]) == 0
+    said = capsys.readouterr().out
+    for case in TINY:
+        assert f"{case.name}: no time was left" in said
