@@ -19,6 +19,7 @@ from worker.batching import Batch, Batcher, Waiting
 from worker.embedders.base import Embedder, Truncated, UnderWay
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
+from worker.stages import State
 from worker.stats import Stats
 from worker.trace import Trace
 from worker.work import Leases, UnitWork
@@ -78,6 +79,15 @@ class EmbedStage:
         return len(self._batcher) > 0 or bool(self._in_flight)
 
     @property
+    def waiting_state(self) -> State:
+        """What this stage is in while its thread waits for input: at work as long as the device is."""
+        under_way = [flight.vectors for flight in self._in_flight if isinstance(flight.vectors, UnderWay)]
+        for vectors in under_way:
+            if vectors.over_at is None and vectors.is_over():
+                vectors.over_at = time.time()
+        return "busy" if any(vectors.over_at is None for vectors in under_way) else "starved"
+
+    @property
     def samples_ahead(self) -> int:
         """How many samples should wait for this stage."""
         return self._batcher.samples_ahead
@@ -87,7 +97,7 @@ class EmbedStage:
         if isinstance(item, EndOfUnit):
             self._end(item)
             return
-        with self.stats.stages.at("embed", "starved"):
+        with self.stats.stages.at("embed", self.waiting_state):
             chunk = item.prepared.result()
         for sample, prepared in chunk:
             if isinstance(prepared, SampleError):
@@ -195,8 +205,9 @@ class EmbedStage:
                 arrived.append(InFlight(batch, error, begun))
                 continue
             arrived.append(InFlight(batch, self._finite(batch, here), begun))
-            # Until the one before was done, it only waited.
-            began, self._free_at = max(begun, self._free_at), time.time()
+            # Until the one before was done, it only waited. It may have been over before it was asked for.
+            over_at = vectors.over_at if isinstance(vectors, UnderWay) else None
+            began, self._free_at = max(begun, self._free_at), over_at or time.time()
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens

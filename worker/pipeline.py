@@ -158,7 +158,7 @@ class Pipeline:
 
     def _embed_loop(self) -> None:
         while self.running:
-            with self._stages.at("embed", "starved"):
+            with self._stages.at("embed", self._embed.waiting_state):
                 item = self._chunks.get(LINGER_S if self._embed.has_waiting else POLL_S)
             if item is None:
                 self._embed.flush()
@@ -170,7 +170,7 @@ class Pipeline:
 
     def _linger(self, item: Chunk) -> None:
         deadline = time.monotonic() + LINGER_S
-        with self._stages.at("embed", "starved"):
+        with self._stages.at("embed", self._embed.waiting_state):
             while not item.prepared.done() and time.monotonic() <= deadline:
                 time.sleep(0.0005)
         if not item.prepared.done():

@@ -14,6 +14,7 @@ from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: 
 
 from core.errors import DeviceFullError, SourceError
 from core.units import Sample
+from worker import embed as embed_module
 from worker.batching import WINDOW_S, Batcher, Waiting
 from worker.embed import EmbedStage
 from worker.embedders.base import Cost, UnderWay, padded_tokens
@@ -166,6 +167,7 @@ class Lengths:
         self.room = room
         self.late = late
         self.under_way = under_way
+        self.over = True
         self.passes: list[list[int]] = []
         self.on_device = self.most_on_device = 0
 
@@ -186,7 +188,7 @@ class Lengths:
                 raise DeviceFullError("no room")
             return {"text": np.array([[number] for number, _ in batch], dtype=np.float32)}
 
-        return UnderWay(["text"], arrive) if self.under_way else arrive()
+        return UnderWay(["text"], arrive, is_over=lambda: self.over) if self.under_way else arrive()
 
 
 def stage_of(stages: SimpleNamespace, embedder: Lengths) -> EmbedStage:  # noqa: F811
@@ -225,6 +227,30 @@ def test_each_row_comes_back_to_its_sample_however_the_passes_were_formed(
     assert embedder.most_on_device == (2 if under_way else 1)
     assert stages.stats.tokens == sum(map(sum, lengths)) == sum(work.tokens for work in works)
     assert stages.stats.processed == sum(len(batch) * batch[0] for batch in embedder.passes)
+
+
+def test_a_device_is_at_work_until_its_pass_is_over_whenever_that_is_asked_for(
+    stages: SimpleNamespace,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    clock: FakeClock,
+) -> None:
+    monkeypatch.setattr(embed_module, "time", SimpleNamespace(time=clock))
+    clock.advance(1000)
+    embedder = Lengths(under_way=True)
+    embedder.over = False
+    stage = stage_of(stages, embedder)
+    assert stage.waiting_state == "starved"
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    give(stage, work, [10, 10])
+    clock.advance(3)
+    assert stage.waiting_state == "busy", "its thread waits for input meanwhile"
+    clock.advance(1)
+    embedder.over = True
+    assert stage.waiting_state == "starved"
+    clock.advance(16)
+    assert stage.waiting_state == "starved"
+    stage.flush()
+    assert stages.stats.device_per_s() == (5.0, True), "20 tokens in 4 s, although they were fetched after 20"
 
 
 def test_a_unit_that_breaks_while_its_rows_are_under_way_ends_as_one_failure(stages: SimpleNamespace) -> None:  # noqa: F811

@@ -35,10 +35,23 @@ class UnderWay(Mapping[str, "np.ndarray"]):
         arrive: waits for the vectors and gives them; called once. Raises DeviceError where the device is broken, and
             DeviceFullError where only now it is seen that its memory is too small.
         ahead: passes that may be begun before these vectors are asked for.
+        is_over: whether the device is through with the pass; it waits for nothing, and raises nothing.
+
+    Attributes:
+        over_at: when that was seen first, in Unix seconds; None before. Whoever looks sets it.
     """
 
-    def __init__(self, names: Iterable[str], arrive: Callable[[], Mapping[str, np.ndarray]], *, ahead: int = 1) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        arrive: Callable[[], Mapping[str, np.ndarray]],
+        *,
+        ahead: int = 1,
+        is_over: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.ahead = ahead
+        self.is_over = is_over
+        self.over_at: float | None = None
         self._names = tuple(names)
         self._arrive = arrive
         self._here: Mapping[str, np.ndarray] | None = None

@@ -36,8 +36,9 @@ class Lanes:
     def begin(self, names: Iterable[str], run: Callable[[], Mapping[str, np.ndarray]]) -> UnderWay:
         """Have a pass computed; one more than there are lanes may be begun, so that none waits for its next."""
         self._begun = [future for future in self._begun if not future.done()]
-        self._begun.append(self._pool.submit(run))
-        return UnderWay(names, self._begun[-1].result, ahead=self.count)
+        future = self._pool.submit(run)
+        self._begun.append(future)
+        return UnderWay(names, future.result, ahead=self.count, is_over=future.done)
 
     def settle(self) -> None:
         """Wait until nothing is computed any more."""

@@ -119,4 +119,10 @@ def on_host(vectors: Mapping[str, torch.Tensor]) -> Mapping[str, np.ndarray]:
             raise DeviceError(f"the device failed: {str(error).splitlines()[0]}") from error
         return {name: copy.numpy() for name, copy in copies.items()}
 
-    return UnderWay(copies, arrive)
+    def is_over() -> bool:
+        try:
+            return bool(copied.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:  # which `arrive` will raise as well
+            return True
+
+    return UnderWay(copies, arrive, is_over=is_over)

@@ -87,7 +87,12 @@ class SeveralEmbedder:
         """The vectors of one model after the other."""
         found = [member.embedder.embed(_of(member, batch)) for member in self._members]
         if under_way := [of_model for of_model in found if isinstance(of_model, UnderWay)]:
-            return UnderWay(self.dims, lambda: self._named(found), ahead=min(one.ahead for one in under_way))
+            return UnderWay(
+                self.dims,
+                lambda: self._named(found),
+                ahead=min(one.ahead for one in under_way),
+                is_over=lambda: all(one.is_over() for one in under_way),
+            )
         return self._named(found)
 
     def embed_in_fp32(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
