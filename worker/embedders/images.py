@@ -66,6 +66,9 @@ LARGE_PIXELS = 16_000_000
 
 LARGE_AT_ONCE = 2
 
+STRIP_ROWS = 64
+"""Rows that are taken out of an image of Pillow's at once."""
+
 _large = threading.BoundedSemaphore(LARGE_AT_ONCE)
 
 
@@ -161,7 +164,11 @@ class Picture:
         image = self.decoded()
         if image.mode not in ("RGB", "L"):
             return None
-        pixels: np.ndarray = np.array(image).reshape(image.height, image.width, -1)
+        pixels = np.empty((image.height, image.width, len(image.getbands())), np.uint8)
+        for top in range(0, image.height, STRIP_ROWS):
+            # Pillow copies twice to give its pixels away; of strips that costs no memory to speak of.
+            strip = image.crop((0, top, image.width, min(top + STRIP_ROWS, image.height)))
+            pixels[top : top + STRIP_ROWS] = np.asarray(strip).reshape(strip.height, strip.width, -1)
         return pixels
 
     def _wait_if_large(self, pixels: int) -> None:
