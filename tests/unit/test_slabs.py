@@ -209,6 +209,8 @@ def test_a_copy_from_a_slab_does_not_wait_for_the_device() -> None:
 @needs_gpu
 def test_ids_travel_while_the_device_is_busy_and_arrive_as_they_were() -> None:
     device = torch.device("cuda")
+    there = [torch.zeros(256, 77, dtype=torch.int64).pin_memory() for _ in range(20)]
+    del there  # torch has that memory now: making it may wait for the device
     busy = torch.randn(8192, 8192, device=device)
     for _ in range(20):
         busy = busy @ busy
