@@ -30,6 +30,9 @@ CAUSES = {
 LEAST_LABEL = 0.07
 """A part of a bar that is narrower than this has no room for its number."""
 
+LEAST_SHOWN = 0.02
+"""A cause that never took more of a second than this is left out."""
+
 
 def draw(path: Path, figures: Mapping[str, Any]) -> None:
     """A row for each run: at the left its stages, at the right what held it up over time."""
@@ -104,7 +107,7 @@ def _causes(axes: Axes, run: Mapping[str, Any]) -> None:
     bottoms = [0.0] * len(spans)
     for cause, (label, colour) in CAUSES.items():
         shares = [span["causes"].get(cause, 0.0) for span in spans]
-        if max(shares, default=0.0) < 0.005:
+        if max(shares, default=0.0) < LEAST_SHOWN:
             continue
         axes.bar(
             lefts, shares, widths, bottom=bottoms, align="edge", color=colour, label=label, edgecolor="white",

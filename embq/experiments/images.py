@@ -136,7 +136,7 @@ class Found:
             *(line.rstrip() for line in shown.splitlines()),
             f"limited by {self.limit.sentence()}",
             f"stages together: {stages_line(self.limit)}",
-            f"cores like these that decode as much as {self.asked.device} ({self.device_name}) embeds, "
+            f"cores that decode as much as the device embeds ({self.asked.device}, {self.device_name}), "
             f"with a fifth to spare: {self.cores_needed:,}",
             f"failures: {failed or 'none'} of {len(self.tried.answers):,} samples"
             + (f"; units that cannot be read: {sources}" if sources else ""),
