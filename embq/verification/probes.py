@@ -64,20 +64,28 @@ def devices() -> Iterator[Check]:
             yield Check(f"cuda:{number}", "ok", detail)
 
 
-# Reads {"spec", "modalities"} from its argument. The picture is one that every image model takes.
+# Reads {"spec", "modalities"} from its argument. The picture is one that every image model takes. Of a model of
+# transformers only its configuration tells what it embeds.
 _MODEL = """
 import io, json, sys
 from core.errors import EmbqError, SampleError
-from core.models import ModelConfig
+from core.models import ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.registry import load
 asked = json.loads(sys.argv[1])
-picture = None
-if "image" in asked["modalities"]:
-    from PIL import Image
-    picture = io.BytesIO()
-    Image.new("RGB", (64, 64), (200, 100, 50)).save(picture, "PNG")
 try:
+    spec = ModelSpec.parse(asked["spec"])
+    if spec.family == "hf":
+        from worker.embedders.hugging_face import own_modality
+        try:
+            asked["modalities"] = [own_modality(spec)]
+        except ImportError:
+            pass  # which load tells of with its next step
+    picture = None
+    if "image" in asked["modalities"]:
+        from PIL import Image
+        picture = io.BytesIO()
+        Image.new("RGB", (64, 64), (200, 100, 50)).save(picture, "PNG")
     model = load(ModelConfig(spec=asked["spec"], modalities=tuple(asked["modalities"]), precision="fp32"), "cpu")
     (prepared,) = model.prepare([Sample(ordinal=0, key="k", image=picture and picture.getvalue(), text="a test")])
     if isinstance(prepared, SampleError):

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from worker.embedders.vision import VisionEmbedder
 
 
+def own_modality(spec: ModelSpec) -> str:
+    """What the model embeds: what its spec says, else "image" of one that can, else "text".
+
+    Raises ModelError where its configuration is not there.
+    """
+    if len(spec.can_embed) == 1:
+        return spec.can_embed[0]
+    from worker.embedders.vision import vision_class
+
+    return "text" if vision_class(spec) is None else "image"
+
+
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedder | VisionEmbedder:
     """The model of an `hf:` spec; ModelError where it cannot be loaded here."""
     check_modalities(config, *EMBEDS[spec.family])

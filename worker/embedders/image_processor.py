@@ -106,7 +106,7 @@ def _check(processor: Any, literal: Any, mean: np.ndarray, std: np.ndarray, mode
             pixels = np.asarray(literal(image))
             found.add((pixels.shape[0], pixels.shape[1]))
             numbers = _given(processor, image)
-            # Half a step is what a processor may gain that resizes fractions, and not bytes.
+            # A step is what a processor may gain that resizes fractions, and not bytes.
             if np.abs((pixels / 255 - mean) / std - numbers).max() > 1 / 255 / std.min():
                 raise ValueError("numbers that are more than scaled pixels")
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:

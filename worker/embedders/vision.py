@@ -134,11 +134,13 @@ class VisionEmbedder:
 
 def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     """The model of an `hf:` spec for images; ModelError where it cannot be loaded here."""
-    source, is_folder = model_source(spec.name, spec)
-    where = {"local_files_only": is_folder, "trust_remote_code": False}
-    with foreign_failures(spec, from_hub=not is_folder):
-        # Before anything else, or a model of texts would be told that its parameters are unknown.
-        kind = _kind(spec, AutoConfig.from_pretrained(source, **where))
+    # Before anything else, or a model of texts would be told that its parameters are unknown.
+    kind = vision_class(spec)
+    if kind is None:
+        raise ModelError(
+            f"{spec} does not embed images",
+            next_step="add --modality text where it is a model of texts, or use an open_clip model",
+        )
     spec.check_params("embeds", "pooling", "normalize", "batch_size")
     asked = asked_pooling(spec)
     to_unit_length = unit_length(spec, "false")
@@ -147,6 +149,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()
+    source, is_folder = model_source(spec.name, spec)
+    where = {"local_files_only": is_folder, "trust_remote_code": False}
     with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder):
         model, absent = _model(spec, kind, source, asked, **where)
         processor: Any = AutoImageProcessor.from_pretrained(source, **where)  # type: ignore[no-untyped-call]
@@ -174,7 +178,7 @@ def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **wher
     """The part of the model that reads images, in float32, and the names of weights that the checkpoint lacks.
 
     Args:
-        kind: its class, from `_kind`.
+        kind: its class, from `vision_class`.
         asked: from `asked_pooling`.
     """
     model, found = kind.from_pretrained(
@@ -196,8 +200,14 @@ def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **wher
     return model, [name for name in absent if not name.startswith(("text_model.", "text_projection"))]
 
 
-def _kind(spec: ModelSpec, config: Any) -> Any:
-    """The class of a model that reads images; ModelError where it does not embed them."""
+def vision_class(spec: ModelSpec) -> Any:
+    """The class of a model that embeds images, None of any other; ModelError where its configuration is not there."""
+    source, is_folder = model_source(spec.name, spec)
+    with foreign_failures(spec, from_hub=not is_folder):
+        return _class_of(AutoConfig.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False))
+
+
+def _class_of(config: Any) -> Any:
     named = (config.architectures or [""])[0]
     if named.endswith("VisionModelWithProjection"):
         return getattr(transformers, named)
@@ -205,12 +215,8 @@ def _kind(spec: ModelSpec, config: Any) -> Any:
     found = MODEL_MAPPING.get(type(config), None)
     kind = found[0] if isinstance(found, (list, tuple)) else found
     reads = getattr(kind, "main_input_name", "") == "pixel_values" and not hasattr(config, "text_config")
-    if kind is None or getattr(config, "is_encoder_decoder", False) or not (reads or has_joint_space(kind)):
-        raise ModelError(
-            f"{spec} does not embed images",
-            next_step="add --modality text where it is a model of texts, or use an open_clip model",
-        )
-    return kind
+    decodes = bool(getattr(config, "is_encoder_decoder", False))
+    return kind if (reads or has_joint_space(kind)) and not decodes else None
 
 
 def is_read(weights: str, pooling: Pooling) -> bool:
