@@ -20,6 +20,7 @@ import redis
 from redis.exceptions import RedisError
 
 from core.broker import connect, mask, problems, reach
+from core.cores import cores
 from core.durable import output_error, publish, write_new
 from core.embedded import EmbeddedServer, server_binary
 from core.errors import ConfigError, EmbqError
@@ -192,11 +193,10 @@ def _commit_like(folder: Path) -> tuple[float, str]:
 
 def machine() -> Iterator[Check]:
     """Cores, memory, shared memory and the limit of open files."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup_memory()
     bound = f", of which this container may use {limit / 1024**3:,.1f}" if limit and limit < memory else ""
-    yield Check("machine", "ok", f"{cores} CPU cores, {memory / 1024**3:,.1f} GiB memory{bound}")
+    yield Check("machine", "ok", f"{cores()} CPU cores, {memory / 1024**3:,.1f} GiB memory{bound}")
     shm = Path("/dev/shm")
     if shm.is_dir():
         size = shutil.disk_usage(shm).total

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from core.cores import cores as usable_cores
 from worker.stages import STAGES, Cause, Spent
 from worker.stats import Stats
 
@@ -66,7 +66,7 @@ class Attribution:
         self._stats = stats
         self._decode = decode
         self._preparing = "decoding" if "image" in modalities else "tokenising"
-        self._cores = cores or os.cpu_count() or 1
+        self._cores = cores or usable_cores()
         self._clock = clock
         self._looks: deque[tuple[float, Spent, int]] = deque()
         self._verdict = ""

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from core.cores import cores
 from core.embedded import die_with_parent
 from core.errors import Exit
 from core.settings import Settings, child_environment
@@ -172,7 +173,7 @@ class Slot:
 def _child_env(fleet: Fleet, device: str) -> dict[str, str]:
     """Share the cores out between the processes of this machine; without it each starts a thread per core."""
     real = [device for device in fleet.devices if not simulated_speed(device)]
-    share = max(1, (os.cpu_count() or 1) // max(1, len(real)))
+    share = max(1, cores() // max(1, len(real)))
     kept = KEPT_MEMORY if device == "cpu" else {}
     return kept | child_environment(
         # By environment, because a password does not belong on a command line.

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from core.cores import cores
 from core.errors import Exit
 from core.settings import Settings
 from core.stopping import StopFlag
@@ -107,7 +108,7 @@ def conduct(
 def warn_of_load() -> float:
     """The load of this machine; a line on stderr where other programs take part in what will be measured."""
     load = os.getloadavg()[0]
-    if load > BUSY * (os.cpu_count() or 1):
+    if load > BUSY * cores():
         click.echo(
             f"warning: other programs keep this machine busy (load {load:.1f}), so the figures will be too low",
             err=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -11,6 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
+from core.cores import cores
 from embq.display import duration
 
 BETWEEN_S = 1.5
@@ -106,4 +106,4 @@ class Course:
 
 def _rounds(processes: int) -> int:
     """How often as long as one process so many take to load: they share the cores."""
-    return math.ceil(processes / (os.cpu_count() or 1))
+    return math.ceil(processes / cores())

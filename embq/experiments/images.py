@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from core.cores import cores
 from core.errors import InputError
 from core.models import ModelConfig
 from embq.display import stages_line
@@ -149,7 +149,7 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     Raises InputError where the inputs hold no image that can be decoded, else what planning and loading raise.
     """
     config, units = _planned(asked)
-    threads = asked.threads or os.cpu_count() or 1
+    threads = asked.threads or cores()
     say(f"loading {config.spec} on {asked.device}")
     embedder = load(config, asked.device)
     if asked.batch_size:

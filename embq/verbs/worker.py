@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 import embq
@@ -26,6 +24,7 @@ def command(
     drain_timeout: float,
 ) -> None:
     """Pull units and embed them, with one persistent process per device. Runs until stopped."""
+    from core.cores import cores
     from core.log import configure
     from core.stopping import StopFlag
     from worker.daemon import Supervisor, devices_of
@@ -40,7 +39,7 @@ def command(
         devices=names,
         run=only,
         prefetch=prefetch,
-        threads=prepare_threads or max(1, (os.cpu_count() or 1) // len(names)),
+        threads=prepare_threads or max(1, cores() // len(names)),
         batch_size=batch_size,
         transport=transport,
         drain_s=drain_timeout,
