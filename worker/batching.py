@@ -24,6 +24,10 @@ WINDOW_S = 8.0
 BATCHES_AHEAD = 4
 """Passes that wait behind the window, at least where that is less than `WINDOW_S`: they ride out a slow file."""
 
+THREAD_SAMPLES = 64
+"""Samples for each thread that prepares, at least where that is less than `WINDOW_S`: two chunks, one in hand and one to
+go on with. Many cores before small passes would else wait for each other."""
+
 
 class Waiting(NamedTuple):
     """A sample that waits for the device. A tuple, because one is made for each sample.
@@ -48,13 +52,15 @@ class Batcher:
     Args:
         embedder: says how many samples and tokens suit a pass, what a pass costs, and how many samples suit a window.
         throughput: how fast this worker has been.
+        threads: that prepare samples.
 
     Attributes:
         room: the tokens that a pass may have now; who runs the passes tells it how they went.
     """
 
-    def __init__(self, embedder: Embedder, throughput: Throughput) -> None:
+    def __init__(self, embedder: Embedder, throughput: Throughput, *, threads: int = 1) -> None:
         self._embedder = embedder
+        self._threads = threads
         self._throughput = throughput
         self._waiting: list[Waiting] = []
         self._tokens = 0
@@ -86,7 +92,7 @@ class Batcher:
         rows_per_s = self._throughput.rows_per_s
         if rows_per_s is None:
             return BATCHES_AHEAD * embedder.batch_size
-        most = max(embedder.window, BATCHES_AHEAD * embedder.batch_size)
+        most = max(embedder.window, BATCHES_AHEAD * embedder.batch_size, THREAD_SAMPLES * self._threads)
         return max(embedder.batch_size, min(most, int(rows_per_s * WINDOW_S)))
 
     def batches(self) -> Iterator[Batch]:

@@ -69,7 +69,7 @@ class EmbedStage:
         self.hand_on = hand_on
         self.trace = trace or Trace()
         self.log = Events("worker")
-        self._batcher = Batcher(embedder, stats.throughput)
+        self._batcher = Batcher(embedder, stats.throughput, threads=stats.stages.threads)
         self._in_flight: list[InFlight] = []
         self._free_at = 0.0
 

@@ -15,7 +15,7 @@ from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: 
 from core.errors import DeviceFullError, SourceError
 from core.units import Sample
 from worker import embed as embed_module
-from worker.batching import WINDOW_S, Batcher, Waiting
+from worker.batching import THREAD_SAMPLES, WINDOW_S, Batcher, Waiting
 from worker.embed import EmbedStage
 from worker.embedders.base import Cost, UnderWay, padded_tokens
 from worker.progress import ProgressBoard
@@ -96,6 +96,8 @@ def test_what_waits_behind_a_window_is_seconds_of_work_as_well() -> None:
     assert Batcher(model(window=1000), fast).samples_ahead == 1000
     assert Batcher(model(batch_size=500, window=1000), slow).samples_ahead == 500, "no less than a pass"
     assert Batcher(model(window=1000), Throughput()).samples_ahead == 32
+    assert Batcher(model(batch_size=8, window=8), fast, threads=16).samples_ahead == 16 * THREAD_SAMPLES
+    assert Batcher(model(batch_size=8, window=8), slow, threads=16).samples_ahead == 10 * WINDOW_S
 
 
 # --- the room for a pass ---
