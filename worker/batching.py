@@ -25,8 +25,8 @@ BATCHES_AHEAD = 4
 """Passes that wait behind the window, at least where that is less than `WINDOW_S`: they ride out a slow file."""
 
 THREAD_SAMPLES = 64
-"""Samples for each thread that prepares, at least where that is less than `WINDOW_S`: two chunks, one in hand and one to
-go on with. Many cores before small passes would else wait for each other."""
+"""Samples for each thread that prepares, at least where that is less than `WINDOW_S`: two chunks, one in hand and one
+to go on with. Many cores before small passes would else wait for each other."""
 
 
 class Waiting(NamedTuple):
