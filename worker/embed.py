@@ -221,7 +221,8 @@ class EmbedStage:
             self.stats.throughput.batch_done(
                 len(batch), tokens.total(), since=min(entry.work.claimed_at for entry in batch)
             )
-            self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=[span.u for span in _spans(batch)])
+            units = (entry.work.u for entry in batch)
+            self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
         return arrived
 
     def _finite(self, batch: Batch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -301,9 +302,13 @@ def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:
 
 def _spans(batch: Batch) -> list[Span]:
     """Which samples of which units a batch holds."""
-    spans: dict[str, Span] = {}
+    found: dict[str, list[int]] = {}
     for work, sample, _, _ in batch:
-        known = spans.get(work.token)
-        first, last = (sample.ordinal,) * 2 if known is None else (known.first, known.last)
-        spans[work.token] = Span(work.token, work.u, min(first, sample.ordinal), max(last, sample.ordinal))
-    return list(spans.values())
+        ordinal, known = sample.ordinal, found.get(work.token)
+        if known is None:
+            found[work.token] = [work.u, ordinal, ordinal]
+        elif ordinal < known[1]:
+            known[1] = ordinal
+        elif ordinal > known[2]:
+            known[2] = ordinal
+    return [Span(token, *known) for token, known in found.items()]

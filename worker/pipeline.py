@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -29,6 +30,9 @@ UNITS_AHEAD, ROWS_AHEAD = 1_000, 50_000
 """Between device and broker: a batch may complete many small units or one large one; 50,000 rows are about 80 MB."""
 LINGER_S = 0.005
 """How long a partial batch waits for more samples before the idle device takes it as it is."""
+PREPARING_S = 0.05
+"""How long it waits where more samples are being prepared, so where preparing is what limits: a pass costs the CPU some
+milliseconds however few samples it has, and small passes would take them from the threads that prepare."""
 POLL_S = 0.2
 
 Item = TypeVar("Item")
@@ -164,17 +168,19 @@ class Pipeline:
                 self._embed.flush()
                 continue
             if isinstance(item, Chunk) and self._embed.has_waiting and not item.prepared.done():
-                # The next samples are still being decoded: the device takes what is ready instead of waiting.
                 self._linger(item)
             self._embed.take(item)
 
     def _linger(self, item: Chunk) -> None:
-        deadline = time.monotonic() + LINGER_S
-        with self._stages.at("embed", self._embed.waiting_state):
-            while not item.prepared.done() and time.monotonic() <= deadline:
-                time.sleep(0.0005)
-        if not item.prepared.done():
-            self._embed.flush()
+        """Wait for samples that are being prepared, but not for long: then the device gets what there is."""
+        deadline = time.monotonic() + PREPARING_S
+        while (left := deadline - time.monotonic()) > 0:
+            state = self._embed.waiting_state
+            with self._stages.at("embed", state):
+                # In small steps while the device is at work, because it may be through with it meanwhile.
+                if futures.wait([item.prepared], LINGER_S if state == "busy" else left).done:
+                    return
+        self._embed.flush()
 
     def _publish_loop(self) -> None:
         while self.running:

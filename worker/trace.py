@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -37,13 +37,19 @@ class Trace:
                     next_step="name a folder that can be written, or unset EMBQ_TRACE",
                 ) from error
 
-    def batch(self, began: float, *, rows: int, tokens: int, units: Sequence[int]) -> None:
-        """Note that the device has just ended a batch that it began at `began` (Unix seconds), or after the last."""
+    def batch(self, began: float, *, rows: int, tokens: int, units: Iterable[int]) -> None:
+        """Note that the device has just ended a batch that it began at `began` (Unix seconds), or after the last.
+
+        Args:
+            units: of each sample, or of each unit, its index; looked at only where batches are noted.
+        """
         if self._file is None:
             return
         began, self._ended = max(began, self._ended), time.time()
         line = {"device": self._device, "began": began, "ended": self._ended}
-        self._file.write(json.dumps({**line, "rows": rows, "tokens": tokens, "units": list(units)}) + "\n")
+        self._file.write(
+            json.dumps({**line, "rows": rows, "tokens": tokens, "units": list(dict.fromkeys(units))}) + "\n"
+        )
 
     def close(self) -> None:
         """Close the file."""

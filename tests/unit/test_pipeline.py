@@ -1,0 +1,100 @@
+"""How samples that are being prepared and the device wait for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from core.hints import Hint
+from core.models import ModelConfig
+from core.registry import RunRecord
+from sources.base import ReadOptions
+from sources.kinds import SOURCES
+from worker import pipeline as pipeline_module
+from worker.embed import EmbedStage
+from worker.embedders.registry import load
+from worker.pipeline import LINGER_S, Pipeline
+from worker.progress import ProgressBoard
+from worker.read import CHUNK_SAMPLES, ReadStage
+from worker.stats import Stats
+from worker.work import Leases, UnitWork
+
+DEADLINE_S = 60.0
+MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
+
+
+class Kept:
+    """Stands for the ledger and the publish stage."""
+
+    def __init__(self, leases: Leases) -> None:
+        self.leases = leases
+
+    def start(self, held: Any) -> set[str]:
+        return set()
+
+    def run(self, work: UnitWork) -> None:
+        self.leases.remove(work)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
+    patient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_module, "PREPARING_S", DEADLINE_S if patient else 0.0)
+    source = tmp_path / "texts.txt"
+    source.write_text("".join(f"text {n}\n" for n in range(2 * CHUNK_SAMPLES)))
+    (unit,) = SOURCES["lines"].split(str(source), ReadOptions())
+    embedder = load(MODEL, "cpu")
+    assert embedder.batch_size == 2 * CHUNK_SAMPLES
+    leases, stats, board = Leases(), Stats(), ProgressBoard()
+    kept, pool, passes, embedded = Kept(leases), ThreadPoolExecutor(1), [], threading.Event()
+    stage: list[EmbedStage] = []
+    prepare, embed = embedder.prepare, embedder.embed
+
+    def prepare_the_second_chunk_late(samples: Any) -> Any:
+        if samples[0].ordinal:
+            wait_until(lambda: stage[0].has_waiting or embedded.is_set(), DEADLINE_S)
+            if patient:
+                time.sleep(3 * LINGER_S)  # decoding takes its time
+            else:
+                assert embedded.wait(DEADLINE_S), "the device waited for what was not ready"
+        return prepare(samples)
+
+    def counted(batch: Any) -> Any:
+        passes.append(len(batch))
+        embedded.set()
+        return embed(batch)
+
+    def make_embed(put: Any) -> EmbedStage:
+        stage.append(EmbedStage(embedder, leases, stats, board, hand_on=put))
+        return stage[0]
+
+    monkeypatch.setattr(embedder, "prepare", prepare_the_second_chunk_late)
+    monkeypatch.setattr(embedder, "embed", counted)
+    pipeline = Pipeline(
+        leases,
+        prefetch=1,
+        pool=pool,
+        make_read=lambda put, upcoming: ReadStage(embedder, pool, stats, board, roots=(), hand_on=put),
+        make_embed=make_embed,
+        publish=kept,  # type: ignore[arg-type]
+    )
+    record = RunRecord(run="r", output="/nowhere", model=MODEL, units=1)
+    hint = Hint(run="r", gen="1-0", u=0, unit=unit)
+    work = UnitWork(hint, record, kept, "t", attempts=0, poison=frozenset())  # type: ignore[arg-type]
+    leases.add(work)
+    pipeline.submit(work)
+    pipeline.start()
+    try:
+        wait_until(lambda: pipeline.error is not None or not leases.snapshot(), DEADLINE_S)
+    finally:
+        pipeline.close()
+    assert pipeline.error is None
+    assert len(work.samples) == 2 * CHUNK_SAMPLES
+    assert passes == ([2 * CHUNK_SAMPLES] if patient else [CHUNK_SAMPLES] * 2)
