@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import math
+import random
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -142,6 +144,32 @@ def test_a_thread_gives_each_image_its_own_pixels_whatever_came_before(decode: s
             pixels.of(picture)
         with Picture(Sample(ordinal=0, key=name, image=FILES[name].data)) as picture:
             assert np.array_equal(pixels.of(picture), alone[name])
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "gif", "bmp", "tiff", "avif"])
+def test_whatever_is_damaged_has_one_outcome_on_every_path(kind: str) -> None:
+    chance = random.Random(11)
+    files = [file for name, file in FILES.items() if name.startswith(kind) and name != "jpeg large"]
+    paths = [Pixels(preprocess_of(USUAL), decode) for decode in DECODES]
+    seen = Counter()
+    for _ in range(250):
+        data = bytearray(chance.choice(files).data)[:1_000_000]
+        for _ in range(chance.randint(1, 6)):
+            at, length = chance.randrange(min(len(data), chance.choice((64, 400, len(data))))), chance.randint(1, 8)
+            data[at : at + length] = chance.choice((bytes(length), b"\xff" * length, chance.randbytes(length)))
+        outcomes = {outcome_of(bytes(data), pixels) for pixels in paths}
+        assert len(outcomes) == 1, bytes(data[:400])
+        seen.update(outcomes)
+    assert len(seen) > 2, seen
+
+
+def outcome_of(data: bytes, pixels: Pixels) -> str:
+    try:
+        with Picture(Sample(ordinal=0, key="", image=data)) as picture:
+            pixels.of(picture)
+    except SampleError as error:
+        return error.code
+    return "row"
 
 
 HOSTILE = """

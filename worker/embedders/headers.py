@@ -115,6 +115,7 @@ def _check_jpeg(data: bytes) -> jpeg.Frame:
         raise SampleError("truncated", "the JPEG ends before its first picture")
     if frame.bits != 8 or frame.kind in UNDECODED_FRAMES:
         raise SampleError("unsupported_mode", f"JPEG frame type {frame.kind:#x} with {frame.bits} bits per channel")
+    check_size((frame.width, frame.height), JPEG_MAX_PIXELS)
     return frame
 
 

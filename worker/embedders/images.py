@@ -111,7 +111,6 @@ class Picture:
             self._looked = True
             frame = headers.check_file(self.data)
             if frame is not None and frame.is_plain:
-                headers.check_size((frame.width, frame.height), headers.JPEG_MAX_PIXELS)
                 self._frame = frame
         return self._frame
 
