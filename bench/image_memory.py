@@ -9,7 +9,8 @@ which bytes a shard holds, and not whether another had them too, is all that its
 Each number of photographs is given to two devices: one that waits for the decoders, and one for which they wait, so
 that what is read ahead of it is as much as it ever becomes. Looked at 50 times a second is the anonymous part of the
 resident set: what the process asked for, and not the pages of libraries, of which an exit touches another 100 MB.
-Reported is its peak, what it is more than for two batches of pictures of 64x64, and the bound that docs/operations.md states.
+Reported is its peak, what it is more than for two batches of pictures of 64x64, and the bound that
+docs/operations.md states.
 """
 
 from __future__ import annotations
