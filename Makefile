@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-text experiments install test-faults test-readers soak clean
+.PHONY: demo test check bench bench-gpu bench-images bench-text experiments install test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -54,15 +54,23 @@ experiments: install   ## the three experiments of `embq bench`, with their pict
 bench-gpu: install   ## images and texts on the first GPU; eight minutes
 	$(BIN)/python -m bench.gpu
 
+bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a whole run, clip-retrieval's reader
+	$(BIN)/python -m bench.images
+	$(BIN)/python -m bench.image_feeding
+	.venv-bench/bin/python -m bench.image_readers
+
 bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
 	$(BIN)/python -m bench.text
 
 # Ray and what it needs, on top of what is in .venv: the peers run with the very same torch and sentence-transformers.
-.venv-bench/installed: bench/requirements.txt .venv/installed
+# Of clip-retrieval only the reader runs; what it asks for beside that does not go with what is in .venv.
+.venv-bench/installed: bench/requirements.txt bench/requirements_alone.txt .venv/installed
 	$(PYTHON) -m venv .venv-bench
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > \
 		$$(.venv-bench/bin/python -c 'import site; print(site.getsitepackages()[0])')/embq.pth
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--requirement bench/requirements_alone.txt
 	touch $@
 
 test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS=n] [SECONDS=n] [JOBS=2] [SERVER=redis]
