@@ -15,7 +15,7 @@ LOOK_S = 0.1
 
 
 class Look(NamedTuple):
-    """CPU seconds since their start, of threads: (process, what it is, thread) -> seconds."""
+    """CPU seconds since their start, of threads: (process, what it is, thread) -> seconds. `at` is in Unix seconds."""
 
     at: float
     seconds: dict[tuple[int, str, int], float]
@@ -43,7 +43,7 @@ class Watch(threading.Thread):
                     continue
                 if called:
                     self._called[process.pid] = called
-            self.looks.append(Look(time.monotonic(), seconds))
+            self.looks.append(Look(time.time(), seconds))
             time.sleep(LOOK_S)
 
     def _family(self) -> list[psutil.Process]:
@@ -62,16 +62,16 @@ def kind_of(command: Sequence[str]) -> str:
     return "broker" if any("server" in word for word in words[:1]) else ""
 
 
-def spent(looks: Sequence[Look], *, last_s: float, decoders: int) -> dict[str, float]:
-    """CPU seconds in the last seconds that were seen, for each kind of process.
+def spent(looks: Sequence[Look], *, began: float, ended: float, decoders: int) -> dict[str, float]:
+    """CPU seconds between two moments, for each kind of process. What processes do at their ends is no part of it.
 
     Of the worker, "decode" is what its busiest threads had, of which there are `decoders`, and "worker" all others.
     """
-    began = looks[-1].at - last_s
     before = looks[max(0, bisect_right([look.at for look in looks], began) - 1)].seconds
     last: dict[tuple[int, str, int], float] = {}
     for look in looks:
-        last |= look.seconds
+        if look.at <= ended:
+            last |= look.seconds
     found: dict[str, float] = {}
     of_worker = []
     for thread, seconds in last.items():

@@ -132,9 +132,11 @@ def running(shards: Sequence[Path], samples: int, output: Path) -> dict[str, Any
         raise RuntimeError(f"embq run ended with {run.returncode}: {errors.decode()[-2000:]}")
     status = json.loads(said)
     assert status["rows"] == samples, status
+    ended = max(part.stat().st_mtime for part in (output / "parts").iterdir())
     subprocess.run(["rm", "-r", str(output)], check=True)
     seconds = status["timing"]["embed_s"]
-    return {"samples": samples, "seconds": seconds, "cpu": spent(watch.looks, last_s=seconds, decoders=THREADS)}
+    cpu = spent(watch.looks, began=ended - seconds, ended=ended, decoders=THREADS)
+    return {"samples": samples, "seconds": seconds, "cpu": cpu}
 
 
 if __name__ == "__main__":

@@ -45,14 +45,16 @@ def test_a_share_is_that_of_each_round() -> None:
     assert (row["cpu_us"]["decode"], row["cpu_us"]["writer"], row["cpu_us"]["broker"]) == (1000, 100, 0)
 
 
-def test_cpu_time_is_that_of_the_last_seconds_and_of_the_worker_its_busiest_threads_decode() -> None:
+def test_cpu_time_is_that_between_two_moments_and_of_the_worker_its_busiest_threads_decode() -> None:
     def look(at: float, *seconds: float) -> Look:
         keys = [(7, "worker", 71), (7, "worker", 72), (7, "worker", 73), (8, "writer", 81)]
         return Look(at, dict(zip(keys, seconds, strict=False)))
 
     looks = [look(0.0, 3.0), look(5.0, 4.0, 0.5, 0.1, 1.0), look(10.0, 4.25, 4.5, 5.1, 3.0)]
     looks.append(Look(11.0, {(8, "writer", 81): 3.5}))
-    assert spent(looks, last_s=6.0, decoders=2) == pytest.approx({"decode": 9.0, "worker": 0.25, "writer": 2.5})
+    looks.append(look(12.0, 99.0, 99.0, 99.0, 99.0))
+    between = spent(looks, began=5.0, ended=11.0, decoders=2)
+    assert between == pytest.approx({"decode": 9.0, "worker": 0.25, "writer": 2.5})
 
 
 @pytest.mark.parametrize(
