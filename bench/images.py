@@ -25,7 +25,7 @@ from PIL import Image, features
 
 from bench.pictures import jpegs
 from bench.report import table, write
-from core.models import DECODES, ModelConfig
+from core.models import CPU_DECODES, ModelConfig
 from core.units import Sample
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.pixels import Pixels
@@ -65,7 +65,7 @@ def paths() -> dict[str, Path]:
 
         return path
 
-    return {USUAL: usual, **{decode: ours(decode) for decode in DECODES}}
+    return {USUAL: usual, **{decode: ours(decode) for decode in CPU_DECODES}}
 
 
 def seconds(photographs: Sequence[bytes], by: Mapping[str, Path], random: np.random.Generator) -> dict[str, float]:
@@ -84,14 +84,14 @@ def seconds(photographs: Sequence[bytes], by: Mapping[str, Path], random: np.ran
 def fidelity(photographs: Sequence[bytes], by: Mapping[str, Path]) -> dict[str, dict[str, float]]:
     """Path -> how far its pixels, and vectors of `MODEL`, are from those of the reference path."""
     vectors = {}
-    for decode in DECODES:
+    for decode in CPU_DECODES:
         model = load(ModelConfig(spec=MODEL, modalities=("image",), precision="fp32", decode=decode), "cpu")
         ready = model.prepare([Sample(ordinal=n, key="", image=data) for n, data in enumerate(photographs)])
         vectors[decode] = np.concatenate(
             [np.array(model.embed(ready[at : at + 16])["image"]) for at in range(0, len(ready), 16)]
         )
     found = {}
-    for decode in DECODES:
+    for decode in CPU_DECODES:
         most, psnr = 0, []
         for data in photographs:
             off = np.abs(by[decode](data).astype(np.int16) - by["reference"](data))

@@ -44,8 +44,14 @@ PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 INT8_FAMILIES = ("minilm", "st", "hf", "stub")
 """Model families that compute in int8, on CPUs."""
 
-DECODES = ("cpu-exact", "cpu-fast", "reference")
-"""Paths from an encoded image to the pixels that a model reads."""
+CPU_DECODES = ("cpu-exact", "cpu-fast", "reference")
+"""Paths from an encoded image to the pixels that a model reads, on any machine."""
+
+GPU = "gpu"
+"""The path on which a CUDA device decodes, too."""
+
+DECODES = (*CPU_DECODES, GPU)
+"""All paths from an encoded image to pixels."""
 
 REFERENCE = "reference"
 """The path that is what the model's own library does. What embeds no image has this one, and what was begun before

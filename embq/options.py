@@ -60,8 +60,8 @@ def decode_option(function: F) -> F:
         type=click.Choice(DECODES),
         default=DECODES[0],
         show_default=True,
-        help="How images become pixels: by fast decoders, also making large JPEGs smaller while they are decoded, or "
-        "by the model's own library.",
+        help="How images become pixels: by fast decoders, also making large JPEGs smaller while they are decoded, "
+        "by the model's own library, or JPEGs by the GPU.",
     )(function)
 
 

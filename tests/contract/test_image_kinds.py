@@ -28,7 +28,7 @@ from picture_files import EQUAL, NEAR, PictureFile, picture_files
 from PIL import Image
 
 from core.errors import SampleError
-from core.models import DECODES
+from core.models import CPU_DECODES
 from core.units import Sample
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.pixels import Pixels
@@ -127,13 +127,13 @@ def test_an_image_has_the_pixels_of_the_reference(name: str, fit: str) -> None:
         assert np.array_equal(fast, exact)
 
 
-@pytest.mark.parametrize("decode", DECODES)
+@pytest.mark.parametrize("decode", CPU_DECODES)
 @pytest.mark.parametrize("name", FAILURES)
 def test_what_cannot_be_decoded_has_its_code_on_every_path(name: str, decode: str) -> None:
     assert code_of(FILES[name], decode) == FILES[name].outcome
 
 
-@pytest.mark.parametrize("decode", DECODES)
+@pytest.mark.parametrize("decode", CPU_DECODES)
 def test_a_thread_gives_each_image_its_own_pixels_whatever_came_before(decode: str) -> None:
     names = [name for name in ROWS if name.startswith(("jpeg 4", "jpeg gray", "png rgb", "png 1", "1x1 j", "jpeg c"))]
     alone = {name: made(name, USUAL, decode).copy() for name in names}
@@ -150,7 +150,7 @@ def test_a_thread_gives_each_image_its_own_pixels_whatever_came_before(decode: s
 def test_whatever_is_damaged_has_one_outcome_on_every_path(kind: str) -> None:
     chance = random.Random(11)
     files = [file for name, file in FILES.items() if name.startswith(kind) and name != "jpeg large"]
-    paths = [Pixels(preprocess_of(USUAL), decode) for decode in DECODES]
+    paths = [Pixels(preprocess_of(USUAL), decode) for decode in CPU_DECODES]
     seen = Counter()
     for _ in range(250):
         data = bytearray(chance.choice(files).data)[:1_000_000]
@@ -177,7 +177,7 @@ import sys, warnings
 from pathlib import Path
 
 from core.errors import SampleError
-from core.models import DECODES
+from core.models import CPU_DECODES
 from core.units import Sample
 from worker.embedders.images import Picture, quiet_pillow
 from worker.embedders.pixels import pixels_of
@@ -199,7 +199,7 @@ def peak_bytes():
 
 quiet_pillow()
 small, *others = sorted(Path(sys.argv[1]).iterdir())
-paths = [pixels_of(224, decode) for decode in DECODES]
+paths = [pixels_of(224, decode) for decode in CPU_DECODES]
 assert {look(small, pixels) for pixels in paths} == {"row"}
 before = peak_bytes()
 for path in others:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from core.models import GPU
+from worker.embedders.gpu_decode import gpu_decoder
 from worker.embedders.images import Picture
 from worker.embedders.pixels import Normaliser, Pixels
 from worker.embedders.preprocess import Preprocess
@@ -23,11 +25,13 @@ class ImageRows:
     Attributes:
         device: that one.
         row_bytes: of a prepared image.
+
+    Raises ModelError where the path is not for this device, or lacks what it needs.
     """
 
     def __init__(self, preprocess: Preprocess, decode: str, device: torch.device) -> None:
         self.device = device
-        self._pixels = Pixels(preprocess, decode)
+        self._pixels = Pixels(preprocess, decode, gpu_decoder(device) if decode == GPU else None)
         self._normaliser = Normaliser(preprocess, device)
         height, width, _ = self._pixels.shape
         self._slabs = Slabs(height, width, pinned=device.type == "cuda")

@@ -1,9 +1,10 @@
 """From an encoded image to the pixels that a model reads: uint8, of one size, not yet normalised.
 
-Three paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes by
+Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes by
 libjpeg-turbo and resizes by torch's kernel for bytes: two to three times as fast, and off by a step of 255 here and
-there. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. What the two
-do not know (palettes, alpha, 16 bits, CMYK) takes the first path, bit by bit.
+there. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has a
+GPU decode and resize plain JPEGs, and takes `cpu-exact` for all other images. What these do not know (palettes, alpha,
+16 bits, CMYK) takes the first path, bit by bit.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch.nn.functional import interpolate
 
 from core.errors import SampleError
 from core.log import Events
-from core.models import DECODES
+from core.models import DECODES, GPU
+from worker.embedders.gpu_decode import GpuDecoder
 from worker.embedders.images import Picture
 from worker.embedders.jpeg import SCALES, Frame
-from worker.embedders.preprocess import Fit, Preprocess, usual
+from worker.embedders.preprocess import Fit, Preprocess, placed, usual
 
 ROOM = 2
 """Of an image that the decoder made smaller, at least so many pixels are left for each one wanted, each way: resizing
@@ -37,10 +39,13 @@ class Pixels:
 
     Args:
         decode: one of `core.models.DECODES`.
+        gpu: what decodes for the path `gpu`, which has to have one; the other paths have none.
     """
 
-    def __init__(self, preprocess: Preprocess, decode: str) -> None:
+    def __init__(self, preprocess: Preprocess, decode: str, gpu: GpuDecoder | None = None) -> None:
         assert decode in DECODES
+        assert (decode == GPU) == (gpu is not None)
+        self._gpu = gpu
         self._fit, self._literal, self._decode = preprocess.fit, preprocess.literal, decode
         self._fills_holes = preprocess.fills_holes
         self.shape = (preprocess.fit.height, preprocess.fit.width, 3)
@@ -60,13 +65,19 @@ class Pixels:
         what is in `row` is then undefined.
         """
         _compute_alone()
+        if (
+            self._gpu is not None
+            and picture.frame is not None
+            and self._gpu.into(picture.data, picture.frame, self._fit, row)
+        ):
+            return
         if self._decode != "reference" and not (self._fills_holes and picture.has_clear_colour):
             scale = 1
             if self._decode == "cpu-fast" and picture.frame is not None:
                 scale = scale_for(picture.frame, self._fit)
             pixels = picture.pixels(scale)
             if pixels is not None:
-                _fitted(pixels, scale, picture.size, self._fit, row)
+                placed(_resized(pixels, scale, picture.size, self._fit), self._fit, row)
                 return
         image = picture.decoded()
         try:
@@ -89,26 +100,6 @@ def scale_for(frame: Frame, fit: Fit) -> int:
     return 1
 
 
-def _fitted(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit, row: np.ndarray) -> None:
-    """Resize, then cut or fill up.
-
-    Args:
-        pixels: uint8 of shape (height, width, 3 or 1).
-        scale: by which the image was made smaller already.
-        size: (height, width) of the whole image.
-    """
-    resized = _resized(pixels, scale, size, fit)
-    height, width = resized.shape[:2]
-    top, left = fit.corner(height, width)
-    if height >= fit.height and width >= fit.width:
-        row[...] = resized[top : top + fit.height, left : left + fit.width]
-        return
-    row[...] = fit.fill
-    kept = resized[max(top, 0) : max(top, 0) + fit.height, max(left, 0) : max(left, 0) + fit.width]
-    down, right = max(-top, 0), max(-left, 0)
-    row[down : down + kept.shape[0], right : right + kept.shape[1]] = kept
-
-
 def _resized(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit) -> np.ndarray:
     """`pixels` as large as before the cut, by the kernels that Pillow has (a = -0.5, as wide as the reduction).
 
@@ -120,7 +111,7 @@ def _resized(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit) ->
     wanted, interpolation = fit.resized(*size), fit.interpolation
     if pixels.shape[:2] == wanted:
         return pixels
-    (tall, wide), (height, width) = pixels.shape[:2], wanted
+    height, width = wanted
     # In this order of steps torch knows the layout again, and gives one like it: else pixels would come out plane by
     # plane, and laying them side by side again would take as long as resizing (150 us for 224x224).
     source = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
@@ -128,9 +119,8 @@ def _resized(pixels: np.ndarray, scale: int, size: tuple[int, int], fit: Fit) ->
         # The sides as they would be without rounding; a hair more, because torch rounds what it gets down.
         sides = [(side * scale / whole) * (1 + 1e-9) for side, whole in zip(wanted, size, strict=True)]
         made = interpolate(source, scale_factor=sides, mode=interpolation, antialias=True)[:, :, :height, :width]
-    elif fit.pillow and tall > height and tall - height > 2 * (wide - width):
-        # Pillow goes through the columns first where that leaves it less to do (found by comparing 532 sizes).
-        source = interpolate(source, size=(height, wide), mode=interpolation, antialias=True)
+    elif fit.columns_first(*size):
+        source = interpolate(source, size=(height, size[1]), mode=interpolation, antialias=True)
         made = interpolate(source, size=wanted, mode=interpolation, antialias=True)
     else:
         made = interpolate(source, size=wanted, mode=interpolation, antialias=True)

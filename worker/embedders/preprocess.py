@@ -54,6 +54,14 @@ class Fit:
         ratio = max(ratios) if self.mode == "longest" else min(ratios)
         return round(height / ratio), round(width / ratio)
 
+    def columns_first(self, height: int, width: int) -> bool:
+        """Whether an image of this size is first brought to its height, and then to its width.
+
+        Pillow does so where that leaves it less to do (found by comparing 532 sizes).
+        """
+        wanted_height, wanted_width = self.resized(height, width)
+        return self.pillow and height > wanted_height and height - wanted_height > 2 * (width - wanted_width)
+
     def corner(self, height: int, width: int) -> tuple[int, int]:
         """(top, left) of what is cut out of a resized image; negative where it is filled up instead."""
         return self._offset(height, self.height), self._offset(width, self.width)
@@ -62,6 +70,24 @@ class Fit:
         if have < want:
             return -((want - have) // 2)
         return round((have - want) / 2.0) if self.even else (have - want) // 2
+
+
+def placed(resized: Any, fit: Fit, row: Any) -> None:
+    """Cut a resized image, or fill it up: what `fit` wants of it is written to `row`.
+
+    Args:
+        resized: uint8 of shape (height, width, 3 or 1), of numpy or torch.
+        row: uint8 of shape (fit.height, fit.width, 3), of the same library.
+    """
+    height, width = resized.shape[:2]
+    top, left = fit.corner(height, width)
+    if height >= fit.height and width >= fit.width:
+        row[...] = resized[top : top + fit.height, left : left + fit.width]
+        return
+    row[...] = fit.fill
+    kept = resized[max(top, 0) : max(top, 0) + fit.height, max(left, 0) : max(left, 0) + fit.width]
+    down, right = max(-top, 0), max(-left, 0)
+    row[down : down + kept.shape[0], right : right + kept.shape[1]] = kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

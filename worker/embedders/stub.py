@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from core.errors import DeviceFullError, SampleError
-from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
+from core.errors import DeviceFullError, ModelError, SampleError
+from core.models import CPU_DECODES, EMBEDS, GPU, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS, padded_tokens
@@ -211,6 +211,8 @@ def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]
     What real models do is imported only where it is asked for.
     """
     size = whole_number(spec, "pixels", 0, least=0)
+    if size and config.decode == GPU:
+        raise ModelError(f"{spec}: a stub decodes by the CPU only", next_step=f"use --decode {CPU_DECODES[0]}")
     if size:
         from worker.embedders.images import quiet_pillow
         from worker.embedders.pixels import pixels_of
