@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -88,11 +89,13 @@ def short_tmp() -> Iterator[Path]:
 )
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     """A server of the session. It is shared: leave its settings alone, and never flush it."""
-    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, pytest.MonkeyPatch.context() as patch:
-        if request.param == "redis":
-            patch.setattr(core.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or ""))
-        with EmbeddedServer(Path(folder) / "b") as server:
-            yield server
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, ExitStack() as stack:
+        # Only while it starts: servers that tests start for themselves are not to be others because of it.
+        with pytest.MonkeyPatch.context() as patch:
+            if request.param == "redis":
+                patch.setattr(core.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or ""))
+            server = stack.enter_context(EmbeddedServer(Path(folder) / "b"))
+        yield server
 
 
 @pytest.fixture
