@@ -57,6 +57,7 @@ bench-gpu: install   ## images and texts on the first GPU; eight minutes
 bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a whole run, clip-retrieval's reader
 	$(BIN)/python -m bench.images
 	$(BIN)/python -m bench.image_feeding
+	$(BIN)/python -m bench.image_memory
 	.venv-bench/bin/python -m bench.image_readers
 
 bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
