@@ -8,6 +8,9 @@ from typing import Any
 
 PREPARING = ("decoding", "tokenising")
 
+WHOLE = ("cpu-exact", "reference")
+"""Decode paths by which a CPU decodes images at full size: for large photographs there is a faster one."""
+
 MEANING = {
     "device": "the device: the other stages wait for it",
     "decoding": "decoding: the device waits for it",
@@ -33,7 +36,7 @@ class Limit:
         threads: that decode or tokenise in the workers which this limits.
         workers: how many these are.
         cores: of the machine, where it is one worker.
-        scaled: images are made smaller while they are decoded already.
+        whole_images: their CPUs decode images at full size, also where a smaller one would do.
         cores_needed: with which their devices would be busy; None where that is not the question, or not known.
         cores_exact: False where more may be needed: the devices have not shown yet what they can do.
     """
@@ -44,7 +47,7 @@ class Limit:
     threads: int = 0
     workers: int = 0
     cores: int = 0
-    scaled: bool = False
+    whole_images: bool = False
     cores_needed: int | None = None
     cores_exact: bool = True
 
@@ -63,7 +66,7 @@ class Limit:
             return said
         about = "" if self.cores_exact else "at least "
         ways = ["smaller images"] if self.name == "decoding" else ["more machines"]
-        if self.name == "decoding" and not self.scaled:
+        if self.whole_images:
             ways.insert(0, "--decode cpu-fast for large photographs")
         if self.threads < min(self.cores, self.cores_needed):
             ways.insert(0, f"--prepare-threads {min(self.cores, self.cores_needed)}: here are {self.cores} cores")
@@ -125,7 +128,7 @@ def _limit(
         stages=stages,
         threads=sum(int(all_told["threads"]) for _, all_told in held_up),
         workers=len(held_up),
-        scaled=all(all_told["decode"] == "cpu-fast" for _, all_told in held_up),
+        whole_images=name == "decoding" and any(all_told["decode"] in WHOLE for _, all_told in held_up),
         cores=int(held_up[0][1]["cores"]) if len(held_up) == 1 else 0,
         cores_needed=sum(cores) if len(cores) == len(held_up) else None,
         cores_exact=all(told.get("cores_exact", True) for told, _ in held_up),

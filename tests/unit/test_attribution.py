@@ -209,9 +209,10 @@ def test_the_verdict_says_how_many_cores_would_end_it(clock: FakeClock, full: bo
     assert limit.sentence().startswith("decoding: 2 threads, the device waits 71% of the time" + said)
     assert "--prepare-threads" not in limit.sentence(), "all cores that are here are used"
     assert "--decode cpu-fast" in limit.sentence()
-    fast = worker.report()
-    fast["attribution"]["decode"] = "cpu-fast"
-    assert "--decode" not in limit_now([fast]).sentence()
+    for path in ("cpu-fast", "gpu"):
+        other = worker.report()
+        other["attribution"]["decode"] = path
+        assert "--decode" not in limit_now([other]).sentence()
 
 
 def test_threads_that_share_a_core_do_not_count_as_cores(clock: FakeClock) -> None:
