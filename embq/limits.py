@@ -8,8 +8,8 @@ from typing import Any
 
 PREPARING = ("decoding", "tokenising")
 
-WHOLE = ("cpu-exact", "reference")
-"""Decode paths by which a CPU decodes images at full size: for large photographs there is a faster one."""
+RELIEVED = ("cpu-fast", "gpu")
+"""Decode paths that spare the CPU the full size of large photographs already."""
 
 MEANING = {
     "device": "the device: the other stages wait for it",
@@ -128,7 +128,7 @@ def _limit(
         stages=stages,
         threads=sum(int(all_told["threads"]) for _, all_told in held_up),
         workers=len(held_up),
-        whole_images=name == "decoding" and any(all_told["decode"] in WHOLE for _, all_told in held_up),
+        whole_images=name == "decoding" and any(all_told["decode"] not in RELIEVED for _, all_told in held_up),
         cores=int(held_up[0][1]["cores"]) if len(held_up) == 1 else 0,
         cores_needed=sum(cores) if len(cores) == len(held_up) else None,
         cores_exact=all(told.get("cores_exact", True) for told, _ in held_up),
