@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from core.commits import CommitLog
+from core.cores import cores
 from core.hints import Hint
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Entry, Ledger
@@ -116,7 +116,7 @@ def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str],
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
     leases, stats, board = Leases(), Stats(), NoBoard()
-    pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="prepare")
+    pool = ThreadPoolExecutor(cores(), thread_name_prefix="prepare")
     pipeline = Pipeline(
         leases,
         prefetch=PREFETCH,

@@ -28,6 +28,7 @@ from typing import Any
 from bench import pictures
 from bench.image_cpu import Watch, spent
 from bench.report import table, write
+from core.cores import cores
 
 SECONDS, ROUNDS = 15.0, 3
 """Of decoding in one measurement, about; rounds."""
@@ -36,7 +37,7 @@ SIZES = {(256, 256): 2_000, (512, 384): 2_000, (1024, 768): 600}
 """Size of the images -> how many of them differ; the same shards come again under other names."""
 PER_SHARD = 200
 BAR = 0.85
-THREADS = os.cpu_count() or 1
+THREADS = cores()
 PARTS = ("decode", "worker", "writer", "producer", "supervisor", "run", "broker")
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from bench import pictures
 from bench.report import table, write
+from core.cores import cores
 
 SAMPLES, ROUNDS = 20_000, 3
 SIZES = ((256, 256), (512, 384))
@@ -53,17 +54,15 @@ def main() -> None:
     missed = [row["images"] for row in rows if row["times"] < BAR]
     print(f"at least {BAR} times: " + (f"MISSED by {', '.join(missed)}" if missed else "held"))
     versions = {name: version(name) for name in ("clip-retrieval", "webdataset", "pillow", "simplejpeg", "torch")}
-    cores = os.cpu_count()
-    figures = {"rows": rows, "samples": samples, "rounds": rounds, "bar": BAR, "cores": cores, "versions": versions}
+    figures = {"rows": rows, "samples": samples, "rounds": rounds, "bar": BAR, "cores": cores(), "versions": versions}
     print("wrote", write("image_readers", figures | {"batch_size": BATCH_SIZE, "load_average": round(load, 2)}))
 
 
 def one_round(shards: Sequence[Path], number: int) -> dict[str, dict[str, float]]:
     """Both, once; who is first changes from round to round."""
-    cores = str(os.cpu_count() or 1)
     commands = {
         "embq": ["bench.image_readers_ours", str(BATCH_SIZE), str(shards[0].parent)],
-        "clip-retrieval": ["bench.image_readers_theirs", cores, str(BATCH_SIZE), *map(str, shards)],
+        "clip-retrieval": ["bench.image_readers_theirs", str(cores()), str(BATCH_SIZE), *map(str, shards)],
     }
     return {who: _measured(commands[who]) for who in (sorted(commands) if number % 2 else sorted(commands)[::-1])}
 

@@ -29,6 +29,7 @@ from bench.pictures import jpegs
 from bench.report import RESULTS, table, write
 from bench.stages_picture import draw
 from core.broker import connect
+from core.cores import cores as usable_cores
 from core.embedded import EmbeddedServer
 from core.layout import Layout
 from core.registry import live_workers
@@ -48,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run, about")
     seconds = parser.parse_args().seconds
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     counts = {
         "decode-bound": int(seconds * DECODED_PER_S * cores),
         "device-bound": int(seconds * min(DEVICE_PER_S, DECODED_PER_S * cores)),
