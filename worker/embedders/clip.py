@@ -32,9 +32,9 @@ from worker.embedders.device import (
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.image_path import ImagePath
 from worker.embedders.image_rows import ImageRows
-from worker.embedders.images import Picture, quiet_pillow
+from worker.embedders.images import Picture, prepare_pictures, quiet_pillow
 from worker.embedders.loading import foreign_failures, model_source
-from worker.embedders.members import check_modalities, prepare_each, text_of
+from worker.embedders.members import check_modalities, text_of
 from worker.embedders.network import Network
 from worker.embedders.params import choice, unit_length, whole_number
 from worker.embedders.preprocess import of_open_clip
@@ -124,7 +124,7 @@ class ClipEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Pixels and token ids of each sample."""
-        return prepare_each(samples, self._prepare_alone)
+        return prepare_pictures(samples, self.prepare_one)
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Ready:
         """See `worker.embedders.base.Looking`."""
@@ -181,10 +181,6 @@ class ClipEmbedder:
             return len(tokenizer.encode(text)) + 2
         inner = _inner_of(tokenizer)
         return 0 if inner is None else len(inner(_cleaned(tokenizer, text)).input_ids)
-
-    def _prepare_alone(self, sample: Sample) -> Ready:
-        with Picture(sample) as picture:
-            return self.prepare_one(sample, picture)
 
     def _token_ids(self, text: str) -> torch.Tensor:
         row: torch.Tensor = self._tokenizer()([text])[0]

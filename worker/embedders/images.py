@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,7 +29,9 @@ from PIL import (
 from core.errors import SampleError
 from core.units import Sample
 from worker.embedders import headers, jpeg, tiff
-from worker.embedders.members import image_of
+from worker.embedders.members import image_of, prepare_each
+
+T = TypeVar("T")
 
 FORMATS = (
     "JPEG",
@@ -174,6 +177,16 @@ class Picture:
         if pixels > LARGE_PIXELS and not self._waited:
             _large.acquire()
             self._waited = True
+
+
+def prepare_pictures(samples: Sequence[Sample], prepare: Callable[[Sample, Picture], T]) -> list[T | SampleError]:
+    """What `prepare` makes of each sample and its picture, in order, with the SampleError it raised in its place."""
+
+    def alone(sample: Sample) -> T:
+        with Picture(sample) as picture:
+            return prepare(sample, picture)
+
+    return prepare_each(samples, alone)
 
 
 def open_image(data: bytes, about_to_decode: Callable[[int], object] = int) -> Image.Image:

@@ -21,9 +21,8 @@ from worker.embedders.fingerprint import fingerprint
 from worker.embedders.image_path import ImagePath
 from worker.embedders.image_processor import SAME, difference, of_image_processor
 from worker.embedders.image_rows import ImageRows
-from worker.embedders.images import Picture, quiet_pillow
+from worker.embedders.images import Picture, prepare_pictures, quiet_pillow
 from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
-from worker.embedders.members import prepare_each
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.preprocess import Preprocess
@@ -92,7 +91,7 @@ class VisionEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Row | SampleError]:
         """Pixels of each image."""
-        return prepare_each(samples, self._prepare_alone)
+        return prepare_pictures(samples, self.prepare_one)
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Row:
         """See `worker.embedders.base.Looking`."""
@@ -122,10 +121,6 @@ class VisionEmbedder:
         """None. Raises ModelError."""
         del chunking
         raise no_splitter(self._spec, "it embeds images")
-
-    def _prepare_alone(self, sample: Sample) -> Row:
-        with Picture(sample) as picture:
-            return self.prepare_one(sample, picture)
 
     def _run(self, batch: Sequence[Row]) -> dict[str, torch.Tensor]:
         vectors = self._image_path(self._images.batch(batch, next(self._model.parameters()).dtype))
