@@ -23,7 +23,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [
     path
-    for folder in ("core", "sources", "producer", "worker", "writer", "embq")
+    for folder in ("core", "sources", "producer", "worker", "writer", "indexer", "embq")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in CODE}
