@@ -1,0 +1,59 @@
+"""faiss, imported in one place."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+from types import ModuleType
+
+from core.errors import ConfigError
+
+DISTRIBUTIONS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu12", "faiss-gpu-cu11")
+"""All install into the same folder `faiss`, so that of two the later one half overwrites the earlier one."""
+
+MOST_BYTES = 1 << 46
+"""faiss 1.15 refuses to read vectors beyond 1 TB where it is not told otherwise; our files are our own."""
+
+
+@cache
+def faiss() -> ModuleType:
+    """The module; ConfigError where it is not installed, or twice."""
+    found = [name for name in DISTRIBUTIONS if _installed(name)]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{' and '.join(found)} are both installed, and overwrite each other's files",
+            next_step=f"pip uninstall {' '.join(found)}, then pip install 'embq[index]' or 'embq[index-gpu]'",
+            code="two_faiss",
+        )
+    try:
+        import faiss as module
+    except ImportError as error:
+        raise ConfigError(
+            f"an index is built and searched with faiss, which cannot be imported here: {error}",
+            next_step="pip install 'embq[index]', or 'embq[index-gpu]' on a machine with a CUDA device",
+            code="no_faiss",
+        ) from error
+    raise_limit = getattr(module, "set_deserialization_vector_byte_limit", None)
+    if raise_limit is not None:
+        raise_limit(MOST_BYTES)
+    loaded: ModuleType = module
+    return loaded
+
+
+def set_threads(count: int) -> None:
+    """How many threads faiss uses in this process from now on."""
+    faiss().omp_set_num_threads(max(1, count))
+
+
+def gpus() -> int:
+    """CUDA devices that faiss can use here; 0 of a build without CUDA."""
+    count = getattr(faiss(), "get_num_gpus", None)
+    return int(count()) if count is not None else 0
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""A process that does index units: one JSON line for each on stdin, one JSON answer on stdout.
+
+    python -m indexer.process --worker NAME --threads N --memory BYTES
+
+It ends when stdin does. What it says beside answers goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from importlib import import_module
+from typing import Any
+
+from core.errors import EmbqError
+from indexer.units import IndexUnit, Sidecar, StageFunction, perform
+
+
+def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str) -> Sidecar:
+    """Do one unit here; raises the EmbqError that says why it cannot be done."""
+    function: StageFunction = getattr(import_module(f"indexer.stages.{unit.stage}"), unit.stage)
+    return perform(unit, function, threads=threads, memory_bytes=memory_bytes, worker=worker)
+
+
+def answer(line: str, *, threads: int, memory_bytes: int, worker: str) -> dict[str, Any]:
+    """What to say of the unit in one line."""
+    try:
+        unit = IndexUnit.from_description(json.loads(line))
+        sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker)
+        return {"digest": sidecar.digest, "ok": True}
+    except EmbqError as error:
+        return _told(type(error).__name__, error.code, error.message, error.next_step)
+    except MemoryError:
+        return _told(
+            "ConfigError",
+            "out_of_memory",
+            "the machine has no memory left for this step of the index",
+            "give a smaller --current-memory-available or fewer --workers",
+        )
+    except Exception as error:  # noqa: BLE001 - process boundary
+        with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
+            traceback.print_exc(file=report)
+        return _told(
+            "EmbqError",
+            "bug",
+            f"embq has a bug, {error!r}; the details are in {report.name}",
+            "report it with that file",
+        )
+
+
+def _told(kind: str, code: str, message: str, next_step: str) -> dict[str, Any]:
+    return {"error": {"kind": kind, "code": code, "message": message, "next_step": next_step}}
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m indexer.process")
+    parser.add_argument("--worker", default=f"pid-{os.getpid()}")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory", type=int, default=1 << 62)
+    options = parser.parse_args()
+    # What a library prints must not end up between answers.
+    said, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        told = answer(line, threads=options.threads, memory_bytes=options.memory, worker=options.worker)
+        said.write(json.dumps(told) + "\n")
+        said.flush()
+
+
+if __name__ == "__main__":
+    main()

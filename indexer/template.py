@@ -1,0 +1,100 @@
+"""The trained index without rows: turns vectors into list numbers and codes, and answers once it has lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import OutputError
+from indexer.faiss_module import faiss, gpus
+from indexer.lists import Lists
+
+
+class Template:
+    """An IVF index and the transforms before it.
+
+    Args:
+        index: a `faiss.IndexIVF`, or an `IndexPreTransform` around one, trained.
+
+    Attributes:
+        ivf: the index behind the transforms.
+        nlist: number of lists.
+        code_size: bytes of a row's code.
+    """
+
+    def __init__(self, index: Any) -> None:
+        module = faiss()
+        self.index = module.downcast_index(index)
+        self.ivf = module.downcast_index(module.extract_index_ivf(self.index))
+        self.nlist: int = self.ivf.nlist
+        self.code_size: int = self.ivf.code_size
+        self._transforms = []
+        if hasattr(self.index, "chain"):
+            chain = self.index.chain
+            self._transforms = [module.downcast_VectorTransform(chain.at(at)) for at in range(chain.size())]
+        self._lists: object = None
+        self._assigner: Any = None
+
+    @classmethod
+    def read(cls, path: Path) -> Template:
+        """The template of a file; OutputError where it cannot be read."""
+        try:
+            return cls(faiss().read_index(str(path)))
+        except RuntimeError as error:
+            raise OutputError(
+                f"{path} cannot be read: {str(error).splitlines()[0]}",
+                next_step="restore it, or build the index again with `embq index --rebuild`",
+                code="index_damaged",
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Write it without rows."""
+        faiss().write_index(self.index, str(path))
+
+    def transformed(self, vectors: np.ndarray) -> np.ndarray:
+        """What the index sees of vectors: float32 (n, its own dimension)."""
+        for transform in self._transforms:
+            vectors = transform.apply(vectors)
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+    def assign(self, seen: np.ndarray) -> np.ndarray:
+        """The list of each vector: int64 (n,).
+
+        Args:
+            seen: as `transformed` gave them.
+        """
+        if self._assigner is None:
+            self._assigner = on_gpus(self.ivf.quantizer) if gpus() else self.ivf.quantizer
+        _, lists = self._assigner.search(seen, 1)
+        numbers: np.ndarray = lists.ravel()
+        return numbers
+
+    def add(self, vectors: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Encode float32 vectors (n, dim) into the lists under the given ids; gives the list of each."""
+        from faiss.contrib import ivf_tools
+
+        add_preassigned: Any = ivf_tools.add_preassigned
+
+        seen = self.transformed(vectors)
+        numbers = self.assign(seen)
+        if len(seen):
+            add_preassigned(self.ivf, seen, numbers, np.ascontiguousarray(ids, dtype=np.int64))
+        return numbers
+
+    def hold(self, lists: Lists, rows: int, *, owner: object = None) -> None:
+        """Let the index answer from these lists; `owner` is what must live as long as they do."""
+        self.ivf.replace_invlists(lists, False)
+        self.ivf.ntotal = rows
+        self.index.ntotal = rows
+        self._lists = (lists, owner)
+
+
+def on_gpus(index: Any) -> Any:
+    """A copy of a flat index on all CUDA devices."""
+    return faiss().index_cpu_to_all_gpus(index)
+
+
+Progress = Callable[[], None]
