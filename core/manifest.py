@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from core.durable import output_error, publish
@@ -166,6 +167,16 @@ class Manifest:
             table = pq.read_table(opened(path), columns=["unit_id", "kind"])
             for batch in table.to_batches(max_chunksize=1_000):
                 yield from zip(batch["unit_id"].to_pylist(), batch["kind"].to_pylist(), strict=True)
+
+    def sources(self, unit_ids: Iterable[str]) -> dict[str, str]:
+        """Unit id -> its source, of those of the ids that are in the list; one pass over it."""
+        wanted = pa.array(sorted(unit_ids), pa.string())
+        found: dict[str, str] = {}
+        for path in self._paths:
+            table = pq.read_table(opened(path), columns=["unit_id", "source"])
+            table = table.filter(pc.is_in(table["unit_id"], wanted))
+            found.update(zip(table["unit_id"].to_pylist(), table["source"].to_pylist(), strict=True))
+        return found
 
     def is_retry(self, u: int) -> bool:
         """Whether unit `u` may do samples of an earlier unit again: its generation is one of retries."""

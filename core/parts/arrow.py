@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from core.parts.base import groups_within
+
 
 class ArrowPart:
     """See `core.parts.base.PartFile`; tables are record batches.
@@ -28,13 +30,13 @@ class ArrowPart:
         options = pa.ipc.IpcReadOptions(included_fields=sorted(fields))
         return pa.ipc.open_file(pa.memory_map(str(self._path)), options=options)
 
-    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.parts.base.PartFile`."""
         with self._open(columns) as reader:
-            for number in range(reader.num_record_batches):
+            for number, first, last in groups_within(self._batches, start, stop):
                 batch = reader.get_batch(number)
                 batch.validate(full=True)
-                yield pa.Table.from_batches([batch.select(list(columns))])
+                yield pa.Table.from_batches([batch.select(list(columns)).slice(first, last - first)])
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `core.parts.base.PartFile`; the first and the last id of each batch."""

@@ -88,12 +88,13 @@ class Hdf5Part:
         path = f"{NUL}/{column.path}"
         return self._file[path][:] if path in self._file else None
 
-    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.parts.base.PartFile`."""
         schema = pa.schema([self.schema.field(name) for name in columns], self.schema.metadata)
-        for start in range(0, self.rows, READ_ROWS):
-            stop = min(start + READ_ROWS, self.rows)
-            yield pa.Table.from_arrays([self._read(field, start, stop) for field in schema], schema=schema)
+        end = self.rows if stop is None else min(stop, self.rows)
+        for first in range(start, end, READ_ROWS):
+            last = min(first + READ_ROWS, end)
+            yield pa.Table.from_arrays([self._read(field, first, last) for field in schema], schema=schema)
 
     def _read(self, field: pa.Field, start: int, stop: int) -> pa.Array:
         column = self._columns[field.name]

@@ -79,11 +79,14 @@ class Part:
         """See `core.parts.base.PartFile`; of the first file."""
         return self._files[0][1].ids()
 
-    def tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows in order, a bounded number at a time.
+    def tables(
+        self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows from `start` up to `stop` in order, a bounded number at a time.
 
         Args:
             columns: the columns to read; None for all.
+            stop: None for all rows from `start` on.
 
         Raises one of `FORMAT_ERRORS` where a file is damaged, or the files are of different lengths.
         """
@@ -92,8 +95,12 @@ class Part:
             raise KeyError(f"no column {', '.join(absent)}")
         wanted = [[name for name in names if name in opened.schema.names] for _, opened in self._files]
         (_, first), *others = self._files
-        beside = [Cursor(opened.tables(mine)) for (_, opened), mine in zip(others, wanted[1:], strict=True) if mine]
-        for table in first.tables(wanted[0]):
+        beside = [
+            Cursor(opened.tables(mine, start, stop))
+            for (_, opened), mine in zip(others, wanted[1:], strict=True)
+            if mine
+        ]
+        for table in first.tables(wanted[0], start, stop):
             merged = dict(zip(table.column_names, table.columns, strict=True))
             for cursor in beside:
                 more = cursor.take(table.num_rows)

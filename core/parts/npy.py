@@ -30,11 +30,12 @@ class NpyPart:
         value = pa.from_numpy_dtype(self._matrix.dtype)
         self.schema = pa.schema([pa.field(column, pa.list_(value, self._matrix.shape[1]))])
 
-    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.parts.base.PartFile`."""
         (field,) = [self.schema.field(name) for name in columns]
-        for start in range(0, self.rows, READ_ROWS):
-            piece = np.array(self._matrix[start : start + READ_ROWS])
+        end = self.rows if stop is None else min(stop, self.rows)
+        for first in range(start, end, READ_ROWS):
+            piece = np.array(self._matrix[first : min(first + READ_ROWS, end)])
             flat = pa.array(piece.reshape(-1), field.type.value_type)
             yield pa.Table.from_arrays([pa.FixedSizeListArray.from_arrays(flat, type=field.type)], schema=self.schema)
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.objects import Place, opened
+from core.parts.base import groups_within
 
 
 class ParquetPart:
@@ -18,10 +19,13 @@ class ParquetPart:
         self.rows = int(self._file.metadata.num_rows)
         self.schema: pa.Schema = self._file.schema_arrow
 
-    def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.parts.base.PartFile`."""
-        for group in range(self._file.num_row_groups):
-            yield self._file.read_row_group(group, columns=list(columns)).select(list(columns))
+        footer = self._file.metadata
+        rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        for group, first, last in groups_within(rows, start, stop):
+            table = self._file.read_row_group(group, columns=list(columns)).select(list(columns))
+            yield table.slice(first, last - first)
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `core.parts.base.PartFile`."""

@@ -1,0 +1,1 @@
+"""What is indexed, one file for each kind of folder that embeddings come in."""

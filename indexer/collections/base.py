@@ -1,0 +1,169 @@
+"""Parts of a collection: aligned files with rows, in the order of their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from core.errors import InputError
+from core.objects import Place, place
+
+if TYPE_CHECKING:
+    import numpy as np
+
+NAMES = pa.dictionary(pa.int32(), pa.string())
+"""Type of a column with few different texts, each in many rows."""
+
+IDENTITY = (
+    pa.field("id", pa.int64(), nullable=False),
+    pa.field("key", pa.string(), nullable=False),
+    pa.field("caption", pa.string()),
+    pa.field("source", NAMES),
+    pa.field("unit_id", NAMES),
+)
+"""What is known of a row of any collection; columns of metadata stand behind these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRef:
+    """A file with rows.
+
+    Attributes:
+        path: relative to the collection's root.
+        bytes: its size.
+        sha256: from the commit record; None for files of plain folders.
+        mtime_ns: when it was changed last; None for files that a commit record names.
+        kind: "rows" or "vectors", as in a commit record.
+        column: the column that it holds where that is one column of vectors, else "".
+    """
+
+    path: str
+    bytes: int
+    sha256: str | None = None
+    mtime_ns: int | None = None
+    kind: str = "rows"
+    column: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRef:
+    """Aligned files: row `i` of each of them is one row of the collection, the one with id `first_id + i`."""
+
+    files: tuple[FileRef, ...]
+    rows: int
+    first_id: int
+
+    def describe(self) -> dict[str, Any]:
+        """The part as JSON-ready values; `from_description` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> PartRef:
+        """The part that `describe` gave; KeyError or TypeError on any other shape."""
+        files = tuple(FileRef(**file) for file in described["files"])
+        return cls(files=files, rows=int(described["rows"]), first_id=int(described["first_id"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A range of rows, small enough for one unit of work."""
+
+    first_id: int
+    rows: int
+
+    @property
+    def stop_id(self) -> int:
+        """The id behind its last one."""
+        return self.first_id + self.rows
+
+
+class PartReader(Protocol):
+    """Reads the parts of one collection. Rows are counted from the first of the part."""
+
+    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """float32 (m, dim) of the rows from `start` up to `stop`, a bounded number at a time."""
+        ...
+
+    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+        """`IDENTITY` without its id, and metadata, of these rows, a bounded number at a time."""
+        ...
+
+    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
+        """Called before `identity` with all (part, start, stop) that it will be asked for."""
+        ...
+
+
+def blocks_of(parts: Sequence[PartRef], block_rows: int, start_id: int = 0) -> list[Block]:
+    """Consecutive ranges of at most `block_rows` rows that cover all from `start_id` on.
+
+    Whole parts stand together where they fit. A part that is larger than a block is cut into equal blocks of its own.
+    """
+    if block_rows < 1:
+        raise ValueError(f"blocks of {block_rows} rows")
+    found: list[Block] = []
+    first, rows = start_id, 0
+    for part in parts:
+        left = part.first_id + part.rows - max(part.first_id, start_id)
+        if left <= 0:
+            continue
+        if rows and rows + left > block_rows:
+            found.append(Block(first_id=first, rows=rows))
+            first, rows = first + rows, 0
+        if left > block_rows:
+            count = -(-left // block_rows)
+            cuts = [first + left * number // count for number in range(count + 1)]
+            found += [Block(first_id=a, rows=b - a) for a, b in pairwise(cuts)]
+            first = cuts[-1]
+        else:
+            rows += left
+    if rows:
+        found.append(Block(first_id=first, rows=rows))
+    return found
+
+
+def check_unchanged(root: str, part: PartRef) -> None:
+    """Raise InputError `part_missing` or `part_changed` where a file is not the one that was listed."""
+    for file in part.files:
+        path = place_of(root, file)
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise InputError(
+                f"{path} is gone: it holds rows {part.first_id:,} to {part.first_id + part.rows - 1:,}",
+                next_step="bring it back" if file.sha256 else "bring it back, or build the index anew",
+                code="part_missing",
+            ) from error
+        changed = ""
+        if status.st_size != file.bytes:
+            changed = f"it has {status.st_size:,} bytes now and had {file.bytes:,}"
+        elif file.mtime_ns is not None and getattr(status, "st_mtime_ns", file.mtime_ns) != file.mtime_ns:
+            changed = "it was written again"
+        if changed:
+            raise InputError(
+                f"{path} is not what it was when it was listed: {changed}",
+                next_step="restore it from a backup" if file.sha256 else "build the index anew",
+                code="part_changed",
+            )
+
+
+def place_of(root: str, file: FileRef) -> Place:
+    """Where a file stands."""
+    return place(root) / file.path
+
+
+def damaged(path: object, why: object) -> InputError:
+    """The error for a file that cannot be read."""
+    return InputError(
+        f"{path} cannot be read: {why}",
+        next_step="restore it from a backup, or take it away and build the index without it",
+        code="part_damaged",
+    )
+
+
+def no_embeddings(what: str, next_step: str) -> InputError:
+    """The error for a folder in which there is nothing to index."""
+    return InputError(what, next_step=next_step, code="no_embeddings")

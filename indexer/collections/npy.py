@@ -1,0 +1,115 @@
+"""Folders of .npy files as autofaiss takes them: a matrix in each, in the order of their paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from core.errors import InputError
+from core.parts.base import READ_ROWS
+from indexer.collections.base import PartRef, damaged, no_embeddings
+from indexer.collections.plain import Shape, file_ref, files_below, rows_of_file, same_shape
+
+if TYPE_CHECKING:
+    from indexer.collection import Collection
+
+SUFFIX = ".npy"
+
+
+def describe_npy(root: Path) -> dict[str, Any]:
+    """The fields of the collection that the .npy files at or below a path are; see `indexer.collection.Collection`.
+
+    Raises InputError where there are no rows, where a file holds no vectors, or where two hold different ones.
+    """
+    folder, files = files_below(root, SUFFIX)
+    parts: list[PartRef] = []
+    empty: list[str] = []
+    shape: Shape | None = None
+    total = 0
+    for path in files:
+        matrix = open_matrix(path)
+        ref = file_ref(folder, path, kind="vectors")
+        if not len(matrix):
+            empty.append(ref.path)
+            continue
+        shape = same_shape(shape, Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype)))
+        parts.append(PartRef(files=(ref,), rows=len(matrix), first_id=total))
+        total += len(matrix)
+    if shape is None:
+        raise no_embeddings(f"{root} holds no rows: its {len(files)} .npy files are empty", "name another folder")
+    return {
+        "kind": "npy",
+        "column": "embedding",
+        "output": "embedding",
+        "dim": shape.dim,
+        "parts": tuple(parts),
+        "empty": tuple(empty),
+    }
+
+
+def open_matrix(path: Path) -> np.ndarray:
+    """The matrix in a file, mapped into memory; InputError where it holds anything else than rows of floats."""
+    try:
+        if os.path.getsize(path) == 0:
+            return np.empty((0, 0), np.float32)
+        # numpy's own parser; nothing that a file says is executed.
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except TokenError as error:  # numpy reads the header with Python's own tokeniser
+        raise damaged(path, f"its header is damaged: {error}") from error
+    except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
+        raise damaged(path, error) from error
+    why = ""
+    if not isinstance(array, np.ndarray):
+        why = "it is an archive of several arrays"
+    elif array.ndim != 2:
+        why = f"it holds an array of shape {array.shape}, and not one of rows and numbers"
+    elif array.dtype.kind != "f":
+        why = f"it holds {array.dtype}, and not floats"
+    elif np.isfortran(array):
+        why = "its numbers are in Fortran order, column by column"
+    elif len(array) and not array.shape[1]:
+        why = "its vectors have no numbers"
+    if why:
+        raise InputError(
+            f"{path} is no list of vectors: {why}",
+            next_step="write it as a C-ordered matrix of float16 or float32, or take it away",
+            code="not_vectors",
+        )
+    return array
+
+
+@dataclass(slots=True)
+class NpyReader:
+    """See `indexer.collections.base.PartReader`."""
+
+    collection: Collection
+
+    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """See `PartReader`."""
+        (file,) = part.files
+        yield from matrix_rows(Path(self.collection.root) / file.path, part, self.collection.dim, start, stop)
+
+    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
+        """See `PartReader`; there is nothing to do."""
+
+    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+        """See `PartReader`; keys are FILE:ROW."""
+        (file,) = part.files
+        for first in range(start, stop, READ_ROWS):
+            yield rows_of_file(file, first, min(first + READ_ROWS, stop))
+
+
+def matrix_rows(path: Path, part: PartRef, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+    """float32 (m, dim) of the rows from `start` up to `stop` of a file; InputError where it holds others than those."""
+    matrix = open_matrix(path)
+    if matrix.shape != (part.rows, dim):
+        raise damaged(path, f"it holds an array of shape {matrix.shape}, and held one of {(part.rows, dim)}")
+    for first in range(start, stop, READ_ROWS):
+        yield matrix[first : min(first + READ_ROWS, stop)].astype(np.float32)

@@ -1,0 +1,83 @@
+"""What folders of embeddings have in common that no run made: their files, and identity where nothing tells it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from core.errors import InputError
+from indexer.collections.base import IDENTITY, FileRef, no_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the vectors of a file are: `dim` numbers each, of type `dtype`."""
+
+    path: Path
+    dim: int
+    dtype: str
+
+
+def same_shape(before: Shape | None, this: Shape) -> Shape:
+    """`before`, or `this` where there is none; InputError `mixed_embeddings` where they differ."""
+    if before is not None and (before.dim, before.dtype) != (this.dim, this.dtype):
+        raise InputError(
+            f"these are not vectors of one model: {before.path} holds {before.dim} numbers of {before.dtype}, "
+            f"{this.path} holds {this.dim} of {this.dtype}",
+            next_step="give the files of each model a folder of their own",
+            code="mixed_embeddings",
+        )
+    return before or this
+
+
+def files_below(root: Path, suffix: str) -> tuple[Path, list[Path]]:
+    """The folder that paths are relative to, and the files in it that end so, at any depth, sorted by their paths.
+
+    Where `root` is such a file itself, it is the only one. Hidden files and folders are passed over, and a folder
+    called "index" that holds an index. InputError `no_embeddings` where there is none.
+    """
+    if root.is_file():
+        return root.parent, [root]
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith((".", "_")) and not (Path(folder) / name / "CURRENT").is_file()
+        ]
+        found += [Path(folder) / name for name in names if name.endswith(suffix) and not name.startswith(".")]
+    if not found:
+        raise no_embeddings(f"{root} holds no {suffix} files", "name a folder with embeddings, or the output of a run")
+    return root, sorted(found, key=str)
+
+
+def file_ref(folder: Path, path: Path, *, kind: str = "rows", column: str = "") -> FileRef:
+    """A file as it is now."""
+    status = path.stat()
+    return FileRef(
+        path=path.relative_to(folder).as_posix(),
+        bytes=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        kind=kind,
+        column=column,
+    )
+
+
+def rows_of_file(file: FileRef, start: int, stop: int) -> pa.Table:
+    """Identity of rows of which nothing is known but where they stand: keys are FILE:ROW."""
+    count = stop - start
+    keys = pa.array([f"{file.path}:{row}" for row in range(start, stop)], pa.string())
+    return pa.Table.from_arrays(
+        [keys, pa.nulls(count, pa.string()), same_name(file.path, count), same_name(None, count)],
+        schema=pa.schema(IDENTITY[1:]),
+    )
+
+
+def same_name(name: str | None, count: int) -> pa.DictionaryArray:
+    """One text, or null, in `count` rows."""
+    indices = pa.nulls(count, pa.int32()) if name is None else pa.array(np.zeros(count, np.int32))
+    return pa.DictionaryArray.from_arrays(indices, pa.array([] if name is None else [name], pa.string()))
