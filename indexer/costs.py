@@ -1,0 +1,210 @@
+"""What each stage of a build takes: memory, disk and time, from the sizes of the plan and the speed of the machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.cores import cores
+from indexer.codecs import ID_BYTES, Codec
+
+BASE_BYTES = 200 << 20
+"""A process with faiss, numpy and pyarrow loaded, before it holds any rows (measured: 150 MB, and room)."""
+
+BATCH_ROWS = 16_384
+"""Rows that are held as float32 at once while a block is read, assigned and encoded."""
+
+TRUTH_QUERIES = 1_000
+"""Queries whose true neighbours are found by comparing every row."""
+
+TUNE_S = 40.0
+"""Sweeping probes and refinement on the queries, single-threaded: bounded by the tuning itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What a machine can do.
+
+    Attributes:
+        gflops: of one core in the matrix products of float32 that finding the nearest centroid consists of, 1e9/s.
+        disk_bytes_s: bytes written per second, durably.
+        cores: that the build may keep busy.
+    """
+
+    gflops: float
+    disk_bytes_s: float
+    cores: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """An estimate for one stage.
+
+    Attributes:
+        stage: "sample", "train", "truth", "add", "merge", "tune".
+        ram_bytes: of one process.
+        disk_bytes: that it adds, whether or not the finished index keeps them.
+        seconds: with the plan's processes side by side.
+        units: into how many steps it is cut.
+    """
+
+    stage: str
+    ram_bytes: int
+    disk_bytes: int
+    seconds: float
+    units: int
+
+
+def measure_speeds(folder: Path | None = None) -> Speeds:
+    """Measures this machine for a third of a second; the disk is that of `folder`, or of the temporary folder."""
+    import numpy as np
+
+    from indexer.faiss_module import faiss
+
+    module, dim = faiss(), 256
+    rng = np.random.default_rng(0)
+    rows, centroids = rng.random((4096, dim), dtype=np.float32), rng.random((1024, dim), dtype=np.float32)
+    threads = module.omp_get_max_threads()
+    module.omp_set_num_threads(1)
+    try:
+        took = min(_timed(lambda: module.knn(rows, centroids, 1)) for _ in range(4))
+    finally:
+        module.omp_set_num_threads(threads)
+    return Speeds(
+        gflops=2 * len(rows) * len(centroids) * dim / took / 1e9, disk_bytes_s=_disk_bytes_s(folder), cores=cores()
+    )
+
+
+def _disk_bytes_s(folder: Path | None) -> float:
+    """From a durable write of 32 MB; a modest disk's speed where there is no room for it."""
+    data = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=folder if folder is not None and folder.is_dir() else None) as file:
+
+            def write() -> None:
+                for _ in range(32):
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+            return 32 * len(data) / _timed(write)
+    except OSError:
+        return 200e6
+
+
+def _timed(work: object) -> float:
+    begun = time.perf_counter()
+    work()  # type: ignore[operator]
+    return max(time.perf_counter() - begun, 1e-6)
+
+
+def train_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
+    """RAM of training: the sample as float32, once more after a transform, centroids and their sums."""
+    copies = 1 + bool(codec.transform)
+    return (
+        BASE_BYTES + 4 * dim * rows * copies + 12 * codec.coded_dim * nlist + (16 * dim * dim if codec.transform else 0)
+    )
+
+
+def add_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
+    """RAM of adding a block: centroids, a batch of rows as read, transformed and compared, and growing lists."""
+    batch = BATCH_ROWS * 4 * (dim + codec.coded_dim) * 2
+    return BASE_BYTES + 4 * codec.coded_dim * nlist + batch + 2 * rows * codec.bytes_per_vector()
+
+
+def stage_costs(
+    *,
+    n: int,
+    dim: int,
+    codec: Codec,
+    nlist: int,
+    train_rows: int,
+    iterations: int,
+    block_rows: int,
+    slices: int,
+    refine: str,
+    workers: int,
+    memory: int,
+    speeds: Speeds,
+) -> tuple[StageCost, ...]:
+    """What every stage takes.
+
+    Args:
+        memory: bytes that all processes together may take.
+    """
+    at_once = min(workers, speeds.cores)
+    flops_s, disk_s = speeds.gflops * 1e9, speeds.disk_bytes_s
+    pace = speeds.gflops / 50
+    row_bytes = 2 * dim
+    entries = n * codec.bytes_per_vector()
+    index = codec.index_bytes(n, nlist, dim)
+    blocks = -(-n // block_rows)
+    kmeans_s = 2.0 * train_rows * nlist * codec.coded_dim * iterations / flops_s / speeds.cores
+    pq_s = 0.05 * codec.code_bytes if codec.key.startswith("PQ") else 0.0
+    rotate_s = 4.0 * min(train_rows, 65_536) * dim * dim / flops_s if codec.transform else 0.0
+    if codec.transform.startswith("OPQ"):
+        rotate_s *= 50
+    products = nlist + (dim if codec.transform else 0)
+    assign_s = 2.0 * n * products * codec.coded_dim / flops_s
+    rows_file = n * row_bytes if refine == "fp16" else 0
+    read_s = n * row_bytes / disk_s / 4
+    return (
+        StageCost(
+            stage="sample",
+            ram_bytes=BASE_BYTES + BATCH_ROWS * 8 * dim,
+            disk_bytes=train_rows * row_bytes,
+            seconds=(read_s + train_rows * row_bytes / disk_s) / at_once,
+            units=blocks,
+        ),
+        StageCost(
+            stage="train",
+            ram_bytes=train_bytes(train_rows, codec, nlist, dim),
+            disk_bytes=4 * codec.coded_dim * nlist,
+            seconds=kmeans_s + pq_s / pace + rotate_s,
+            units=1,
+        ),
+        StageCost(
+            stage="truth",
+            ram_bytes=BASE_BYTES + BATCH_ROWS * 8 * dim + TRUTH_QUERIES * 128 * 12,
+            disk_bytes=TRUTH_QUERIES * 128 * 12 * blocks,
+            seconds=(2.0 * n * TRUTH_QUERIES * dim / flops_s + read_s) / at_once,
+            units=blocks,
+        ),
+        StageCost(
+            stage="add",
+            ram_bytes=add_bytes(min(block_rows, n), codec, nlist, dim),
+            disk_bytes=entries + rows_file,
+            seconds=(assign_s + n / (codec.encode_rows_s * pace) + read_s + (entries + rows_file) / disk_s) / at_once,
+            units=blocks,
+        ),
+        StageCost(
+            stage="merge",
+            ram_bytes=BASE_BYTES + 3 * -(-entries // slices),
+            disk_bytes=entries,
+            seconds=2 * entries / disk_s / at_once,
+            units=slices,
+        ),
+        StageCost(
+            stage="tune",
+            ram_bytes=BASE_BYTES + (index if index + BASE_BYTES <= memory else 4 * codec.coded_dim * nlist),
+            disk_bytes=0,
+            seconds=TUNE_S * min(1.0, n / 1e6),
+            units=1,
+        ),
+    )
+
+
+__all__ = [
+    "BASE_BYTES",
+    "BATCH_ROWS",
+    "ID_BYTES",
+    "Speeds",
+    "StageCost",
+    "add_bytes",
+    "measure_speeds",
+    "stage_costs",
+    "train_bytes",
+]
