@@ -27,6 +27,7 @@ class Template:
 
     def __init__(self, index: Any) -> None:
         module = faiss()
+        self._owner = index  # what is downcast only points into it
         self.index = module.downcast_index(index)
         self.ivf = module.downcast_index(module.extract_index_ivf(self.index))
         self.nlist: int = self.ivf.nlist

@@ -1,0 +1,106 @@
+"""Index units: done once, whoever does them and however often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import InputError, OutputError
+from indexer.units import IndexUnit, Made, Task, find, perform, read_inputs, write_inputs
+from indexer.workshop import Workshop
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> IndexUnit:
+    """A unit of a build whose spec is a few words."""
+    workshop = Workshop(tmp_path / "index", "b1")
+    workshop.make()
+    workshop.write_once(workshop.spec, {"word": "spec"})
+    return IndexUnit(index=str(workshop.index), build="b1", stage="sample", number=3, inputs=write_inputs(workshop, {}))
+
+
+def stage_that_writes(text: str):
+    """A stage function whose payload is `text`."""
+
+    def stage(task: Task) -> Made:
+        path, kept = task.temporary("txt"), task.temporary("kept.txt")
+        path.write_text(text + str(task.spec["word"]))
+        kept.write_text("kept")
+        return Made(work={"text": path}, kept={"kept": kept}, stats={"length": len(text)})
+
+    return stage
+
+
+def do(unit: IndexUnit, text: str = "a ") -> str:
+    """Perform the unit; gives what its payload says."""
+    sidecar = perform(unit, stage_that_writes(text), threads=1, memory_bytes=1, worker="w")
+    return sidecar.files["text"].check(Path(unit.index)).read_text()
+
+
+def test_a_unit_that_is_done_is_not_done_again(unit: IndexUnit) -> None:
+    """Given a sidecar, when the unit is performed again, then the first payload stands and nothing is written."""
+    assert do(unit, "first ") == "first spec"
+    before = sorted(unit.workshop.index.rglob("*"))
+    assert do(unit, "second ") == "first spec"
+    assert sorted(unit.workshop.index.rglob("*")) == before
+
+
+def test_of_two_attempts_at_once_the_first_sidecar_stands_and_the_other_payload_goes(unit: IndexUnit) -> None:
+    """Given an attempt that finishes while another one is at it, then both answer with the payload of the first."""
+
+    def overtaken(task: Task) -> Made:
+        assert do(unit, "first ") == "first spec"
+        return stage_that_writes("second ")(task)
+
+    sidecar = perform(unit, overtaken, threads=1, memory_bytes=1, worker="slow")
+    assert sidecar.files["text"].check(Path(unit.index)).read_text() == "first spec"
+    assert len(list(unit.workshop.files.iterdir())) == 1
+
+
+def test_a_payload_that_is_gone_or_cut_makes_its_unit_undone(unit: IndexUnit) -> None:
+    """Given a sidecar whose payload has lost bytes, then the unit is done anew."""
+    do(unit, "first ")
+    sidecar = find(unit)
+    assert sidecar is not None
+    (Path(unit.index) / sidecar.files["text"].path).write_text("x")
+    assert find(unit) is None
+    assert do(unit, "second ") == "second spec"
+
+
+def test_a_unit_that_cannot_be_done_leaves_no_sidecar(unit: IndexUnit) -> None:
+    """Given a stage that refuses, then its error comes through and the unit stays undone."""
+
+    def refuse(task: Task) -> Made:
+        raise InputError("not this", code="bad_vectors")
+
+    with pytest.raises(InputError, match="not this"):
+        perform(unit, refuse, threads=1, memory_bytes=1, worker="w")
+    assert find(unit) is None
+
+
+def test_what_units_before_have_made_decides_the_digest(unit: IndexUnit) -> None:
+    """Given another payload of the stage before, then the units after it are others."""
+    workshop = unit.workshop
+    do(unit, "first ")
+    one = write_inputs(workshop, {"sample": [unit.sidecar.name]})
+    assert [sidecar.digest for sidecar in read_inputs(workshop, one)["sample"]] == [unit.digest]
+    other = IndexUnit(index=unit.index, build="b1", stage="sample", number=4, inputs=unit.inputs)
+    do(other, "other ")
+    assert write_inputs(workshop, {"sample": [other.sidecar.name]}) != one
+    assert write_inputs(workshop, {"sample": [unit.sidecar.name]}) == one
+
+
+def test_a_description_that_leads_elsewhere_is_no_unit(unit: IndexUnit) -> None:
+    """Given a build or a digest that would leave the folder, then it is refused."""
+    for name, value in (("build", "../x"), ("inputs", "a/b"), ("stage", "rm"), ("number", "x")):
+        with pytest.raises((ValueError, TypeError)):
+            IndexUnit.from_description({**unit.describe(), name: value})
+    assert IndexUnit.from_description(unit.describe()) == unit
+
+
+def test_a_damaged_spec_is_an_error_with_a_name(unit: IndexUnit) -> None:
+    """Given build.json that is no JSON, then performing says which file cannot be read."""
+    unit.workshop.spec.write_text("{")
+    with pytest.raises(OutputError, match=r"build\.json"):
+        do(unit)
