@@ -1,0 +1,66 @@
+"""The time of single searches on one thread, measured; and expected from what was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from indexer.points import Point, Searches, Setting
+
+WARM = 3
+ROUNDS = 2
+MOST_QUERIES, FEWEST_QUERIES = 60, 10
+SECONDS = 0.12
+"""For one round of one setting, unless the fewest queries take longer."""
+
+
+def timed(searcher: Searches, queries: np.ndarray, k: int, setting: Setting, *, seconds: float) -> np.ndarray:
+    """Milliseconds of single searches, float64 (m,): of as many queries as the time allows."""
+    for query in queries[:WARM]:
+        searcher.search(query[None], k, nprobe=setting.nprobe, k_factor=setting.k_factor)
+    took, until = [], time.monotonic() + seconds
+    for query in queries:
+        before = time.perf_counter_ns()
+        searcher.search(query[None], k, nprobe=setting.nprobe, k_factor=setting.k_factor)
+        took.append((time.perf_counter_ns() - before) / 1e6)
+        if len(took) >= FEWEST_QUERIES and time.monotonic() > until:
+            break
+    return np.asarray(took)
+
+
+def with_times(searcher: Searches, queries: np.ndarray, k: int, points: Sequence[Point]) -> list[Point]:
+    """The points with their time: of each query the best of all rounds; a round goes over all points."""
+    best: list[np.ndarray | None] = [None] * len(points)
+    for _ in range(ROUNDS):
+        for at, point in enumerate(points):
+            took = timed(searcher, queries[:MOST_QUERIES], k, point.setting, seconds=SECONDS)
+            known = best[at]
+            if known is not None:
+                shared = min(len(known), len(took))
+                took = np.minimum(known[:shared], took[:shared])
+            best[at] = took
+    return [
+        replace(point, mean_ms=round(float(took.mean()), 4), p50_ms=round(float(np.median(took)), 4))
+        for point, took in zip(points, best, strict=True)
+        if took is not None
+    ]
+
+
+def with_expected(points: Sequence[Point], measured: Sequence[Point], k: int) -> list[Point]:
+    """The points with their expected time: a + b * probes + c * candidates, fitted to those that were measured.
+
+    Relative errors count, so that the fast settings fit as well as the slow ones.
+    """
+    table = np.array([_terms(point.setting, k) for point in measured])
+    took = np.array([point.mean_ms or 0.0 for point in measured])
+    weights = 1.0 / np.maximum(took, 1e-3)
+    parts = np.linalg.lstsq(table * weights[:, None], took * weights, rcond=None)[0]
+    parts = np.maximum(parts, 0.0)
+    return [replace(point, expected_ms=float(np.dot(_terms(point.setting, k), parts))) for point in points]
+
+
+def _terms(setting: Setting, k: int) -> list[float]:
+    return [1.0, float(setting.nprobe), float(k * setting.k_factor if setting.k_factor > 1 else 0)]

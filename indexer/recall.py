@@ -1,0 +1,106 @@
+"""Recall: which share of the truly nearest rows a search has found. The one scorer of tuning and of all benchmarks.
+
+Rows that are equally near are equally right: a row that was found counts where its exact score is as good as that of
+the k-th nearest row. Copies of a row (a boilerplate sentence, a default picture) would else count as misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+TOLERANCE = 1e-6
+"""By how much a score may be below the k-th best and still be a tie: float32 sums of some hundred products are off by
+some 1e-7."""
+
+ExactScores = Callable[[int, np.ndarray], np.ndarray]
+"""(query, int64 ids (m,)) -> float (m,): exact scores in the truth's own units, higher is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """The nearest rows of some queries by exact search.
+
+    Attributes:
+        ids: int64 (queries, deep), best first; -1 where there are fewer rows. Deeper than the k that is scored, so that
+            ties of the k-th can be seen.
+        scores: float32 (queries, deep), higher is better: cosines, inner products, or squared distances with a minus.
+        tolerance: by which scores of ties may differ.
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+    tolerance: float = TOLERANCE
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of(self, queries: slice | np.ndarray) -> Truth:
+        """The truth of some of the queries."""
+        return Truth(ids=self.ids[queries], scores=self.scores[queries], tolerance=self.tolerance)
+
+    def right(self, k: int) -> np.ndarray:
+        """bool (queries, deep): which rows are right answers for a search of k, the ties of the k-th among them."""
+        there = (self.ids >= 0).sum(axis=1)
+        last = np.minimum(there, k) - 1
+        bound = self.scores[np.arange(len(self)), np.maximum(last, 0)]
+        margin = self.tolerance * np.maximum(1.0, np.abs(bound))
+        right: np.ndarray = (self.ids >= 0) & (self.scores >= (bound - margin)[:, None])
+        return right
+
+
+def recall(found: np.ndarray, truth: Truth, k: int, *, exact: ExactScores | None = None) -> np.ndarray:
+    """recall@k of each query: float64 (queries,), NaN for a query without any true neighbour.
+
+    The best k of what was found are looked at; of fewer than k rows in all, all must be found.
+
+    Args:
+        found: int64 (queries, at least k unless there are fewer rows), best first; -1 where nothing was found.
+        exact: asked where ties of the k-th reach beyond what the truth holds; without it, a row that the truth does not
+            hold is wrong.
+    """
+    counts = hits(found[:, :k], truth, k)
+    if exact is not None:
+        _count_deep_ties(counts, found[:, :k], truth, k, exact)
+    possible = np.minimum((truth.ids >= 0).sum(axis=1), k)
+    with np.errstate(invalid="ignore"):
+        return np.where(possible > 0, np.minimum(counts, possible) / np.maximum(possible, 1), np.nan)
+
+
+def hits(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
+    """int64 (queries,): how many different rows in `found`, of any width, are right answers for a search of k."""
+    good = which_right(found, truth, k)
+    for query in np.flatnonzero(good.sum(axis=1) > 1):
+        ids = found[query][good[query]]
+        if len(np.unique(ids)) < len(ids):
+            good[query] &= np.isin(np.arange(found.shape[1]), np.unique(found[query], return_index=True)[1])
+    count: np.ndarray = good.sum(axis=1)
+    return count
+
+
+def which_right(found: np.ndarray, truth: Truth, k: int) -> np.ndarray:
+    """bool, the shape of `found`: which of the rows are right answers for a search of k."""
+    step = int(max(truth.ids.max(initial=0), found.max(initial=0))) + 1
+    base = np.arange(len(truth), dtype=np.int64)[:, None] * step
+    wanted = (truth.ids + base)[truth.right(k)]
+    good: np.ndarray = np.isin(found + base, wanted) & (found >= 0)
+    return good
+
+
+def mean_recall(found: np.ndarray, truth: Truth, k: int, *, exact: ExactScores | None = None) -> float:
+    """Mean recall@k of all queries that have a neighbour; NaN where none has."""
+    each = recall(found, truth, k, exact=exact)
+    known = each[~np.isnan(each)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _count_deep_ties(counts: np.ndarray, found: np.ndarray, truth: Truth, k: int, exact: ExactScores) -> None:
+    """Add what ties with the k-th and is not in the truth because that ends before the ties do."""
+    endless = truth.right(k).all(axis=1) & (truth.ids.shape[1] > k)
+    for query in np.flatnonzero(endless):
+        others = np.setdiff1d(found[query][found[query] >= 0], truth.ids[query])
+        if len(others):
+            bound = float(truth.scores[query, k - 1])
+            counts[query] += int((exact(int(query), others) >= bound - truth.tolerance * max(1.0, abs(bound))).sum())
