@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,9 +100,17 @@ class Point:
             "nprobe": self.setting.nprobe,
             "k_factor": self.setting.k_factor,
             "recall": {name: round(value, 5) for name, value in self.recall.items()},
+            "errors": {name: round(value, 5) for name, value in self.errors.items()},
+            "found": round(self.found, 5),
             "p50_ms": self.p50_ms,
             "mean_ms": self.mean_ms,
         }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> Point:
+        """The point that `describe` gave."""
+        rest = {name: value for name, value in described.items() if name not in ("nprobe", "k_factor")}
+        return cls(setting=Setting(nprobe=described["nprobe"], k_factor=described["k_factor"]), **rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,15 @@ class Scores:
     mean_40_ms: float
     p99_40_ms: float
     autofaiss: Mapping[str, float]
+
+    def describe(self) -> dict[str, Any]:
+        """The scores as JSON-ready values; `from_description` is its inverse."""
+        return {**asdict(self), "recall": {str(k): value for k, value in self.recall.items()}}
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> Scores:
+        """The scores that `describe` gave."""
+        return cls(**{**described, "recall": {int(k): value for k, value in described["recall"].items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,3 +174,32 @@ class Tuning:
     def best(self) -> float | None:
         """Recall@k of the worst query set, as reported; None where there are no queries."""
         return min((one.recall[self.goal.k] for one in self.scores.values()), default=None)
+
+    def describe(self) -> dict[str, Any]:
+        """The tuning as JSON-ready values; `from_description` is its inverse."""
+        return {
+            "goal": asdict(self.goal),
+            "setting": asdict(self.setting),
+            "met": self.met,
+            "scores": {name: one.describe() for name, one in self.scores.items()},
+            "points": [one.describe() for one in self.points],
+            "front": [one.describe() for one in self.front],
+            "raised": self.raised,
+            "swept_all": self.swept_all,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> Tuning:
+        """The tuning that `describe` gave."""
+        return cls(
+            goal=Goal(**described["goal"]),
+            setting=Setting(**described["setting"]),
+            met=described["met"],
+            scores={name: Scores.from_description(one) for name, one in described["scores"].items()},
+            points=[Point.from_description(one) for one in described["points"]],
+            front=[Point.from_description(one) for one in described["front"]],
+            raised=described["raised"],
+            swept_all=described["swept_all"],
+            seconds=described["seconds"],
+        )
