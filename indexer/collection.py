@@ -13,15 +13,25 @@ import pyarrow as pa
 
 from core.errors import InputError, UsageError
 from core.objects import Place, place
-from core.parts.base import READ_ROWS
 from core.units import content_hash
-from indexer.collections.base import Block, FileRef, PartReader, PartRef, blocks_of, check_unchanged
+from indexer.collections import hdf5, npy, parquet
+from indexer.collections.base import Block, FileRef, PartReader, PartRef, blocks_of, check_unchanged, no_embeddings
+from indexer.collections.clip_retrieval import LayoutReader, describe_layout, is_layout
+from indexer.collections.hdf5 import Hdf5Reader, describe_hdf5
 from indexer.collections.npy import NpyReader, describe_npy
+from indexer.collections.parquet import ParquetReader, describe_parquet
+from indexer.collections.plain import all_below
 from indexer.collections.run import RunReader, describe_run
 
 __all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
 
-READERS: dict[str, Callable[[Collection], PartReader]] = {"run": RunReader, "npy": NpyReader}
+READERS: dict[str, Callable[[Collection], PartReader]] = {
+    "run": RunReader,
+    "npy": NpyReader,
+    "parquet": ParquetReader,
+    "hdf5": Hdf5Reader,
+    "clip-retrieval": LayoutReader,
+}
 """Kind of collection -> what reads its parts."""
 
 UNIT_LENGTH_ROWS = 1_000
@@ -36,7 +46,7 @@ class Collection:
 
     Attributes:
         root: folder or URL that the paths of the parts' files are relative to.
-        kind: "run", "npy", "parquet" or "hdf5".
+        kind: "run", or for plain folders "npy", "parquet", "hdf5" or "clip-retrieval".
         column: the column of vectors that is indexed.
         output: what it is called, as the name of a folder.
         dim: numbers of a vector as it is restored to floats.
@@ -50,6 +60,7 @@ class Collection:
         run: id of the run.
         id_columns: columns of metadata in the identity.
         query_columns: modality -> column of other vectors of the same rows that the same joint model made of it.
+        id_types: their types in a plain folder, by the names that `core.rows.COLUMN_TYPES` has for them.
         named: "key" and "caption" -> the column that they are, where a plain folder has such columns.
         empty: files that hold no rows, and are passed over.
     """
@@ -67,6 +78,7 @@ class Collection:
     fingerprint: str | None = None
     run: str | None = None
     id_columns: tuple[str, ...] = ()
+    id_types: dict[str, str] = field(default_factory=dict)
     query_columns: dict[str, str] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
@@ -121,8 +133,9 @@ class Collection:
         name = self._known(column)
         first, filled = first_id, 0
         batch = np.empty((0, self.dim), np.float32)
+        reader = self._reader()
         for part, start, stop in self._pieces(first_id, stop_id):
-            for rows in self._reader().vectors(part, name, start, stop):
+            for rows in reader.vectors(part, name, start, stop):
                 while len(rows):
                     if filled == 0:
                         batch = np.empty((min(batch_rows, stop_id - first), self.dim), np.float32)
@@ -144,15 +157,13 @@ class Collection:
         found = np.empty((len(ids), self.dim), np.float32)
         if not len(ids):
             return found
-        # What is close together is read in one go.
-        cuts = np.flatnonzero(np.diff(ids) > READ_ROWS) + 1
-        for at, group in zip(np.split(np.arange(len(ids)), cuts), np.split(ids, cuts), strict=True):
-            for part, start, stop in self._pieces(int(group[0]), int(group[-1]) + 1):
-                first = part.first_id + start
-                for rows in self._reader().vectors(part, name, start, stop):
-                    here = (group >= first) & (group < first + len(rows))
-                    found[at[here]] = rows[group[here] - first]
-                    first += len(rows)
+        if ids[0] < 0 or ids[-1] >= self.n or (np.diff(ids) < 0).any():
+            raise ValueError(f"ids of {self.n} rows must be ascending: {ids}")
+        reader, numbers = self._reader(), np.searchsorted([part.first_id for part in self.parts], ids, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            part, here = self.parts[number], numbers == number
+            check_unchanged(self.root, part)
+            found[here] = reader.rows_at(part, name, ids[here] - part.first_id)
         return found
 
     def read_identity(self, first_id: int, stop_id: int) -> Iterator[pa.Table]:
@@ -275,7 +286,49 @@ def _described(
         )
     if not where.exists():
         raise InputError(f"{where} is not there", next_step="check the path", code="no_embeddings")
-    return describe_npy(where)
+    if where.is_dir() and is_layout(where) and file_format in (None, "npy"):
+        return describe_layout(where, output=output, id_columns=id_columns)
+    format_ = file_format or _format_of(where)
+    if format_ == "npy":
+        if id_columns or column is not None:
+            raise UsageError(f"{where}: .npy files have no columns", next_step="leave the names of columns out")
+        described = describe_npy(where)
+    elif format_ == "parquet":
+        described = describe_parquet(where, column=column, id_columns=id_columns)
+    elif format_ == "hdf5":
+        described = describe_hdf5(where, column=column, id_columns=id_columns)
+    else:
+        raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(SUFFIXES)}")
+    return described | ({} if output is None else {"output": output})
+
+
+SUFFIXES = {"npy": npy.SUFFIXES, "parquet": parquet.SUFFIXES, "hdf5": hdf5.SUFFIXES}
+"""Format of the files of a plain folder -> how their names end."""
+
+
+def _format_of(where: Path) -> str:
+    """The format of a plain folder; parquet files without vectors beside others are their metadata."""
+    below = [where] if where.is_file() else all_below(where)
+    first: dict[str, Path] = {}
+    for path in below:
+        for format_, suffixes in SUFFIXES.items():
+            if path.name.endswith(suffixes):
+                first.setdefault(format_, path)
+    if len(first) > 1 and "parquet" in first and not parquet.has_vectors(first["parquet"]):
+        del first["parquet"]
+    if len(first) > 1:
+        raise InputError(
+            f"{where} holds embeddings in files of {len(first)} formats: {' and '.join(map(str, first.values()))}",
+            next_step=f"give --file-format {' or '.join(first)}",
+            code="mixed_embeddings",
+        )
+    if not first:
+        everything = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        raise no_embeddings(
+            f"{where} holds no embeddings: it is no output of a run, and there is no file that ends in {everything}",
+            "name a folder with embeddings, or the output of a run",
+        )
+    return next(iter(first))
 
 
 def _unit_length(collection: Collection) -> bool:

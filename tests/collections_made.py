@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from build_output import build, write_jsonl
 
 from core.objects import Place
@@ -62,12 +63,71 @@ def npy_files(folder: Path) -> Path:
     return root
 
 
+def parquet_files(folder: Path) -> Path:
+    """Files of different lengths and small groups of rows, lists of fixed and of any length, one file empty."""
+    root = folder / "plain"
+    (root / "deep").mkdir(parents=True)
+    matrix = wanted_vectors().astype(np.float32)
+    fixed = pa.list_(pa.float32(), DIM)
+    for name, start, stop, type_ in (
+        ("a.parquet", 0, 17, fixed),
+        ("deep/b.parquet", 17, 17, fixed),
+        ("deep/c.parquet", 17, 40, pa.list_(pa.float32())),
+    ):
+        table = pa.table(
+            {
+                "url": [f"http://x/{row}" for row in range(start, stop)],
+                "TEXT": [f"caption {row}" for row in range(start, stop)],
+                "embedding": pa.array(list(matrix[start:stop]), type_),
+                "width": pa.array(range(start, stop), pa.int32()),
+            }
+        )
+        pq.write_table(table, root / name, row_group_size=5)
+    return root
+
+
+def hdf5_files(folder: Path) -> Path:
+    """Two files with texts and numbers beside the vectors."""
+    root = folder / "plain"
+    root.mkdir(parents=True)
+    matrix = wanted_vectors()
+    for name, start, stop in (("a.h5", 0, 30), ("b.hdf5", 30, 40)):
+        with h5py.File(root / name, "w") as file:
+            file["embedding"] = matrix[start:stop]
+            file["key"] = [f"k{row}" for row in range(start, stop)]
+            file["rank"] = np.arange(start, stop)
+    return root
+
+
+def clip_retrieval_files(folder: Path) -> Path:
+    """Images, texts and metadata; a column of numbers has nulls in one file, so that its type is another one there."""
+    root = folder / "plain"
+    for name in ("img_emb", "text_emb", "metadata"):
+        (root / name).mkdir(parents=True)
+    images, texts = wanted_vectors(), wanted_vectors(seed=4)
+    for number, start, stop in ((0, 0, 9), (1, 9, 30), (3, 30, 40)):
+        np.save(root / f"img_emb/img_emb_{number}.npy", images[start:stop])
+        np.save(root / f"text_emb/text_emb_{number}.npy", texts[start:stop])
+        rows = range(start, stop)
+        metadata = {
+            "image_path": [f"{row:05d}" for row in rows],
+            "caption": [f"caption {row}" for row in rows],
+            "width": [None if number and row % 2 else row * (1.0 if number else 1) for row in rows],
+            "id": list(rows),
+        }
+        pq.write_table(pa.table(metadata), root / f"metadata/metadata_{number}.parquet")
+    return root
+
+
 KINDS: dict[str, Made] = {
     "run-parquet": run_of("parquet"),
     "run-hdf5": run_of("hdf5"),
     "run-npy": run_of("npy"),
     "run-arrow": run_of("arrow", "float32"),
     "npy": npy_files,
+    "parquet": parquet_files,
+    "hdf5": hdf5_files,
+    "clip-retrieval": clip_retrieval_files,
 }
 
 
@@ -85,8 +145,3 @@ def stored_rows(root: Place) -> pa.Table:
 def stored_vectors(root: Place, column: str = "embedding") -> np.ndarray:
     """All vectors of a run as they are stored."""
     return vectors(stored_rows(root), column)
-
-
-def described(text: str) -> object:
-    """What comes back of something that was written as JSON."""
-    return json.loads(text)

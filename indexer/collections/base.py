@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
 from core.objects import Place, place
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 """Type of a column with few different texts, each in many rows."""
@@ -88,6 +86,10 @@ class PartReader(Protocol):
         """float32 (m, dim) of the rows from `start` up to `stop`, a bounded number at a time."""
         ...
 
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """float32 (len(rows), dim) of these rows, which are ascending."""
+        ...
+
     def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
         """`IDENTITY` without its id, and metadata, of these rows, a bounded number at a time."""
         ...
@@ -95,6 +97,24 @@ class PartReader(Protocol):
     def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
         """Called before `identity` with all (part, start, stop) that it will be asked for."""
         ...
+
+
+def spans(rows: np.ndarray, gap: int) -> Iterator[tuple[int, int]]:
+    """(from, to) of slices of `rows`, ascending, between which more than `gap` rows lie."""
+    cuts = (np.flatnonzero(np.diff(rows) > gap) + 1).tolist()
+    yield from pairwise([0, *cuts, len(rows)])
+
+
+def span_rows(reader: PartReader, part: PartRef, column: str, rows: np.ndarray, dim: int, gap: int) -> np.ndarray:
+    """`PartReader.rows_at` by `PartReader.vectors`: what is closer together than `gap` is read in one go."""
+    found = np.empty((len(rows), dim), np.float32)
+    for a, b in spans(rows, gap):
+        first = int(rows[a])
+        for vectors in reader.vectors(part, column, first, int(rows[b - 1]) + 1):
+            c, d = np.searchsorted(rows[a:b], [first, first + len(vectors)]) + a
+            found[c:d] = vectors[rows[c:d] - first]
+            first += len(vectors)
+    return found
 
 
 def blocks_of(parts: Sequence[PartRef], block_rows: int, start_id: int = 0) -> list[Block]:

@@ -20,7 +20,7 @@ from indexer.collections.plain import Shape, file_ref, files_below, rows_of_file
 if TYPE_CHECKING:
     from indexer.collection import Collection
 
-SUFFIX = ".npy"
+SUFFIXES = (".npy",)
 
 
 def describe_npy(root: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def describe_npy(root: Path) -> dict[str, Any]:
 
     Raises InputError where there are no rows, where a file holds no vectors, or where two hold different ones.
     """
-    folder, files = files_below(root, SUFFIX)
+    folder, files = files_below(root, SUFFIXES)
     parts: list[PartRef] = []
     empty: list[str] = []
     shape: Shape | None = None
@@ -96,6 +96,11 @@ class NpyReader:
         (file,) = part.files
         yield from matrix_rows(Path(self.collection.root) / file.path, part, self.collection.dim, start, stop)
 
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """See `PartReader`."""
+        (file,) = part.files
+        return matrix_rows_at(Path(self.collection.root) / file.path, part, self.collection.dim, rows)
+
     def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
         """See `PartReader`; there is nothing to do."""
 
@@ -106,10 +111,22 @@ class NpyReader:
             yield rows_of_file(file, first, min(first + READ_ROWS, stop))
 
 
-def matrix_rows(path: Path, part: PartRef, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    """float32 (m, dim) of the rows from `start` up to `stop` of a file; InputError where it holds others than those."""
+def open_part(path: Path, part: PartRef, dim: int) -> np.ndarray:
+    """The matrix of a part; InputError where it has another shape than it had."""
     matrix = open_matrix(path)
     if matrix.shape != (part.rows, dim):
         raise damaged(path, f"it holds an array of shape {matrix.shape}, and held one of {(part.rows, dim)}")
+    return matrix
+
+
+def matrix_rows_at(path: Path, part: PartRef, dim: int, rows: np.ndarray) -> np.ndarray:
+    """float32 (len(rows), dim) of these rows of a file."""
+    found: np.ndarray = open_part(path, part, dim)[rows].astype(np.float32)
+    return found
+
+
+def matrix_rows(path: Path, part: PartRef, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+    """float32 (m, dim) of the rows from `start` up to `stop` of a file."""
+    matrix = open_part(path, part, dim)
     for first in range(start, stop, READ_ROWS):
         yield matrix[first : min(first + READ_ROWS, stop)].astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pyarrow as pa
 
 from core.errors import InputError
 from indexer.collections.base import IDENTITY, FileRef, no_embeddings
+
+EMBEDDING = "embedding"
+"""The column of vectors, where none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +38,52 @@ def same_shape(before: Shape | None, this: Shape) -> Shape:
     return before or this
 
 
-def files_below(root: Path, suffix: str) -> tuple[Path, list[Path]]:
+def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> str:
+    """The column of vectors where none is named: "embedding", or the only one; InputError where that says nothing.
+
+    Args:
+        there: columns of vectors.
+        columns: all columns, for the error.
+    """
+    if EMBEDDING in there or len(there) == 1:
+        return EMBEDDING if EMBEDDING in there else there[0]
+    if not there:
+        raise no_embeddings(
+            f"{path} has no column of vectors: it has {', '.join(columns) or 'no columns'}", "name another folder"
+        )
+    raise InputError(
+        f"{path} has {len(there)} columns of vectors, and an index holds one of them: {', '.join(there)}",
+        next_step="name the column",
+        code="which_output",
+    )
+
+
+def files_below(root: Path, suffixes: Sequence[str]) -> tuple[Path, list[Path]]:
     """The folder that paths are relative to, and the files in it that end so, at any depth, sorted by their paths.
 
-    Where `root` is such a file itself, it is the only one. Hidden files and folders are passed over, and a folder
-    called "index" that holds an index. InputError `no_embeddings` where there is none.
+    Where `root` is such a file itself, it is the only one. Hidden files and folders are passed over, those whose
+    names begin with "_", and folders that hold an index. InputError `no_embeddings` where there is none.
     """
     if root.is_file():
         return root.parent, [root]
-    found = []
+    found = [path for path in all_below(root) if path.name.endswith(tuple(suffixes))]
+    if not found:
+        raise no_embeddings(
+            f"{root} holds no files that end in {' or '.join(suffixes)}",
+            "name a folder with embeddings, or the output of a run",
+        )
+    return root, sorted(found, key=str)
+
+
+def all_below(root: Path) -> Iterator[Path]:
+    """All files below a folder, in any order, but for what `files_below` passes over."""
     for folder, folders, names in os.walk(root):
         folders[:] = [
             name
             for name in folders
             if not name.startswith((".", "_")) and not (Path(folder) / name / "CURRENT").is_file()
         ]
-        found += [Path(folder) / name for name in names if name.endswith(suffix) and not name.startswith(".")]
-    if not found:
-        raise no_embeddings(f"{root} holds no {suffix} files", "name a folder with embeddings, or the output of a run")
-    return root, sorted(found, key=str)
+        yield from (Path(folder) / name for name in names if not name.startswith("."))
 
 
 def file_ref(folder: Path, path: Path, *, kind: str = "rows", column: str = "") -> FileRef:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,17 +16,21 @@ from core.layout import Layout, RunInfo
 from core.manifest import Manifest
 from core.models import ModelSpec, Output
 from core.objects import Place, place
+from core.parts.base import READ_ROWS
 from core.parts.joined import Part, opened
 from core.reader import committed, committed_parts, vectors
 from core.results import embedding_columns, metadata_fields
 from core.rows import RowSpec
 from core.vectors import restored
-from indexer.collections.base import IDENTITY, FileRef, PartRef, damaged, no_embeddings
+from indexer.collections.base import IDENTITY, FileRef, PartRef, damaged, no_embeddings, span_rows
 
 if TYPE_CHECKING:
     import numpy as np
 
     from indexer.collection import Collection
+
+GAP_ROWS = {".npy": 256, ".h5": 1_024, ".parquet": 65_536}
+"""Rows that are so close are read in one go, by the suffix of the file: a whole group of rows where it has such."""
 
 
 def describe_run(root: Place, *, output: str | None, column: str | None) -> dict[str, Any]:
@@ -153,6 +158,12 @@ class RunReader:
         rows = RowSpec.from_description(self.collection.rows_spec)
         for table in self._tables(part, [column], start, stop):
             yield restored(vectors(table, column), rows)
+
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """See `PartReader`."""
+        file = next((file for file in part.files if file.column == column), part.files[0])
+        gap = GAP_ROWS.get(PurePath(file.path).suffix, READ_ROWS)
+        return span_rows(self, part, column, rows, self.collection.dim, gap)
 
     def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
         """See `PartReader`: finds the sources of all units that have rows there."""

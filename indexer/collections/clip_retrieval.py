@@ -1,0 +1,171 @@
+"""Folders as clip-retrieval writes them: img_emb/, text_emb/ and metadata/, whose files belong together by number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from core.errors import InputError
+from core.parts.base import READ_ROWS
+from indexer.collections.base import PartRef, no_embeddings
+from indexer.collections.metadata import Columns, find
+from indexer.collections.npy import matrix_rows, matrix_rows_at, open_matrix
+from indexer.collections.parquet import identity_rows, opened
+from indexer.collections.plain import Shape, file_ref, rows_of_file, same_shape
+
+if TYPE_CHECKING:
+    from indexer.collection import Collection
+
+FOLDERS = {"image": "img_emb", "text": "text_emb"}
+"""What is embedded -> the folder of its vectors, which is also what their column is called here."""
+METADATA = "metadata"
+
+
+def is_layout(root: Path) -> bool:
+    """Whether a folder is laid out so."""
+    return any((root / folder).is_dir() for folder in FOLDERS.values())
+
+
+def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
+    """The fields of the collection that such a folder is; see `indexer.collection.Collection`.
+
+    Args:
+        output: "image" or "text"; None for images, where there are any.
+        id_columns: columns of metadata; () for all.
+
+    Raises InputError `misaligned` where files that belong together are missing or have not as many rows as each other,
+    and what `indexer.collections.npy.describe_npy` raises.
+    """
+    there = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
+    if output is not None and output not in there:
+        raise InputError(
+            f"{root} has no vectors of {output!r}", next_step=f"it has {' and '.join(there)}", code="which_output"
+        )
+    chosen = output or next(name for name in FOLDERS if there.get(name) or list(there) == [name])
+    files = there[chosen]
+    if not files:
+        raise no_embeddings(f"{root / FOLDERS[chosen]} holds no .npy files", "name another folder")
+    metadata = _numbered(root / METADATA, ".parquet") if (root / METADATA).is_dir() else None
+    partner = next((name for name in there if name != chosen and there[name]), "")
+    beside = {} if metadata is None else {root / METADATA: metadata}
+    beside |= {root / FOLDERS[partner]: there[partner]} if partner else {}
+    _pair(root / FOLDERS[chosen], files, beside)
+    parts: list[PartRef] = []
+    empty: list[str] = []
+    schemas: list[tuple[Path, pa.Schema]] = []
+    shapes: dict[str, Shape] = {}
+    total = 0
+    for number, path in files.items():
+        rows = len(open_matrix(path))
+        refs = [file_ref(root, path, kind="vectors", column=FOLDERS[chosen])]
+        matrices = {chosen: path} | ({partner: there[partner][number]} if partner else {})
+        for name, one in matrices.items():
+            matrix = open_matrix(one)
+            _same_rows(path, rows, one, len(matrix))
+            if rows:
+                shapes[name] = same_shape(
+                    shapes.get(name), Shape(path=one, dim=matrix.shape[1], dtype=str(matrix.dtype))
+                )
+            if one != path:
+                refs.append(file_ref(root, one, kind="vectors", column=FOLDERS[name]))
+        if metadata is not None:
+            with opened(metadata[number]) as file:
+                _same_rows(path, rows, metadata[number], file.metadata.num_rows)
+                schemas.append((metadata[number], file.schema_arrow))
+            refs.append(file_ref(root, metadata[number]))
+        if not rows:
+            empty.append(refs[0].path)
+            continue
+        parts.append(PartRef(files=tuple(refs), rows=rows, first_id=total))
+        total += rows
+    if not parts:
+        raise no_embeddings(f"{root} holds no rows: its {len(files)} .npy files are empty", "name another folder")
+    columns = find(schemas, id_columns or None, ())
+    comparable = partner and shapes[partner].dim == shapes[chosen].dim
+    return {
+        "kind": "clip-retrieval",
+        "column": FOLDERS[chosen],
+        "output": chosen,
+        "dim": shapes[chosen].dim,
+        "query_columns": {partner: FOLDERS[partner]} if comparable else {},
+        "id_types": columns.types,
+        "id_columns": tuple(columns.types),
+        "named": columns.named,
+        "parts": tuple(parts),
+        "empty": tuple(empty),
+    }
+
+
+def _numbered(folder: Path, suffix: str) -> dict[str, Path]:
+    """Number, as it is written -> file, in the order of their names."""
+    found: dict[str, Path] = {}
+    values: dict[int, Path] = {}
+    for path in sorted(folder.glob(f"[!.]*{suffix}"), key=str):
+        match = re.search(r"(\d+)$", path.stem)
+        number = match[1] if match else path.stem
+        if match and (twin := values.setdefault(int(number), path)) != path:
+            raise InputError(
+                f"{twin.name} and {path.name} have one number: two runs wrote into {folder}",
+                next_step="take the files of one of them away",
+                code="misaligned",
+            )
+        found[number] = path
+    return found
+
+
+def _pair(folder: Path, files: dict[str, Path], others: dict[Path, dict[str, Path]]) -> None:
+    """Raise InputError where a file of one folder has none with its number in another."""
+    for other, theirs in others.items():
+        for have, lack, where in ((files, theirs, other), (theirs, files, folder)):
+            if alone := next((number for number in have if number not in lack), None):
+                raise InputError(
+                    f"{have[alone]} belongs to a file with the same number in {where}, which is not there",
+                    next_step="bring the other file back, or take this one away",
+                    code="misaligned",
+                )
+
+
+def _same_rows(path: Path, rows: int, other: Path, count: int) -> None:
+    if count != rows:
+        raise InputError(
+            f"{path} has {rows:,} rows and {other} has {count:,}: they do not belong together",
+            next_step="bring back the files that were written together",
+            code="misaligned",
+        )
+
+
+@dataclass(slots=True)
+class LayoutReader:
+    """See `indexer.collections.base.PartReader`."""
+
+    collection: Collection
+
+    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """See `PartReader`."""
+        yield from matrix_rows(self._path(part, column), part, self.collection.dim, start, stop)
+
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """See `PartReader`."""
+        return matrix_rows_at(self._path(part, column), part, self.collection.dim, rows)
+
+    def _path(self, part: PartRef, column: str) -> Path:
+        (file,) = [file for file in part.files if file.column == column]
+        return Path(self.collection.root) / file.path
+
+    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
+        """See `PartReader`; there is nothing to do."""
+
+    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+        """See `PartReader`; keys are FILE:ROW where metadata do not tell them."""
+        if part.files[-1].kind == "rows":
+            columns = Columns(types=self.collection.id_types, named=self.collection.named)
+            yield from identity_rows(Path(self.collection.root), part, len(part.files) - 1, columns, start, stop)
+            return
+        for first in range(start, stop, READ_ROWS):
+            yield rows_of_file(part.files[0], first, min(first + READ_ROWS, stop))

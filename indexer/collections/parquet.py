@@ -1,0 +1,214 @@
+"""Folders of parquet files with a column of vectors, as autofaiss takes them: in the order of their paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from core.errors import InputError
+from core.parts.base import FORMAT_ERRORS, READ_ROWS, groups_within
+from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
+from indexer.collections.metadata import Columns, find, identity, theirs
+from indexer.collections.plain import Shape, choose_column, file_ref, files_below, same_shape
+
+if TYPE_CHECKING:
+    from indexer.collection import Collection
+
+SUFFIXES = (".parquet",)
+
+BUFFER_BYTES = 1 << 20
+"""Of a column that is being read; without it a group of rows would be in memory as a whole, however large it is."""
+
+GROUP_ROWS = 65_536
+"""Rows wanted of one file that are so close are read in one go: a group of rows can be read as a whole only."""
+
+
+def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
+    """The fields of the collection that the parquet files at or below a path are; see `indexer.collection.Collection`.
+
+    Raises InputError where there are no rows or no vectors, where two files hold different ones, or where a file lacks
+    one of `id_columns`.
+    """
+    folder, files = files_below(root, SUFFIXES)
+    parts: list[PartRef] = []
+    empty: list[str] = []
+    schemas: list[tuple[Path, pa.Schema]] = []
+    shape: Shape | None = None
+    total = 0
+    for path in files:
+        with opened(path) as file:
+            rows, schema = file.metadata.num_rows, file.schema_arrow
+            ref = file_ref(folder, path)
+            if not rows:
+                empty.append(ref.path)
+                continue
+            if column is None:
+                column = choose_column(path, [one.name for one in schema if _is_vectors(one.type)], schema.names)
+            shape = same_shape(shape, _shape(path, file, column))
+        schemas.append((path, schema))
+        parts.append(PartRef(files=(ref,), rows=rows, first_id=total))
+        total += rows
+    if shape is None:
+        raise no_embeddings(f"{root} holds no rows: its {len(files)} parquet files are empty", "name another folder")
+    columns = find(schemas, id_columns, [str(column), *(one.name for one in schemas[0][1] if _is_vectors(one.type))])
+    return {
+        "kind": "parquet",
+        "column": column,
+        "output": column,
+        "dim": shape.dim,
+        "id_types": columns.types,
+        "id_columns": tuple(columns.types),
+        "named": columns.named,
+        "parts": tuple(parts),
+        "empty": tuple(empty),
+    }
+
+
+def has_vectors(path: Path) -> bool:
+    """Whether a file has a column of vectors; InputError where it cannot be read."""
+    with opened(path) as file:
+        return any(_is_vectors(one.type) for one in file.schema_arrow)
+
+
+def opened(path: Path) -> pq.ParquetFile:
+    """An open file; InputError where it cannot be read."""
+    try:
+        return pq.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES)
+    except FORMAT_ERRORS as error:
+        raise damaged(path, error) from error
+
+
+def _is_vectors(type_: pa.DataType) -> bool:
+    lists = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    return bool(lists and pa.types.is_floating(type_.value_type))
+
+
+def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
+    """What the vectors of a file are, by its first one."""
+    if column not in file.schema_arrow.names:
+        raise InputError(
+            f"{path} has no column {column!r}",
+            next_step=f"it has {', '.join(file.schema_arrow.names)}",
+            code="no_column",
+        )
+    type_ = file.schema_arrow.field(column).type
+    if not _is_vectors(type_):
+        raise InputError(
+            f"{path}: its column {column!r} holds {type_}, and not lists of floats",
+            next_step="name the column of vectors",
+            code="not_vectors",
+        )
+    dim = type_.list_size if pa.types.is_fixed_size_list(type_) else _first_length(path, file, column)
+    if not dim:
+        raise InputError(
+            f"{path}: the vectors in its column {column!r} have no numbers",
+            next_step="take the file away",
+            code="not_vectors",
+        )
+    return Shape(path=path, dim=dim, dtype=str(np.dtype(type_.value_type.to_pandas_dtype())))
+
+
+def _first_length(path: Path, file: pq.ParquetFile, column: str) -> int:
+    try:
+        for batch in file.iter_batches(batch_size=64, columns=[column]):
+            lengths = pc.list_value_length(batch.column(0)).drop_null()
+            if len(lengths):
+                return int(lengths[0].as_py())
+    except FORMAT_ERRORS as error:
+        raise damaged(path, error) from error
+    return 0
+
+
+@dataclass(slots=True)
+class ParquetReader:
+    """See `indexer.collections.base.PartReader`."""
+
+    collection: Collection
+
+    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """See `PartReader`; the vector of a row that has none is NaN."""
+        path = Path(self.collection.root) / part.files[0].path
+        row = start
+        for table in rows_of(path, part, [column], start, stop):
+            for chunk in table[column].chunks:
+                yield matrix_of(chunk, self.collection.dim, path, row)
+                row += len(chunk)
+
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """See `PartReader`."""
+        return span_rows(self, part, column, rows, self.collection.dim, GROUP_ROWS)
+
+    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
+        """See `PartReader`; there is nothing to do."""
+
+    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+        """See `PartReader`."""
+        columns = Columns(types=self.collection.id_types, named=self.collection.named)
+        yield from identity_rows(Path(self.collection.root), part, len(part.files) - 1, columns, start, stop)
+
+
+def identity_rows(
+    root: Path, part: PartRef, number: int, columns: Columns, start: int, stop: int
+) -> Iterator[pa.Table]:
+    """Identity and metadata of rows of a part, from its file `number`."""
+    path = root / part.files[number].path
+    wanted = list(dict.fromkeys([*columns.named.values(), *map(theirs, columns.types)]))
+    for table in rows_of(path, part, wanted, start, stop):
+        yield identity(part.files[0], table, start, columns)
+        start += table.num_rows
+
+
+def rows_of(path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+    """Those of the columns that the file has, of the rows from `start` up to `stop`, a bounded number at a time.
+
+    InputError where the file cannot be read, or has another number of rows than the part.
+    """
+    with opened(path) as file:
+        footer = file.metadata
+        if footer.num_rows != part.rows:
+            raise damaged(path, f"it has {footer.num_rows:,} rows, and had {part.rows:,}")
+        there = [name for name in columns if name in file.schema_arrow.names]
+        if not there:  # rows without columns
+            for first in range(start, stop, READ_ROWS):
+                yield pa.table({"": pa.nulls(min(READ_ROWS, stop - first))})
+            return
+        groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        try:
+            for group, first, last in groups_within(groups, start, stop):
+                at = 0
+                for batch in file.iter_batches(READ_ROWS, row_groups=[group], columns=there):
+                    cut = batch.slice(max(first - at, 0), max(min(last - at, len(batch)) - max(first - at, 0), 0))
+                    if len(cut):
+                        yield pa.Table.from_batches([cut])
+                    at += len(batch)
+        except FORMAT_ERRORS as error:
+            raise damaged(path, error) from error
+
+
+def matrix_of(lists: pa.Array, dim: int, path: Path, row: int) -> np.ndarray:
+    """float32 (n, dim) of a column of lists; NaN where there is no list or no number.
+
+    Args:
+        path, row: where the first of them stands, for the error: InputError `mixed_embeddings` where one is longer or
+            shorter.
+    """
+    lengths = pc.fill_null(pc.list_value_length(lists), dim).to_numpy(zero_copy_only=False)
+    if len(other := np.flatnonzero(lengths != dim)):
+        raise InputError(
+            f"{path}: the vector in row {row + int(other[0]):,} has {int(lengths[other[0]])} numbers, not {dim}",
+            next_step="take such rows away",
+            code="mixed_embeddings",
+        )
+    found = np.full((len(lists), dim), np.nan, np.float32)
+    there = lists.drop_null()
+    found[lists.is_valid().to_numpy(zero_copy_only=False)] = (
+        there.flatten().to_numpy(zero_copy_only=False).reshape(len(there), dim)
+    )
+    return found
