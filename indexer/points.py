@@ -49,10 +49,19 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How to search."""
+    """How to search.
+
+    Attributes:
+        nprobe: lists that are looked at.
+        k_factor: how many times k candidates are re-ranked by their vectors; 1 re-ranks nothing.
+    """
 
     nprobe: int
     k_factor: int
+
+    def describe(self) -> dict[str, int]:
+        """The setting as JSON-ready values."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +188,7 @@ class Tuning:
         """The tuning as JSON-ready values; `from_description` is its inverse."""
         return {
             "goal": asdict(self.goal),
-            "setting": asdict(self.setting),
+            "setting": self.setting.describe(),
             "met": self.met,
             "scores": {name: one.describe() for name, one in self.scores.items()},
             "points": [one.describe() for one in self.points],
