@@ -252,7 +252,7 @@ def _advice(version: Version, tuning: Tuning) -> str:
         return "give more time with --max-index-query-time-ms, or ask for a lower --recall"
     if plan.refine == "none":
         return (
-            f"the codes of {plan.codec} lose too much: add --refine fp16 (rows on disk, {2 * plan.dim} bytes per vector), "
+            f"the codes of {plan.codec} lose too much: add --refine fp16 (rows on disk, {2 * plan.dim} bytes each), "
             "or give more --max-index-memory-usage for a finer codec"
         )
     return "give more --max-index-memory-usage for a finer codec, or ask for a lower --recall"
