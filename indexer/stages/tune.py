@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 from indexer.building import BuildSpec
 from indexer.points import Goal
@@ -11,7 +10,6 @@ from indexer.queries import read_queries
 from indexer.searcher import Searcher
 from indexer.truth import read_truth
 from indexer.tuning import tune as tuned
-from indexer.tuning_record import describe
 from indexer.units import Made, Task
 from indexer.wish import parse_recall
 
@@ -35,8 +33,8 @@ def tune(task: Task) -> Made:
         rows=searcher.n,
     )
     path = task.temporary("json")
-    path.write_text(json.dumps(describe(tuning)), encoding="utf-8")
-    return Made(work={"tuning": path}, stats={"search": asdict(tuning.setting), "met": tuning.met})
+    path.write_text(json.dumps(tuning.describe()), encoding="utf-8")
+    return Made(work={"tuning": path}, stats={"search": tuning.setting.describe(), "met": tuning.met})
 
 
 def goal_of(spec: BuildSpec) -> Goal:
