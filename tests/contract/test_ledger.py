@@ -1125,4 +1125,4 @@ def test_whatever_happens_no_unit_is_committed_twice_and_all_are_in_the_end(
 
 def test_the_bound_of_waiting_results_is_the_documented_one(run: RunCase) -> None:
     assert int(run.ledger.meta()["limit_bytes"]) == LIMIT_BYTES
-    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock", "report", "rate", "swap"}
+    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock", "report", "rate", "swap", "forget"}
