@@ -813,7 +813,7 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
     assert run.die("alive") == 1
     own_client.config_set("maxmemory", "0")
     assert feed(run)[0] == [1, 2, 3]
-    assert {*SCRIPTS, "report", "rate", "swap"} > FREEING
+    assert {*SCRIPTS, "report", "rate", "swap", "forget"} > FREEING
 
 
 # --- the loss of one key ---
