@@ -24,6 +24,7 @@ VERBS = {
     "status": "Show how far a run is.",
     "verify": "Re-read inputs and outputs and check every invariant.",
     "export": "Write committed rows as files for other tools.",
+    "index": "Make the embeddings searchable, with the recall asked for.",
     "failures": "List what has no embedding, grouped by cause.",
     "retry": "Do again what failed, after its cause was mended.",
     "gc": "Remove what nobody will use any more.",

@@ -38,9 +38,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Stage -> the stages whose payloads its units read."""
 
-CHANGES = ("grow", "ask", "retune", "compact")
-"""The stages of changes to an index that is there; see `indexer.growth` and `indexer.compaction`."""
-
 HASH_BYTES = 1 << 22
 
 
@@ -51,7 +48,7 @@ class IndexUnit:
     Attributes:
         index: folder of the index, as the conductor names it; every worker must see it under that name.
         build: id of the build.
-        stage: one of `STAGES`, or of `CHANGES`.
+        stage: one of `STAGES`.
         number: of the unit in its stage, from 0.
         inputs: digest of what the stages before have made; names the file that lists it.
     """
@@ -69,7 +66,7 @@ class IndexUnit:
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> IndexUnit:
         """The unit that `describe` gave; ValueError or TypeError on any other shape."""
-        if set(described) != set(cls.__slots__) or described["stage"] not in (*STAGES, *CHANGES):
+        if set(described) != set(cls.__slots__) or described["stage"] not in STAGES:
             raise ValueError("no index unit")
         unit = cls(
             index=str(described["index"]),

@@ -1,0 +1,1 @@
+"""What `embq index` does beside building: it plans, and shows how far a build is."""

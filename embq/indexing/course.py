@@ -1,0 +1,80 @@
+"""How a build goes, on a terminal or in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from embq.display import duration
+from indexer.building import BuildSpec
+from indexer.plan import describe_plan
+
+STAGE_WORDS = {
+    "sample": "reading, and drawing rows to train on",
+    "train": "training",
+    "queries": "choosing queries",
+    "truth": "finding their true neighbours",
+    "add": "adding rows",
+    "merge": "merging lists",
+    "tune": "tuning",
+}
+"""Stage -> what it does, for people."""
+
+SAY_S = 10.0
+"""Between two lines on a stage where they do not overwrite each other."""
+
+
+class Shown:
+    """A course on stderr.
+
+    Args:
+        quiet: say nothing but what is wrong.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._terminal = sys.stderr.isatty()
+        self._planned: dict[str, float] = {}
+        self._stage = ""
+        self._began = self._stage_began = self._said_at = time.monotonic()
+
+    def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
+        """See `indexer.build.Course`."""
+        self._planned = {cost.stage: cost.seconds for cost in spec.plan.stages}
+        if self._quiet:
+            return
+        click.echo(describe_plan(spec.plan), err=True)
+        if resumed:
+            click.echo("an earlier attempt at just this index was interrupted: going on with what it left", err=True)
+
+    def stage(self, name: str, done: int, units: int) -> None:
+        """See `indexer.build.Course`."""
+        now = time.monotonic()
+        if name != self._stage:
+            self._stage, self._stage_began, self._said_at = name, now, now
+        if self._quiet:
+            return
+        whole = done == units
+        if self._terminal or whole or now - self._said_at >= SAY_S:
+            self._said_at = now
+            took = (
+                f"{duration(now - self._stage_began)}"
+                if whole
+                else f"{done:,} of {units:,} units{self._left(done, units)}"
+            )
+            text = f"{name:<8} {STAGE_WORDS.get(name, name)}: {took}"
+            click.echo(f"\r\033[K{text}" if self._terminal else text, nl=whole or not self._terminal, err=True)
+
+    def _left(self, done: int, units: int) -> str:
+        """What the build will take from here on, by the plan and by how much faster or slower it has been so far."""
+        stages = list(self._planned)
+        if self._stage not in stages:
+            return ""
+        at = stages.index(self._stage)
+        before = sum(self._planned[stage] for stage in stages[:at]) + self._planned[self._stage] * done / max(1, units)
+        after = sum(self._planned[stage] for stage in stages[at:]) - self._planned[self._stage] * done / max(1, units)
+        so_far = time.monotonic() - self._began
+        pace = min(10.0, max(0.1, so_far / before)) if before > 1.0 else 1.0
+        return f", about {duration(after * pace)} left"
