@@ -1,4 +1,4 @@
-"""Hints: RQ jobs that say "unit U of run R waits". Plain JSON, one allow-listed name, nothing that can be executed.
+"""Hints: RQ jobs that say "unit U of run R waits". Plain JSON, allow-listed names, nothing that can be executed.
 
 RQ by itself imports whatever function a job names, unpickles by default, and follows callbacks and webhooks. `HintJob`
 has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
@@ -7,10 +7,10 @@ has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import redis
 from redis.client import Pipeline
@@ -21,11 +21,30 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from core.broker import now_ms
-from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION, queue_name
+from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, INDEX_HINT_FUNCTION, VERSION, queue_name
 from core.units import Unit
+
+T = TypeVar("T")
 
 STALE_S = 600
 """A hint that was popped this long ago and is still listed as popped belongs to a worker that died."""
+
+
+class AnyHint(Protocol):
+    """What every kind of hint has: the name of its job, and whose unit it is."""
+
+    function: ClassVar[str]
+
+    @property
+    def run(self) -> str:
+        """Run id."""
+
+    @property
+    def u(self) -> int:
+        """Index of the unit."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The hint as the one argument of its job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +58,8 @@ class Hint:
         unit: the unit itself, so that a worker need not see the output folder.
     """
 
+    function: ClassVar[str] = HINT_FUNCTION
+
     run: str
     gen: str
     u: int
@@ -46,25 +67,63 @@ class Hint:
 
     def to_json(self) -> dict[str, Any]:
         """The hint as the one argument of its job."""
-        return {"v": VERSION, "run": self.run, "gen": self.gen, "u": self.u, "unit": self.unit.describe()}
+        return _body(self, self.gen, self.unit.describe())
 
     @classmethod
     def from_job(cls, job: HintJob) -> Hint:
         """The hint in a job; ValueError where it is anything else than a hint of this version."""
-        try:
-            if job.func_name != HINT_FUNCTION or job.kwargs or len(job.args) != 1:
-                raise ValueError("it names something else")
-            data = job.args[0]
-            if set(data) != {"v", "run", "gen", "u", "unit"} or data["v"] != VERSION:
-                raise ValueError("it is of another version")
-            return cls(
-                run=str(data["run"]),
-                gen=str(data["gen"]),
-                u=int(data["u"]),
-                unit=Unit.from_description(data["unit"]),
-            )
-        except (DeserializationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise ValueError(f"job {job.id} is not a hint: {str(error) or 'its data is not JSON'}") from error
+        run, gen, u, unit = _read(job, cls.function, Unit.from_description)
+        return cls(run=run, gen=gen, u=u, unit=unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexHint:
+    """What a hint says of a step of a build of an index.
+
+    Attributes:
+        run, gen, u: as of other hints; the run is a stage of the build.
+        unit: the step, for the process that does it. Who hands it on looks at the folder and the build alone.
+    """
+
+    function: ClassVar[str] = INDEX_HINT_FUNCTION
+
+    run: str
+    gen: str
+    u: int
+    unit: Mapping[str, str | int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The hint as the one argument of its job."""
+        return _body(self, self.gen, dict(self.unit))
+
+    @classmethod
+    def from_job(cls, job: HintJob) -> IndexHint:
+        """The hint in a job; ValueError where it is anything else than such a hint of this version."""
+        run, gen, u, unit = _read(job, cls.function, _words_and_numbers)
+        return cls(run=run, gen=gen, u=u, unit=unit)
+
+
+def _body(hint: AnyHint, gen: str, unit: Mapping[str, Any]) -> dict[str, Any]:
+    return {"v": VERSION, "run": hint.run, "gen": gen, "u": hint.u, "unit": unit}
+
+
+def _read(job: HintJob, function: str, unit_of: Callable[[Any], T]) -> tuple[str, str, int, T]:
+    """Run, generation, u and unit of a hint; ValueError where the job is none, or one of another kind or version."""
+    try:
+        if job.func_name != function or job.kwargs or len(job.args) != 1:
+            raise ValueError("it names something else")
+        data = job.args[0]
+        if set(data) != {"v", "run", "gen", "u", "unit"} or data["v"] != VERSION:
+            raise ValueError("it is of another version")
+        return str(data["run"]), str(data["gen"]), int(data["u"]), unit_of(data["unit"])
+    except (DeserializationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(f"job {job.id} is not a hint: {str(error) or 'its data is not JSON'}") from error
+
+
+def _words_and_numbers(unit: Mapping[str, Any]) -> dict[str, str | int]:
+    if not all(isinstance(value, str | int) for value in unit.values()):
+        raise ValueError("its unit holds more than words and numbers")
+    return {str(name): value for name, value in unit.items()}
 
 
 class HintJob(Job):
@@ -97,7 +156,7 @@ def hint_queue(client: redis.Redis, queue_key: str) -> Queue:
     return Queue(queue_name(queue_key), connection=client, job_class=HintJob, serializer=JSONSerializer)
 
 
-def push(queue: Queue, hints: Sequence[Hint], *, at_front: bool) -> None:
+def push(queue: Queue, hints: Sequence[AnyHint], *, at_front: bool) -> None:
     """Enqueue hints. Each gets an id of its own, so a doubled hint never shares RQ's bookkeeping with another."""
     if not hints:
         return
@@ -105,7 +164,7 @@ def push(queue: Queue, hints: Sequence[Hint], *, at_front: bool) -> None:
     queue.enqueue_many(
         [
             Queue.prepare_data(
-                HINT_FUNCTION,
+                hint.function,
                 args=[hint.to_json()],
                 job_id=f"{hint.run}-{hint.u}-{stamp}",
                 # RQ renders an empty description from the call; a blank one costs nothing.

@@ -377,6 +377,7 @@ def load_scripts(client: redis.Redis) -> dict[str, Script]:
         "report": protocol.REPORT,
         "rate": protocol.RATE,
         "swap": protocol.SWAP,
+        "forget": protocol.FORGET,
     }
     return {
         name: Script(("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body)

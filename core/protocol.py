@@ -11,6 +11,8 @@ embq:workers              zset    worker name -> ms of its last report, for peop
 embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
 embq:turns                string  virtual times of the models that share workers (JSON) models with work of late
+embq:indexing             hash    queue of a build of an index -> what of it is at work   30 s, renewed; then removed
+                                  now (JSON): index folder, stage, the stage's run id     with what it names
 embq:uploads              hash    upload name -> what is being sent (JSON)              until it is in the folder
 embq:up:{U}:pieces        hash    number -> compressed piece of an upload               64 pieces
 embq:up:{U}:state         hash    taken, sent, why, end; the end also under the run's   a day after its end
@@ -32,6 +34,9 @@ embq:{R}:asked            hash    state and priority that a user asked for      
                                                                                          in the output folder
 rq:queue:embq.<v>.<key>   list    RQ's own: hints                                       high-water mark
 ========================  ======  ====================================================  ==========================
+
+A stage of a build of an index is a run of its own, with the keys of every run. It stands in `embq:indexing` and not in
+`embq:runs`, so producers and writers never see it; its conductor is both to it, and removes it when it is over.
 
 Every unit below the cursor is done, or in `hinted`, or in `due`. One rule mends lost hints, lost leases and lost
 results alike: what is overdue is hinted again (`LAPSE`). Losing or doubling a hint is harmless, because only the holder
@@ -62,11 +67,16 @@ RUNS = "embq:runs"
 WORKERS = "embq:workers"
 RATES = "embq:rates"
 TURNS = "embq:turns"
+INDEXING = "embq:indexing"
+INDEXING_MS = 30_000
+"""A build that its conductor has not renewed for so long has none."""
+
 UPLOADS = "embq:uploads"
 GROUP = "w"
 CONSUMER = "w0"
 HINT_FUNCTION = "embq.unit"
-"""The only job name that a worker accepts. It is never imported or called by name."""
+INDEX_HINT_FUNCTION = "embq.index"
+"""The only job names that a worker accepts. They are never imported or called by name."""
 
 HINT_MAX_BYTES = 64_000
 MAX_ATTEMPTS = 3
@@ -516,7 +526,9 @@ SCRIPTS = {
     }.items()
 }
 
-FREEING = frozenset({"beat", "release", "abandon", "commit", "reject", "report", "rate", "swap", "grow", "control"})
+FREEING = frozenset(
+    {"beat", "release", "abandon", "commit", "reject", "report", "rate", "swap", "forget", "grow", "control"}
+)
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
 
 # report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key
@@ -533,6 +545,14 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) 
   redis.call('HDEL', KEYS[1], redis.call('HRANDFIELD', KEYS[1]))
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+
+# forget(queue of a build, its record) -> 1: the record was still that one, and is gone with the keys of its stage
+FORGET = """
+if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+redis.call('HDEL', KEYS[1], ARGV[1])
+for i = 2, #KEYS do redis.call('DEL', KEYS[i]) end
 return 1
 """
 

@@ -93,7 +93,7 @@ def build(collection: Collection, asked: Asked, runner: Runner, course: Course, 
         for stage in STAGES:
             before = {needed: names[needed] for needed in NEEDS[stage]}
             units = units_of(spec, workshop, stage, write_inputs(workshop, before))
-            stages[stage] = _run(stage, units, runner, course)
+            stages[stage] = run_stage(stage, units, runner, course)
             names[stage] = [unit.sidecar.name for unit in units]
             if stage == "sample":
                 _check_vectors(spec, stages[stage])
@@ -145,7 +145,10 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
         search=tuned[0].stats["search"] if tuned else {"nprobe": 1, "k_factor": 1},
         build=build_id,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        notes={"residual": stages["train"][0].stats["residual"]},
+        notes={
+            "asked": dict(spec.asked),
+            "residual": mean_residual(added) or stages["train"][0].stats["residual"],
+        },
     )
 
 
@@ -166,7 +169,13 @@ def _current(index: Path) -> Version | None:
     return read_version(index, name) if name else None
 
 
-def _run(stage: str, units: Sequence[IndexUnit], runner: Runner, course: Course) -> list[Sidecar]:
+def mean_residual(added: Sequence[Sidecar]) -> float:
+    """Mean squared distance of rows to the centroid of their list, from what the units that added them told."""
+    rows = sum(one.stats["added"] for one in added)
+    return float(sum(one.stats["residual"] * one.stats["added"] for one in added) / max(1, rows))
+
+
+def run_stage(stage: str, units: Sequence[IndexUnit], runner: Runner, course: Course) -> list[Sidecar]:
     """Have a stage done; gives its sidecars in the order of its units."""
     found = {unit.number: sidecar for unit in units if (sidecar := find(unit)) is not None}
     course.stage(stage, len(found), len(units))
@@ -200,4 +209,4 @@ def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
         )
 
 
-__all__ = ["Asked", "Built", "Course", "Small", "build", "draft", "units_of"]
+__all__ = ["Asked", "Built", "Course", "Small", "build", "draft", "mean_residual", "run_stage", "units_of"]

@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from core.errors import InputError
+from core.errors import EmbqError, InputError, TryLaterError
 from indexer.faiss_module import faiss, set_threads
 from indexer.identity import Identity
 from indexer.lists import Stack, empty_lists, read_lists
 from indexer.rows_files import RowsFiles
 from indexer.template import Template
-from indexer.version import Version, read_current, read_version
+from indexer.version import Version, current_name, read_current, read_version
 
 MEMORIES = ("ram", "mmap")
 """Where lists are: loaded into memory, or in their files, of which the kernel keeps what is looked at."""
+ATTEMPTS = 20
+"""So often the current version is opened anew where it was swept away meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,11 @@ class Searcher:
         index = version.index
         self._template = Template.read(version.trained.check(index))
         mapped = memory == "mmap"
+        # Several groups are copied into one where they are loaded: read from their files, they are in memory once.
+        in_files = mapped or len(version.groups) > 1
         groups = [
             [
-                read_lists(one.file.check(index), mapped=mapped)
+                read_lists(one.file.check(index), mapped=in_files)
                 if at in _of_piece(len(group), piece)
                 else empty_lists(one.last - one.first, self._template.code_size)
                 for at, one in enumerate(group)
@@ -63,10 +67,11 @@ class Searcher:
         stack = Stack(groups, code_size=self._template.code_size, merged=not mapped)
         self._template.hold(stack.lists, version.next_id - version.excluded, owner=stack)
         self._rows = RowsFiles(version, self.dim) if version.rows else None
-        self._identity: Identity | None = None
+        # Opened here and not when it is first asked for: by then its files may have been swept away.
+        self._identity = Identity.open([(one.file.check(index), one.first_id, one.rows) for one in version.identity])
         self._bits = None
         self._selector = None
-        if version.deleted_file is not None:
+        if version.deleted_file is not None and version.deleted > version.dropped:
             self._bits = np.fromfile(version.deleted_file.check(index), np.uint8)
             inner = faiss().IDSelectorBitmap(self._bits)
             self._selector = faiss().IDSelectorNot(inner)
@@ -90,8 +95,17 @@ class Searcher:
 
         Raises InputError where there is none, OutputError where a file of it is missing or damaged.
         """
-        found = read_version(index, version) if version else read_current(index)
-        return cls(found, memory=memory, threads=threads, piece=piece)
+        if version is not None:
+            return cls(read_version(index, version), memory=memory, threads=threads, piece=piece)
+        for _ in range(ATTEMPTS):
+            name = current_name(index)
+            try:
+                return cls(read_current(index), memory=memory, threads=threads, piece=piece)
+            except EmbqError as error:
+                # The version may have been swept away while it was opened, when two more were published meanwhile.
+                if error.code != "index_damaged" or current_name(index) == name:
+                    raise
+        raise TryLaterError(f"{index} changes faster than it can be opened", next_step="try again")
 
     @property
     def dim(self) -> int:
@@ -185,10 +199,6 @@ class Searcher:
 
     def rows(self, ids: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Identity of rows: id, key, caption, source, unit_id and metadata, in the order of the ids; -1 is left out."""
-        if self._identity is None:
-            index = self.version.index
-            spans = [(one.file.check(index), one.first_id, one.rows) for one in self.version.identity]
-            self._identity = Identity.open(spans)
         return self._identity.rows(ids, columns)
 
     def vectors(self, ids: np.ndarray) -> np.ndarray:
@@ -205,7 +215,7 @@ class Searcher:
     def close(self) -> None:
         """Let the files go."""
         self._rows = None
-        self._identity = None
+        self._identity = Identity([])
 
 
 def _of_piece(slices: int, piece: tuple[int, int]) -> range:

@@ -38,6 +38,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Stage -> the stages whose payloads its units read."""
 
+CHANGES = ("grow", "ask", "retune", "compact")
+"""The stages of changes to an index that is there; see `indexer.growth` and `indexer.compaction`."""
+
 HASH_BYTES = 1 << 22
 
 
@@ -48,7 +51,7 @@ class IndexUnit:
     Attributes:
         index: folder of the index, as the conductor names it; every worker must see it under that name.
         build: id of the build.
-        stage: one of `STAGES`.
+        stage: one of `STAGES`, or of `CHANGES`.
         number: of the unit in its stage, from 0.
         inputs: digest of what the stages before have made; names the file that lists it.
     """
@@ -66,7 +69,7 @@ class IndexUnit:
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> IndexUnit:
         """The unit that `describe` gave; ValueError or TypeError on any other shape."""
-        if set(described) != set(cls.__slots__) or described["stage"] not in STAGES:
+        if set(described) != set(cls.__slots__) or described["stage"] not in (*STAGES, *CHANGES):
             raise ValueError("no index unit")
         unit = cls(
             index=str(described["index"]),

@@ -24,7 +24,7 @@ from core.errors import InputError, OutputError
 from indexer.collection import Collection
 from indexer.plan import Plan
 from indexer.units import File
-from indexer.workshop import FILES, read_json, write_current
+from indexer.workshop import FILES, WORK, read_json, write_current
 
 SCHEMA = 1
 CURRENT, RECORD = "CURRENT", "version.json"
@@ -98,6 +98,11 @@ class Version:
     def n(self) -> int:
         """Rows that can be an answer."""
         return self.next_id - self.excluded - self.deleted
+
+    @property
+    def dropped(self) -> int:
+        """Deleted rows that are in no list any more."""
+        return int(self.notes.get("dropped", 0))
 
     def files(self) -> Iterable[File]:
         """All files that it consists of."""
@@ -248,7 +253,8 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
     the other. Versions before the last one, and files that none of the rest names, are removed.
     """
     index = version.index
-    numbers = [int(one.name[1:]) for one in index.glob("v*") if _NAME.fullmatch(one.name)]
+    _drop_unannounced(index)
+    numbers = [_number(one.name) for one in index.glob("v*") if _NAME.fullmatch(one.name)]
     named = replace(version, name=f"v{max(numbers, default=0) + 1:04d}")
     building = index / f".{named.name}.{secrets.token_hex(4)}"
     try:
@@ -269,11 +275,12 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
 
 
 def sweep(index: Path) -> int:
-    """Remove versions before the last `KEPT`, and files that no version names; gives the number of both.
+    """Remove versions before the last `KEPT`, and files that nobody needs; gives the number of both.
 
-    The caller holds the index's lock, and no build is under way.
+    What an interrupted build or change has made so far is needed. The caller holds the index's lock.
     """
-    names = sorted((one.name for one in index.glob("v*") if _NAME.fullmatch(one.name)), key=lambda name: int(name[1:]))
+    _drop_unannounced(index)
+    names = sorted((one.name for one in index.glob("v*") if _NAME.fullmatch(one.name)), key=_number)
     kept = set(names[-KEPT:]) | {current_name(index)}
     removed = 0
     for name in names:
@@ -282,9 +289,34 @@ def sweep(index: Path) -> int:
             removed += 1
     for litter in index.glob(".v*"):
         shutil.rmtree(litter, ignore_errors=True)
+    for litter in index.glob(f".{CURRENT}.*"):
+        drop(litter)
     needed = {file.path for name in kept if name for file in read_version(index, name).files()}
+    needed |= _under_way(index)
     for path in (index / FILES).glob("*"):
         if f"{FILES}/{path.name}" not in needed:
             drop(path)
             removed += 1
     return removed
+
+
+def _number(name: str) -> int:
+    return int(name[1:])
+
+
+def _drop_unannounced(index: Path) -> None:
+    """Remove versions that were complete and never current, because their writer was killed in between."""
+    current = current_name(index)
+    for path in index.glob("v*"):
+        if _NAME.fullmatch(path.name) and (not current or _number(path.name) > _number(current)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _under_way(index: Path) -> set[str]:
+    """The files that units of interrupted builds and changes have committed."""
+    found: set[str] = set()
+    for path in (index / WORK).glob("*/*.json"):
+        files = read_json(path).get("files")
+        if isinstance(files, dict):
+            found |= {str(file["path"]) for file in files.values()}
+    return found

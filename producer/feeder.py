@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
 
 from core import hints
-from core.broker import ServerInfo, now_ms, reach
+from core.broker import ServerInfo, reach
 from core.control import PRIORITY
 from core.errors import EmbqError
 from core.hints import Hint
@@ -25,15 +24,12 @@ from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
 from core.registry import RunRecord, live_workers, register_again, registered
+from core.steady import Steady
 from producer.shares import Claimant, Shares
 from producer.window import Window
 
 TICK_S = 0.2
 SWEEP_S = 60.0
-OUTAGE_S = 2.0
-OUTAGE_SHARE = 0.25
-"""An answer that took longer than this, and than this share of a lease, was an outage: holders of overdue leases may be
-alive, and must get to beat first. A shorter one has ended no lease: half of it at least was left (core.settings)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +89,8 @@ class Feeder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = client
-        self.lease_s = lease_s
-        self.outage_s = max(OUTAGE_S, OUTAGE_SHARE * lease_s)
         self.only = only
+        self.steady = Steady(client, lease_s=lease_s, pause_s=TICK_S, clock=clock)
         self.log = Events("producer")
         self._clock = clock
         self._scripts = load_scripts(client)
@@ -104,15 +99,11 @@ class Feeder:
         self._unfinished: dict[str, RunRecord] = {}
         self._shares: dict[str, Shares] = defaultdict(Shares)
         self._windows: dict[str, Window] = defaultdict(Window)
-        self._steady_since = clock()
         self._last_sweep = clock()
-        self._ticked = clock()
-        self._server = ""
-        self._offset_s = 0.0
 
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
-        self._listen()
+        self.steady.listen()
         records = [record for record in self._records() if self.only in ("", record.run)]
         queues: dict[str, list[RunRecord]] = defaultdict(list)
         for record in records:
@@ -121,9 +112,9 @@ class Feeder:
         if self._clock() - self._last_sweep > SWEEP_S:
             self._last_sweep = self._clock()
             for key in queues:
-                with self._answered():
+                with self.steady.answered():
                     hints.sweep(self.client, hints.hint_queue(self.client, key))
-        self._ticked = self._clock()
+        self.steady.rest()
         return pushed
 
     def _records(self) -> list[RunRecord]:
@@ -132,7 +123,7 @@ class Feeder:
         One that was being fed and is gone was lost with all that the broker held: it is announced again, so that its
         writer makes its queue anew.
         """
-        with self._answered():
+        with self.steady.answered():
             known = registered(self.client)
         for run, record in self._unfinished.items():
             if run not in known and register_again(self.client, record):
@@ -140,35 +131,10 @@ class Feeder:
                 known[run] = record
         return list(known.values())
 
-    def _listen(self) -> None:
-        """Notes another server, or a jump of its clock, as an outage."""
-        paused = self._clock() - self._ticked > self.outage_s + TICK_S
-        with self._answered():
-            server_ms = now_ms(self.client)
-            server = reach(self.client, "").incarnation
-        now = self._clock()
-        offset_s = server_ms / 1000 - now
-        if paused or server != self._server or abs(offset_s - self._offset_s) > self.outage_s:
-            self._steady_since = now
-        self._server, self._offset_s = server, offset_s
-
-    def _reap_at(self) -> int:
-        """The broker's time where leases may be taken away now, 0 where their holders must get to beat first."""
-        now = self._clock()
-        return int((now + self._offset_s) * 1000) if now - self._steady_since >= self.lease_s else 0
-
-    @contextmanager
-    def _answered(self) -> Iterator[None]:
-        """Notes an outage where what is asked in it takes that long."""
-        asked = self._clock()
-        yield
-        if self._clock() - asked > self.outage_s:
-            self._steady_since = self._clock()
-
     def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:
         queue = hints.hint_queue(self.client, queue_key)
         shares, window = self._shares[queue_key], self._windows[queue_key]
-        with self._answered():
+        with self.steady.answered():
             waiting = self.client.llen(queue.key)
             workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
         idle = [worker for worker in workers if worker.get("held") == 0]
@@ -186,12 +152,12 @@ class Feeder:
         urgent: list[Hint] = []
         normal: dict[str, deque[Hint]] = {}
         for run in fed:
-            with self._answered():
+            with self.steady.answered():
                 again, units = run.ledger.next_units(
                     run.gen,
                     max(room, fresh[run.id]),
                     queue_empty=waiting == 0,
-                    reap_at=self._reap_at(),
+                    reap_at=self.steady.reap_at(),
                     idle=len(idle),
                     fresh=fresh[run.id],
                     unit_s=unit_s,
@@ -204,7 +170,7 @@ class Feeder:
         ahead = shares.give([(hint.run, (hint.unit.expected or costs[hint.run]) / weights[hint.run]) for hint in batch])
         # What is pushed to the front first ends up behind the others.
         for part, at_front in (([*urgent, *batch[:ahead]][::-1], True), (batch[ahead:], False)):
-            with self._answered():
+            with self.steady.answered():
                 hints.push(queue, part, at_front=at_front)
         window.pushed(len(urgent) + len(batch))
         return len(urgent) + len(batch)
@@ -214,7 +180,7 @@ class Feeder:
         fed = []
         for record in runs:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
-            with self._answered():
+            with self.steady.answered():
                 meta = ledger.meta()
             state = meta.get("state", "")
             if state in ("running", "paused"):

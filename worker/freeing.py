@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import redis
 
+from core.indexing import announced
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.registry import registered, sign_off
+from core.scripts import Script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class LeaseFreer(threading.Thread):
                 scripts = load_scripts(self.client)
                 freed = sum(
                     Ledger(self.client, run, scripts=scripts).abandon(death.worker, death.message, blame=death.blame)
-                    for run in registered(self.client)
+                    for run in (*registered(self.client), *_stages(self.client, scripts))
                 )
                 sign_off(self.client, death.worker)
                 self.log.info("leases_freed", worker=death.worker, units=freed)
@@ -70,3 +72,8 @@ class LeaseFreer(threading.Thread):
         """Finish what was submitted; what the broker does not take in time lapses by itself."""
         self._deaths.put(None)
         self.join(timeout_s)
+
+
+def _stages(client: redis.Redis, scripts: Mapping[str, Script]) -> list[str]:
+    """The runs that are stages of builds of an index."""
+    return [stage.run for stage in announced(client, scripts=scripts)]

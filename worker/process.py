@@ -16,13 +16,16 @@ import redis
 
 from core.broker import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
+from core.indexing import IndexBuild
 from core.log import Events, configure
 from core.settings import Settings
 from core.stopping import StopFlag
-from worker.embedders.hardware import free_memory
+from worker.embedders.hardware import free_memory, simulated_speed
 from worker.embedders.registry import load
 from worker.embedders.tune import tune
 from worker.embedders.warm_up import warm_up
+from worker.index_access import IndexAccess
+from worker.index_service import IndexService
 from worker.progress import ProgressBoard
 from worker.scheduler import Scheduler, Turn
 from worker.serving import ModelService, Options, Report
@@ -31,7 +34,10 @@ from worker.serving import ModelService, Options, Report
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     """Serve until stopped or until the one run asked for is over."""
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
-        _serve(Scheduler(client, run=options.run, slice_s=settings.slice_s), options, settings, stopped)
+        # A simulated device computes nothing, and a process that serves one run has no part in anything else.
+        can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
+        scheduler = Scheduler(client, run=options.run, slice_s=settings.slice_s, can_index=can_index)
+        _serve(scheduler, options, settings, stopped)
 
 
 def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: StopFlag) -> None:
@@ -46,6 +52,11 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         model = turn.model
         began = time.monotonic()
         board.reset()
+        if isinstance(model, IndexBuild):
+            log.info("index_turn", index=model.index, build=model.build)
+            report.ready()
+            turn = IndexService(options, settings, stopped, scheduler, turn, model, board).serve()
+            continue
         try:
             embedder = load(model, options.device)
         except ModelError as error:
@@ -69,9 +80,9 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.ready()
-        turn = ModelService(options, settings, stopped, scheduler, turn, embedder, board, load_s=load_s).serve()
+        turn = ModelService(options, settings, stopped, scheduler, turn, model, embedder, board, load_s=load_s).serve()
         if turn is not None:
-            log.info("turn_ended", model=model.spec, next=turn.model.spec)
+            log.info("turn_ended", model=model.spec, next=turn.name)
         del embedder  # before the next model is loaded: a device may hold only one
         free_memory()
 
@@ -90,6 +101,7 @@ def main() -> None:
     parser.add_argument("--report-fd", type=int, default=-1)
     parser.add_argument("--progress-fd", type=int, default=-1)
     parser.add_argument("--version", default="")
+    parser.add_argument("--siblings", type=int, default=1)
     options = Options(**vars(parser.parse_args()))
     configure()
     log = Events("worker")

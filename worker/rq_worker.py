@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import redis
 from rq import Queue
@@ -21,9 +21,8 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 
 from core import hints
-from core.hints import Hint, HintJob
+from core.hints import AnyHint, HintJob
 from core.log import Events
-from core.units import Unit
 
 WORKER_TTL_S = 60
 IDLE_S = 1.0
@@ -31,12 +30,15 @@ BLOCK_S = 0.25
 """How long the broker is asked to wait for a hint; a request to stop is seen no earlier than after that."""
 HEARTBEAT_S = 5.0
 
+H = TypeVar("H", bound=AnyHint)
 
-class HintWorker(SimpleWorker):
+
+class HintWorker(SimpleWorker, Generic[H]):
     """Pops hints from one queue until `stopped`, or until something fails: then `failed` holds the error.
 
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
+        read: makes a hint of a job; ValueError where it is none.
         room: how many hints to pop now; none are popped while it says 0.
         rest_s: after how many seconds to ask for room again.
         fits: how many of those that were popped to take; the others are put back.
@@ -51,10 +53,11 @@ class HintWorker(SimpleWorker):
         *,
         name: str,
         client: redis.Redis,
+        read: Callable[[HintJob], H],
         room: Callable[[], int],
         rest_s: Callable[[], float],
-        fits: Callable[[Sequence[Unit]], int],
-        take: Callable[[list[Hint]], None],
+        fits: Callable[[Sequence[H]], int],
+        take: Callable[[list[H]], None],
         stopped: Callable[[], bool],
         idle: Callable[[], None],
     ) -> None:
@@ -67,6 +70,7 @@ class HintWorker(SimpleWorker):
             worker_ttl=WORKER_TTL_S,
             log_job_description=False,
         )
+        self._hint_of = read
         self._room = room
         self._rest_s = rest_s
         self._fits = fits
@@ -122,7 +126,7 @@ class HintWorker(SimpleWorker):
         with self._failures_kept():
             jobs = [cast("HintJob", job), *hints.pop(queue, self._wanted - 1)]
             found = [(one, hint) for one in jobs if (hint := self._read(one)) is not None]
-            fit = self._fits([hint.unit for _, hint in found])
+            fit = self._fits([hint for _, hint in found])
             back = [one.id for one, _ in found[fit:]]
             hints.put_back(queue, back)
             self._take([hint for _, hint in found[:fit]])
@@ -143,9 +147,9 @@ class HintWorker(SimpleWorker):
             self.failed = error
             raise StopRequested from error
 
-    def _read(self, job: HintJob) -> Hint | None:
+    def _read(self, job: HintJob) -> H | None:
         try:
-            return Hint.from_job(job)
+            return self._hint_of(job)
         except ValueError as error:
             self._events.warning("hint_dropped", job=job.id, why=error)
             return None

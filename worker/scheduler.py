@@ -1,4 +1,7 @@
-"""Which model a worker process serves, and for how long: looks for work, and takes turns with the other models."""
+"""Which model a worker process serves, and for how long: looks for work, and takes turns with the other models.
+
+An index that is being built is work of the same kind, with a queue and a share of the workers' time of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import redis
 from core import hints
 from core.control import PRIORITY
 from core.errors import InputError
+from core.indexing import IndexBuild, IndexStage, announced
 from core.ledger import load_scripts
 from core.log import Events
 from core.models import ModelConfig
@@ -25,21 +29,29 @@ POLL_S = 0.3
 META = ("state", "priority", "cursor", "total", "bytes", "limit_bytes", "limit_entries")
 """What is asked of each run."""
 
+Work = ModelConfig | IndexBuild
+"""What a process serves: a model, or the build of an index. Each has a queue."""
+
 log = Events("worker")
 
 
 @dataclass(slots=True)
 class Turn:
-    """The right to serve a model for a while.
+    """The right to serve a model, or the build of an index, for a while.
 
     Attributes:
-        weight: of the runs that had work for the model when the turn began.
+        weight: of the runs that had work for it when the turn began.
         booked_s: device seconds that stand in the virtual times for it.
     """
 
-    model: ModelConfig
+    model: Work
     weight: int
     booked_s: float
+
+    @property
+    def name(self) -> str:
+        """Of what is served, for people."""
+        return self.model.index if isinstance(self.model, IndexBuild) else self.model.spec
 
 
 @dataclass(slots=True)
@@ -48,16 +60,17 @@ class _Look:
 
     Attributes:
         done: the runs that are over.
-        unfinished: models of runs that are not over, also of those that are paused or cancelled.
+        unfinished: models of runs that are not over, also of those that are paused or cancelled; and builds that have a
+            conductor, also between two stages.
         running: models of running runs -> weight of these.
         waiting: the same, only of runs with units that no worker holds and with room for results, and only of models
             for which hints are there.
     """
 
     done: set[str] = field(default_factory=set)
-    unfinished: set[ModelConfig] = field(default_factory=set)
-    running: dict[ModelConfig, int] = field(default_factory=lambda: defaultdict(int))
-    waiting: dict[ModelConfig, int] = field(default_factory=lambda: defaultdict(int))
+    unfinished: set[Work] = field(default_factory=set)
+    running: dict[Work, int] = field(default_factory=lambda: defaultdict(int))
+    waiting: dict[Work, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class Scheduler:
@@ -67,14 +80,23 @@ class Scheduler:
         client: a patient client.
         run: serve only this run, which shares the process with no other; "" serves all.
         slice_s: how long a model is served before another one may have its turn.
+        can_index: whether a build may be served by this process; None serves models only.
     """
 
-    def __init__(self, client: redis.Redis, *, run: str, slice_s: float) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        run: str,
+        slice_s: float,
+        can_index: Callable[[IndexBuild], bool] | None = None,
+    ) -> None:
         self.client = client
         self.run = run
         self.slice_s = slice_s
+        self.can_index = None if run else can_index
         self._scripts = load_scripts(client)
-        self._refused: set[ModelConfig] = set()
+        self._refused: set[Work] = set()
         self._refused_runs: set[str] = set()
 
     def wait(self, stopped: Callable[[], bool]) -> Turn | None:
@@ -126,11 +148,14 @@ class Scheduler:
             self._refused_runs.add(run)
             log.error("run_refused", run=run, code=error.code, why=error.message, next=error.next_step)
 
-    def wanted(self, model: ModelConfig) -> bool:
-        """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed."""
+    def wanted(self, model: Work) -> bool:
+        """Whether any run that we may serve is not over yet and needs the model, now or when it is resumed.
+
+        Of a build: whether it has a conductor.
+        """
         return model in self._look().unfinished
 
-    def _choose(self, weights: dict[ModelConfig, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
+    def _choose(self, weights: dict[Work, int], own: Turn | None = None, spent_s: float = 0.0) -> Turn | None:
         """Book the next slice; None where it is one of `own`, or where there is nothing to choose from."""
         models = {model.queue_key: model for model in weights}
         by_key = {key: weights[model] for key, model in models.items()}
@@ -163,34 +188,44 @@ class Scheduler:
 
     def _look(self) -> _Look:
         records = [record for record in registered(self.client).values() if self.run in ("", record.run)]
-        keys = list({record.model.queue_key for record in records})
+        served: list[tuple[str, Work]] = [(record.run, record.model) for record in records]
+        served += [(stage.run, stage.build) for stage in self._stages()]
+        keys = list({work.queue_key for _, work in served})
         with self.client.pipeline(transaction=False) as pipe:
-            for record in records:
-                pipe.hmget(run_key(record.run, "meta"), META)
-                pipe.zcard(run_key(record.run, "hinted"))
-                pipe.xlen(run_key(record.run, "res"))
+            for run, _ in served:
+                pipe.hmget(run_key(run, "meta"), META)
+                pipe.zcard(run_key(run, "hinted"))
+                pipe.xlen(run_key(run, "res"))
             for key in keys:
                 pipe.llen(hints.hint_queue(self.client, key).key)
             said = pipe.execute()
-        count = len(records)
+        count = len(served)
         hints_of = dict(zip(keys, said[3 * count :], strict=True))
         look = _Look()
-        for record, values, hinted, results in zip(
-            records, said[: 3 * count : 3], said[1 : 3 * count : 3], said[2 : 3 * count : 3], strict=True
+        for (run, work), values, hinted, results in zip(
+            served, said[: 3 * count : 3], said[1 : 3 * count : 3], said[2 : 3 * count : 3], strict=True
         ):
             meta = {name: (value or b"").decode() for name, value in zip(META, values, strict=True)}
-            if meta["state"] == "done":
-                look.done.add(record.run)
+            if isinstance(work, IndexBuild):
+                look.unfinished.add(work)
+            elif meta["state"] == "done":
+                look.done.add(run)
             elif meta["state"]:
-                look.unfinished.add(record.model)
-            refused = record.model in self._refused or record.run in self._refused_runs
+                look.unfinished.add(work)
+            refused = work in self._refused or run in self._refused_runs
             if meta["state"] != "running" or refused:
                 continue
             weight = int(meta["priority"] or PRIORITY)
-            look.running[record.model] += weight
-            if hints_of[record.model.queue_key] and _has_work(meta, hinted, results):
-                look.waiting[record.model] += weight
+            if not isinstance(work, IndexBuild):  # of which nothing is gained by being there before its units are
+                look.running[work] += weight
+            if hints_of[work.queue_key] and _has_work(meta, hinted, results):
+                look.waiting[work] += weight
         return look
+
+    def _stages(self) -> list[IndexStage]:
+        if self.can_index is None:
+            return []
+        return [stage for stage in announced(self.client, scripts=self._scripts) if self.can_index(stage.build)]
 
 
 def _has_work(meta: Mapping[str, str], hinted: int, results: int) -> bool:

@@ -14,7 +14,9 @@ import redis
 from core import hints
 from core.broker import ANSWER_S, RESULT_S, connect
 from core.errors import OutputError
+from core.hints import Hint
 from core.ledger import load_scripts
+from core.models import ModelConfig
 from core.registry import Rate, report_rate
 from core.settings import Settings
 from core.stopping import StopFlag
@@ -56,6 +58,7 @@ class Options:
         drain_s: time to finish begun units after a stop was asked for.
         report_fd: where READY goes; -1 for nowhere.
         progress_fd: memory that is shared with the supervisor, see `worker.progress`; -1 for none.
+        siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Options:
     report_fd: int
     progress_fd: int
     version: str
+    siblings: int = 1
 
 
 class Report:
@@ -103,6 +107,7 @@ class ModelService:
         stopped: StopFlag,
         scheduler: Scheduler,
         turn: Turn,
+        model: ModelConfig,
         embedder: Embedder,
         board: ProgressBoard,
         *,
@@ -113,7 +118,7 @@ class ModelService:
         self.stopped = stopped
         self.scheduler = scheduler
         self.turn = turn
-        self.model = turn.model
+        self.model = model
         self.embedder = embedder
         self.board = board
         self.load_s = load_s
@@ -166,9 +171,10 @@ class ModelService:
             hints.hint_queue(client, self.model.queue_key),
             name=self.options.name,
             client=client,
+            read=Hint.from_job,
             room=self._room,
             rest_s=lambda: self.hold.rest_s,
-            fits=self.hold.fits,
+            fits=lambda found: self.hold.fits([hint.unit for hint in found]),
             take=self.fetcher.take,
             stopped=self._over,
             idle=self._idle,

@@ -57,6 +57,11 @@ class Fleet:
     version: str
     settings: Settings
 
+    @property
+    def real_devices(self) -> list[str]:
+        """Those that compute, and so share the machine's cores and memory."""
+        return [device for device in self.devices if not simulated_speed(device)]
+
 
 class Slot:
     """One device and the process that serves it now."""
@@ -106,6 +111,7 @@ class Slot:
                     *("--report-fd", str(report_for_child)),
                     *("--progress-fd", str(self.board_fd)),
                     *("--version", fleet.version),
+                    *("--siblings", str(len(fleet.real_devices))),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(report_for_child, self.board_fd),
@@ -172,8 +178,7 @@ class Slot:
 
 def _child_env(fleet: Fleet, device: str) -> dict[str, str]:
     """Share the cores out between the processes of this machine; without it each starts a thread per core."""
-    real = [device for device in fleet.devices if not simulated_speed(device)]
-    share = max(1, cores() // max(1, len(real)))
+    share = max(1, cores() // max(1, len(fleet.real_devices)))
     kept = KEPT_MEMORY if device == "cpu" else {}
     return kept | child_environment(
         # By environment, because a password does not belong on a command line.

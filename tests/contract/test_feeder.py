@@ -9,6 +9,7 @@ import pytest
 from conftest import FakeClock, MakeRun, RunCase
 
 from core import hints
+from core import steady as outages
 from core.protocol import RUNS, run_key
 from core.registry import RunRecord, register
 from producer import feeder as module
@@ -200,7 +201,7 @@ def steady(run: RunCase, clock: FakeClock) -> Feeder:
     feeder = Feeder(run.client, lease_s=20.0, only=run.info.run, clock=clock)
     ticks = 0
     # A machine that stood still for some seconds is an outage to it.
-    while ticks < 110 or not feeder._reap_at():
+    while ticks < 110 or not feeder.steady.reap_at():
         clock.advance(0.2)
         feeder.tick()
         ticks += 1
@@ -247,7 +248,8 @@ def test_after_an_answer_that_took_long_leases_are_left_alone(
     run.build()
     feeder = steady(run, clock)
     name, _, method = call.partition(".")
-    owner, attribute = (getattr(module, name), method) if method else (module, name)
+    holder = outages if name == "now_ms" else module
+    owner, attribute = (getattr(holder, name), method) if method else (holder, name)
     real = getattr(owner, attribute)
 
     def slow(*arguments: object, **options: object) -> object:
@@ -265,8 +267,8 @@ def test_after_a_restart_of_the_server_leases_are_left_alone(
 ) -> None:
     run.build()
     feeder = steady(run, clock)
-    server = module.reach(run.client, "")
-    monkeypatch.setattr(module, "reach", lambda *_: replace(server, incarnation="another"))
+    server = outages.reach(run.client, "")
+    monkeypatch.setattr(outages, "reach", lambda *_: replace(server, incarnation="another"))
     assert not reaps(run, feeder)
 
 
@@ -276,8 +278,8 @@ def test_after_a_jump_of_the_servers_clock_leases_are_left_alone(
 ) -> None:
     run.build()
     feeder = steady(run, clock)
-    real = module.now_ms
-    monkeypatch.setattr(module, "now_ms", lambda client: real(client) + int(seconds * 1000))
+    real = outages.now_ms
+    monkeypatch.setattr(outages, "now_ms", lambda client: real(client) + int(seconds * 1000))
     assert not reaps(run, feeder)
 
 

@@ -813,7 +813,7 @@ def test_a_full_server_takes_commits_though_it_takes_no_results(own_client: redi
     assert run.die("alive") == 1
     own_client.config_set("maxmemory", "0")
     assert feed(run)[0] == [1, 2, 3]
-    assert {*SCRIPTS, "report", "rate", "swap"} > FREEING
+    assert {*SCRIPTS, "report", "rate", "swap", "forget"} > FREEING
 
 
 # --- the loss of one key ---
@@ -1125,4 +1125,4 @@ def test_whatever_happens_no_unit_is_committed_twice_and_all_are_in_the_end(
 
 def test_the_bound_of_waiting_results_is_the_documented_one(run: RunCase) -> None:
     assert int(run.ledger.meta()["limit_bytes"]) == LIMIT_BYTES
-    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock", "report", "rate", "swap"}
+    assert set(load_scripts(run.client)) == {*SCRIPTS, "writer_lock", "report", "rate", "swap", "forget"}

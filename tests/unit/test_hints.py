@@ -79,6 +79,7 @@ def test_a_worker_puts_hints_back_that_it_popped_and_has_no_room_for(run: RunCas
         run.queue,
         name=f"worker-of-{run.info.run}",
         client=run.client,
+        read=Hint.from_job,
         room=lambda: 4,
         rest_s=lambda: 0.0,
         fits=lambda units: min(2, len(units)),

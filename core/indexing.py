@@ -1,0 +1,112 @@
+"""What the broker knows of indexes that are being built: one record for each build, which its conductor renews.
+
+A stage of a build is a run of its own in the broker, so leases, heartbeats and lost workers are those of every run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+import redis
+
+from core import hints, protocol
+from core.broker import now_ms
+from core.protocol import INDEXING, INDEXING_MS, RUN_PARTS, run_key
+from core.scripts import Script
+from core.units import content_hash
+
+SHARED = ".shared"
+"""File in the folder of a build; who reads the record's nonce there sees the storage that the conductor sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexBuild:
+    """A build of an index, as work that workers share.
+
+    Attributes:
+        index: absolute path of the index's folder.
+        build: id of the build.
+        folder: where its sidecars are, absolute.
+        nonce: what `SHARED` holds there.
+        memory_bytes: that all processes of one machine may take together.
+    """
+
+    index: str
+    build: str
+    folder: str
+    nonce: str
+    memory_bytes: int
+
+    @property
+    def queue_key(self) -> str:
+        """Names its queue of hints, and its share of the workers' time."""
+        return f"index.{content_hash([self.index, self.build])[:16]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStage:
+    """What of a build is at work now.
+
+    Attributes:
+        stage: name of the stage, for people.
+        run: id of the run that the stage is in the broker.
+        seen_ms: when the conductor said so last, by the broker's clock.
+    """
+
+    build: IndexBuild
+    stage: str
+    run: str
+    seen_ms: int = 0
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        build = {name: getattr(self.build, name) for name in IndexBuild.__slots__}
+        said = {"v": protocol.VERSION, "build": build, "stage": self.stage, "run": self.run, "seen_ms": self.seen_ms}
+        return json.dumps(said)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> IndexStage | None:
+        """The record in `text`; None where another version of embq wrote it."""
+        data = json.loads(text)
+        if data.pop("v", None) != protocol.VERSION:
+            return None
+        return cls(**{**data, "build": IndexBuild(**data["build"])})
+
+
+def announce(client: redis.Redis, stage: IndexStage) -> None:
+    """Say that a stage is at work, or still is."""
+    client.hset(INDEXING, stage.build.queue_key, replace(stage, seen_ms=now_ms(client)).to_json())
+
+
+def announced(client: redis.Redis, *, scripts: Mapping[str, Script]) -> list[IndexStage]:
+    """The builds that have a conductor. What others left is removed."""
+    found = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
+    now = now_ms(client) if found else 0
+    live = []
+    for key, text in found.items():
+        stage = IndexStage.from_json(text)
+        if stage is not None and abs(now - stage.seen_ms) <= INDEXING_MS:
+            live.append(stage)
+        elif stage is not None:
+            _forget(client, key.decode(), text, stage, scripts)
+    return live
+
+
+def withdraw(client: redis.Redis, build: IndexBuild, *, scripts: Mapping[str, Script]) -> None:
+    """Remove a build, the run of its stage, and its hints."""
+    text = cast("bytes | None", client.hget(INDEXING, build.queue_key))
+    stage = IndexStage.from_json(text) if text is not None else None
+    if text is not None and stage is not None:
+        _forget(client, build.queue_key, text, stage, scripts)
+
+
+def _forget(client: redis.Redis, queue_key: str, text: bytes, stage: IndexStage, scripts: Mapping[str, Script]) -> None:
+    keys = [INDEXING, *(run_key(stage.run, part) for part in RUN_PARTS)]
+    if scripts["forget"](keys=keys, args=[queue_key, text], client=client):
+        # Where a conductor comes back at this very moment, the hints that it loses are given again.
+        queue = hints.hint_queue(client, queue_key)
+        queue.delete(delete_jobs=True)
+        client.delete(queue.intermediate_queue.key)

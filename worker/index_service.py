@@ -1,0 +1,292 @@
+"""A worker process at work on the units of an index: leases and heartbeats are here, the work is another process's.
+
+One unit at a time. RQ's loop asks for room before each hint, and there is none while a unit is in hand; so that
+question is also where the unit is looked after, and all of it happens in one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from core import hints
+from core.broker import connect
+from core.hints import IndexHint
+from core.indexing import IndexBuild, announced
+from core.ledger import Ledger, load_scripts, new_token
+from core.log import Events
+from core.protocol import VERSION
+from core.registry import report_worker, sign_off
+from core.settings import Settings
+from core.stopping import StopFlag
+from worker.index_child import IndexChild
+from worker.progress import ProgressBoard, Span
+from worker.rq_worker import HintWorker
+from worker.scheduler import Scheduler, Turn
+from worker.serving import Options
+
+LOOK_S = 0.25
+"""How long an answer is waited for at once; a request to stop is seen no earlier than after that."""
+REPORT_S = 1.0
+ELSEWHERE = frozenset({"EmbqError", "ConfigError", "AwayError", "BrokerError"})
+"""Errors that may be this machine's own: the unit is tried again, and by others. All others are the unit's, or of what
+every worker shares, such as a full disk, and end the build."""
+
+
+@dataclass(slots=True)
+class _InHand:
+    """A unit under a lease.
+
+    Attributes:
+        held: the board's step, open as long as the unit is in hand.
+        answer: what to publish, once there is an answer.
+    """
+
+    hint: IndexHint
+    ledger: Ledger
+    token: str
+    held: ExitStack
+    since: float = field(default_factory=time.monotonic)
+    answer: dict[str, str | bytes | int] | None = None
+
+
+class IndexService:
+    """Serves one build until it is over, until it is another's turn, or until stopped.
+
+    Args:
+        turn: the right to do so; what is spent of it is told to the scheduler.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        settings: Settings,
+        stopped: StopFlag,
+        scheduler: Scheduler,
+        turn: Turn,
+        build: IndexBuild,
+        board: ProgressBoard,
+    ) -> None:
+        self.options = options
+        self.settings = settings
+        self.stopped = stopped
+        self.scheduler = scheduler
+        self.turn = turn
+        self.build = build
+        self.board = board
+        self.log = Events("worker")
+        self._client = self._connect()
+        self._scripts = load_scripts(self._client)
+        self._child = IndexChild(
+            worker=options.name,
+            threads=int(settings.omp_threads) if settings.omp_threads.isdigit() else 1,
+            memory_bytes=build.memory_bytes // max(1, options.siblings),
+        )
+        self._unit: _InHand | None = None
+        self._units = 0
+        self._next: Turn | None = None
+        self._no_work_left = False
+        self._beat_at = self._reported_at = 0.0
+        self._began = self._slice_ends = 0.0
+
+    def serve(self) -> Turn | None:
+        """Work until the turn ends; gives the one that comes after it, if there is one.
+
+        Raises what the broker refuses.
+        """
+        client = self._connect()
+        worker = HintWorker(
+            hints.hint_queue(client, self.build.queue_key),
+            name=self.options.name,
+            client=client,
+            read=IndexHint.from_job,
+            room=self._room,
+            rest_s=lambda: 0.0,
+            fits=len,
+            take=self._take,
+            stopped=self._over,
+            idle=self._idle,
+        )
+        self._began = time.monotonic()
+        self._slice_ends = self._began + self.settings.slice_s
+        try:
+            with self.board.pulse():
+                worker.work(logging_level="WARNING")
+                if worker.failed is not None:
+                    raise worker.failed
+                self._drain()
+        finally:
+            if self._unit is not None:
+                self._child.kill()
+            self._child.close()
+        sign_off(self._client, self.options.name)
+        if not self.stopped():
+            self.scheduler.end(self.turn, spent_s=time.monotonic() - self._began)
+        client.close()
+        self._client.close()
+        return self._next
+
+    # --- one unit ---
+
+    def _room(self) -> int:
+        self._report()
+        if self._unit is not None:
+            self._attend(self._unit)
+        return 1 if self._unit is None else 0
+
+    def _take(self, found: Sequence[IndexHint]) -> None:
+        for hint in found:
+            if not self._is_ours(hint):
+                self.log.info("hint_not_ours", run=hint.run, u=hint.u)
+                continue
+            ledger = Ledger(self._client, hint.run, scripts=self._scripts)
+            token = new_token(hint.gen, self.options.name)
+            claim = ledger.claim(hint.u, token, lease_s=self.settings.lease_s, fingerprint=self.build.build)
+            if not claim.granted:
+                self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
+                continue
+            if ledger.start([(hint.u, token)]):
+                continue
+            held = ExitStack()
+            held.enter_context(self.board.step("index", [Span(token, hint.u)]))
+            self._unit = _InHand(hint, ledger, token, held)
+            self._beat_at = time.monotonic()
+            self._child.ask(hint.unit)
+
+    def _is_ours(self, hint: IndexHint) -> bool:
+        """Whether a unit is one of the build that is served, and so of a folder that this machine agreed to."""
+        runs = {stage.run for stage in announced(self._client, scripts=self._scripts) if stage.build == self.build}
+        same = hint.unit.get("index") == self.build.index and hint.unit.get("build") == self.build.build
+        return hint.run in runs and same
+
+    def _attend(self, unit: _InHand) -> None:
+        if unit.answer is None:
+            try:
+                told = self._child.answer(LOOK_S)
+            except EOFError as ended:
+                why = f"the process that did the unit {ended}; where memory ran out, give the build less of it"
+                self._give_up(unit, "crash", why)
+                return
+            if told is not None:
+                self._answered(unit, told)
+        else:
+            time.sleep(LOOK_S)
+        if unit.answer is not None:
+            self._publish(unit, unit.answer)
+        if self._unit is not None:
+            self._beat(unit)
+
+    def _answered(self, unit: _InHand, told: dict[str, Any]) -> None:
+        error = told.get("error")
+        if error is not None and error.get("kind") in ELSEWHERE:
+            self._give_up(unit, str(error.get("code")), str(error.get("message")))
+            return
+        unit.answer = {"v": VERSION, "worker": self.options.name}
+        if error is not None:
+            unit.answer |= {name: str(error.get(name, "")) for name in ("kind", "code", "message", "next_step")}
+
+    def _publish(self, unit: _InHand, answer: dict[str, str | bytes | int]) -> None:
+        size = sum(len(str(value)) for value in answer.values())
+        accepted = unit.ledger.publish(unit.hint.u, unit.token, answer, size=size)
+        if accepted < 0:
+            return  # no room now; asked again at the next look
+        if accepted != 1:
+            self.log.info("result_not_taken", run=unit.hint.run, u=unit.hint.u, answer=accepted)
+        self._units += 1
+        self._let_go(unit)
+
+    def _beat(self, unit: _InHand) -> None:
+        if self._child.moved():
+            self.board.advance()
+        now = time.monotonic()
+        if now - self._beat_at < self.settings.beat_s or self.board.stuck(self.settings.stall_s):
+            return
+        self._beat_at = now
+        _, lost = unit.ledger.beat(unit.hint.gen, [(unit.hint.u, unit.token)], lease_s=self.settings.lease_s)
+        if lost:
+            self.log.warning("lease_lost", run=unit.hint.run, u=unit.hint.u)
+            self._child.kill()
+            self._let_go(unit)
+
+    def _give_up(self, unit: _InHand, code: str, message: str) -> None:
+        """The unit runs again, charged; the last attempt that is allowed ends the build with what is said here."""
+        self.log.warning("index_unit_failed", run=unit.hint.run, u=unit.hint.u, code=code, why=message)
+        unit.ledger.release(unit.hint.u, unit.token, failed=(code, message))
+        self._let_go(unit)
+
+    def _let_go(self, unit: _InHand) -> None:
+        unit.held.close()
+        self._unit = None
+
+    # --- the turn ---
+
+    def _drain(self) -> None:
+        """Finish the unit in hand, however long it takes; after a stop for `drain_s` at most."""
+        while (unit := self._unit) is not None:
+            if self.stopped.longer_than(self.options.drain_s):
+                self._child.kill()
+                unit.ledger.release(unit.hint.u, unit.token)
+                self._let_go(unit)
+                return
+            self._report()
+            self._attend(unit)
+
+    def _over(self) -> bool:
+        if self.stopped() or self._no_work_left or self._next is not None:
+            return True
+        if time.monotonic() >= self._slice_ends:
+            self._look_for_another(idle=False)
+        return self._next is not None
+
+    def _idle(self) -> None:
+        if self._unit is None:
+            self._no_work_left = not self.scheduler.wanted(self.build)
+            if not self._no_work_left:
+                self._look_for_another(idle=True)
+
+    def _look_for_another(self, *, idle: bool) -> None:
+        now = time.monotonic()
+        self._next = self.scheduler.another(self.turn, spent_s=now - self._began, idle=idle)
+        if not idle:
+            self._slice_ends = now + self.settings.slice_s
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at < REPORT_S:
+            return
+        self._reported_at = now
+        unit = self._unit
+        fields = {
+            "name": self.options.name,
+            "device": self.options.device,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "model": "index",
+            "version": self.options.version,
+            "serves": "",
+            "units": self._units,
+            "rows": 0,
+            "rows_per_s": 0.0,
+            "held": int(unit is not None),
+            "runs": {},
+            "unit": f"{unit.hint.unit.get('stage')}-{unit.hint.unit.get('number')}" if unit is not None else "",
+            "run": "",
+            "stage": "index" if unit is not None else "idle",
+            "age_s": round(now - unit.since, 1) if unit is not None else 0.0,
+        }
+        report_worker(self._client, self.options.name, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
+
+    def _connect(self) -> redis.Redis:
+        return connect(
+            self.settings.broker_url,
+            password=self.settings.broker_password,
+            patient=True,
+            give_up=lambda: self.stopped.longer_than(self.options.drain_s),
+        )
