@@ -53,7 +53,7 @@ def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> s
         )
     raise InputError(
         f"{path} has {len(there)} columns of vectors, and an index holds one of them: {', '.join(there)}",
-        next_step="name the column",
+        next_step="name it with --embedding-column-name",
         code="which_output",
     )
 

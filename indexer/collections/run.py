@@ -80,16 +80,22 @@ def _choose(info: RunInfo, columns: dict[str, str], output: str | None, column: 
     by_column = {columns[name]: one for name, one in by_name.items()}
     names = ", ".join(by_name)
     if output is not None and output not in by_name:
-        raise InputError(f"the run has no output {output!r}", next_step=f"choose one of: {names}", code="which_output")
+        raise InputError(
+            f"the run has no output {output!r}: it has {names}", next_step="name one of these", code="which_output"
+        )
     if column is not None and column not in by_column:
         raise InputError(
-            f"the run has no column of vectors {column!r}",
-            next_step=f"choose one of: {', '.join(by_column)}",
+            f"the run has no column of vectors {column!r}: it has {', '.join(by_column)}",
+            next_step="name one of these",
             code="which_output",
         )
     if output is not None:
         if column is not None and columns[output] != column:
-            raise InputError(f"output {output} is in column {columns[output]}, not in {column}", code="which_output")
+            raise InputError(
+                f"output {output!r} is in column {columns[output]!r}, not in {column!r}",
+                next_step="name one of the two",
+                code="which_output",
+            )
         return by_name[output]
     if column is not None:
         return by_column[column]
@@ -99,7 +105,7 @@ def _choose(info: RunInfo, columns: dict[str, str], output: str | None, column: 
         return by_name["image"]
     raise InputError(
         f"each row has {len(by_name)} vectors, and an index holds one of them: {names}",
-        next_step="choose with --output-name " + " or --output-name ".join(by_name),
+        next_step="choose one with --output NAME",
         code="which_output",
     )
 

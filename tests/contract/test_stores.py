@@ -17,7 +17,8 @@ from faults.kit.disk import DiskError, SmallDisk
 
 from core.commits import CommitLog
 from core.errors import OutputError
-from core.reader import row_tables
+from core.parts.joined import opened
+from core.reader import committed_parts, row_tables
 from core.results import COLUMN_ARROW, row_schema
 from core.rows import FORMATS, Column, RowSpec
 from embq.verify import verify
@@ -31,6 +32,15 @@ def format(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def output(tmp_path: Path, format: str) -> Output:
     return Output(tmp_path / "out", format)
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def long_output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Output:
+    """A part with several groups of rows, and one with one row."""
+    output = Output(tmp_path_factory.mktemp("long") / "out", request.param, columns=())
+    output.commit(70_001, table=rows_table(output.schema, 70_001))
+    output.commit(1)
+    return output
 
 
 # --- round trips ---
@@ -47,15 +57,23 @@ def test_one_row_is_a_part(output: Output) -> None:
     output.assert_exact()
 
 
-def test_many_rows_are_read_a_bounded_number_at_a_time(tmp_path: Path, format: str) -> None:
-    output = Output(tmp_path / "out", format, columns=())
-    table = rows_table(output.schema, 70_001)
-    output.commit(70_001, table=table)
-    output.commit(1)
+def test_many_rows_are_read_a_bounded_number_at_a_time(long_output: Output) -> None:
+    output = long_output
     sizes = [table.num_rows for table in row_tables(output.root, ["id"])]
     assert max(sizes) <= 65_536
     assert sum(sizes) == 70_002
     output.assert_exact()
+
+
+def test_a_range_of_rows_is_read_as_it_stands_among_all(long_output: Output) -> None:
+    files, _ = committed_parts(long_output.root)
+    with opened(long_output.root, files) as part:
+        whole = pa.concat_tables(part.tables(["key", "embedding"]))
+        for start, stop in ((0, 3), (65_530, 65_540), (69_999, None), (16_384, 16_384), (7, 99_999)):
+            pieces = list(part.tables(["key", "embedding"], start, stop))
+            assert all(0 < piece.num_rows <= 65_536 for piece in pieces)
+            found = pa.concat_tables(pieces) if pieces else whole.slice(0, 0)
+            assert found.equals(whole.slice(start, None if stop is None else stop - start))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
