@@ -6,6 +6,7 @@ An Arrow IPC file, not compressed, in which all batches but the last have `BATCH
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,19 +152,16 @@ class Identity:
         """
         names = list(self.schema.names if columns is None else columns)
         schema = pa.schema([self.schema.field(name) for name in names])
-        wanted = np.asarray(ids, np.int64).ravel()
-        wanted = wanted[wanted >= 0]
-        pieces, positions = [], []
-        for batch, at, where in self._find(wanted):
-            taken = (batch if columns is None else batch.select(names)).take(pa.array(at))
-            pieces.append([_texts(column) for column in taken.columns])
-            positions.append(where)
-        if not pieces:
-            return schema.empty_table()
-        order = np.empty(len(wanted), np.int64)
-        order[np.concatenate(positions)] = np.arange(len(wanted))
-        found = [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
-        return pa.Table.from_batches([pa.RecordBatch.from_arrays(found, schema=schema).take(pa.array(order))])
+        slices: list[list[pa.Array]] = [[] for _ in names]
+        for row in np.asarray(ids).ravel().tolist():
+            if row < 0:
+                continue
+            batch, at = self._find(row)
+            for number, name in enumerate(names):
+                slices[number].append(batch.column(name).slice(at, 1))
+        return pa.Table.from_arrays(
+            [_joined(pieces, one.type) for pieces, one in zip(slices, schema, strict=True)], schema=schema
+        )
 
     def ids_of(self, keys: Iterable[str]) -> dict[str, list[int]]:
         """Key -> the ids of all rows that have it, ascending; [] where there is none. All keys are looked at."""
@@ -176,23 +174,21 @@ class Identity:
                     found[batch.column("key")[int(at)].as_py()].append(batch.column("id")[int(at)].as_py())
         return found
 
-    def _find(self, wanted: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray, np.ndarray]]:
-        """(batch, rows of it, where in `wanted` these stand) for each batch that has some of the wanted rows."""
-        numbers = np.searchsorted(self._firsts, wanted, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            where = np.flatnonzero(numbers == number)
-            file = self._files[number] if number >= 0 else None
-            if file is None or (rows := wanted[where] - file.first_id).max() >= file.rows:
-                row = int(wanted[where].max())
-                raise InputError(f"there is no row with id {row}", next_step="ids begin with 0", code="no_such_id")
-            batches, at = np.divmod(rows, BATCH_ROWS)
-            for batch in np.unique(batches).tolist():
-                here = batches == batch
-                yield file.batch(batch), at[here], where[here]
+    def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
+        number = bisect_right(self._firsts, row) - 1
+        file = self._files[number] if number >= 0 else None
+        if file is None or row >= file.first_id + file.rows:
+            raise InputError(f"there is no row with id {row}", next_step="ids begin with 0", code="no_such_id")
+        batch, at = divmod(row - file.first_id, BATCH_ROWS)
+        return file.batch(batch), at
 
 
-def _texts(column: pa.Array) -> pa.Array:
-    return column.dictionary.take(column.indices) if pa.types.is_dictionary(column.type) else column
+def _joined(pieces: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
+    if not pieces:
+        return pa.array([], type_)
+    if pa.types.is_dictionary(pieces[0].type):
+        return pa.array([piece[0].as_py() for piece in pieces], type_)
+    return pa.concat_arrays(pieces)
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

@@ -88,7 +88,9 @@ class QueueRunner:
     def close(self) -> None:
         """Let the workers go: no further stage follows."""
         if self._build is not None:
-            indexing.withdraw(self._client, self._build, scripts=self._scripts)
+            # A broker that is away at the end is no reason to lose what was done: the record lapses by itself.
+            with contextlib.suppress(redis.exceptions.RedisError, EmbqError):
+                indexing.withdraw(self._client, self._build, scripts=self._scripts)
 
     def _shared(self, unit: IndexUnit) -> IndexBuild:
         """The build of a unit, with the nonce by which workers know its folder."""
@@ -173,8 +175,7 @@ class _Stage:
         try:
             yield
         finally:
-            # A broker that is away at the end is no reason to lose what was done: the record lapses by itself.
-            with contextlib.suppress(redis.exceptions.RedisError, EmbqError):
+            with contextlib.suppress(redis.exceptions.RedisError, EmbqError):  # as in `close`
                 hints.withdraw(self._client, self._queue, self._record.run)
                 self._client.delete(*self._ledger.keys)
 

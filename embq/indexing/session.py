@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from core.cores import cores
 from core.errors import Exit, UsageError
 from core.objects import ObjectPath, Place, place
 from embq.indexing.course import Shown
+from embq.options import service_client, settings_with
 from indexer.build import Asked, Built, build
 from indexer.building import BuildSpec
 from indexer.collection import Collection, open_collection
 from indexer.costs import measure_speeds
 from indexer.plan import Plan, describe_plan, make_plan
 from indexer.queries import QueryPlan, plan_queries
+from indexer.queue_runner import QueueRunner
 from indexer.report import summary, write_report
 from indexer.runners import Runner, local
 from indexer.units import Sidecar
@@ -82,7 +85,8 @@ def index(options: Mapping[str, Any]) -> int:
     def small(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], at: Path) -> None:
         write_report(spec, version, stages, at)
 
-    built = build(collection, asked, runner_of(options, wish), Shown(quiet=quiet), small)
+    with runner_of(options, wish) as runner:
+        built = build(collection, asked, runner, Shown(quiet=quiet), small)
     return account(built, collection, as_json=options["as_json"])
 
 
@@ -131,9 +135,25 @@ def query_files(said: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def runner_of(options: Mapping[str, Any], wish: Wish) -> Runner:
-    """Who does the work."""
-    return local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
+@contextmanager
+def runner_of(options: Mapping[str, Any], wish: Wish) -> Iterator[Runner]:
+    """Who does the work: processes here, or the workers of a broker."""
+    settings = settings_with(options["broker"])
+    if not settings.broker_url:
+        yield local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
+        return
+    client = service_client(settings, give_up=lambda: False)
+    runner = QueueRunner(
+        client,
+        url=settings.broker_url,
+        memory_bytes=wish.current_memory_available,
+        lease_s=settings.lease_s,
+        say=lambda text: click.echo(text, err=True),
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
 
 
 def account(built: Built, collection: Collection, *, as_json: bool) -> int:

@@ -92,7 +92,14 @@ from embq.options import broker_option, json_option
 @click.option("--id-columns", default="", metavar="LIST", help="Columns of parquet to keep beside the vectors.")
 @click.option("--drop-invalid", is_flag=True, help="Leave out vectors that are zero or not finite, and count them.")
 @click.option("--seed", type=int, default=1234, show_default=True, help="Of samples, queries and k-means.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes on this machine; with --broker those that `embq worker` has on each.",
+)
 @click.option("--rebuild", is_flag=True, help="Build anew even where the current index is just that.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, and do nothing.")
 @broker_option
