@@ -277,6 +277,11 @@ class ModelConfig:
         return cls(spec=spec, modalities=modalities, precision=precision, members=tuple(members), decode=decode)
 
     @property
+    def identified_as(self) -> ModelConfig:
+        """The config that decides the model's fingerprint: this one; another only in `core.query_config`."""
+        return self
+
+    @property
     def outputs(self) -> tuple[Output, ...]:
         """The vectors of a row, in the order of its columns."""
         if not self.members:

@@ -103,6 +103,11 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "embq"
 
 
+def cache_folder() -> Path:
+    """Where this machine keeps what it can find out again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embq"
+
+
 def spool_folder() -> Path | None:
     """The folder of EMBQ_SPOOL for files on their way to or from an object store; None where it is not set."""
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None

@@ -1,3 +1,64 @@
 """embq: embeddings of images and texts through a queue, on whatever GPUs there are."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from embq.searching import Result
+
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "search"]
+
+
+def search(
+    index: str | PathLike[str],
+    text: str | None = None,
+    *,
+    image: bytes | str | PathLike[str] | None = None,
+    vector: Any = None,
+    id: int | None = None,
+    k: int = 10,
+    output: str | None = None,
+    nprobe: int | None = None,
+    refine: bool | None = None,
+    prompt: str | None = None,
+    prompt_text: str | None = None,
+    model: str | None = None,
+) -> list[Result]:
+    """The k rows of an index that are nearest to a text, an image, a vector or another row, best first.
+
+    Args:
+        index: folder of an index, of one of its versions, or the output folder of a run.
+        image: an encoded image, or the path of its file.
+        vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
+        id: of a row, which is itself no answer.
+        output: which of the vectors of a run, where several are indexed.
+        nprobe: lists of the index that are looked at; None for what its tuning chose.
+        refine: False leaves out the second look at the best rows by their full vectors.
+        prompt, prompt_text: what stands before the text, by the name that the model has for it, or itself.
+        model: spec of the model where it is not where the run had it; it must be the same model.
+
+    Exactly one of text, image, vector and id is given. Raises `core.errors.EmbqError` with a code and a next step.
+    """
+    # Here, because `import embq` must stay light.
+    from embq.searching import Question, ask, path_of
+
+    question = Question(
+        text=text,
+        image=image if isinstance(image, bytes) else path_of(image),
+        vector=path_of(vector) or vector,
+        id=id,
+        k=k,
+        nprobe=nprobe,
+        refine=refine,
+        prompt=prompt,
+        prompt_text=prompt_text,
+        model=model,
+    )
+    folder = path_of(index)
+    assert folder is not None
+    return ask(folder, question, output=output).results

@@ -21,6 +21,7 @@ VERBS = {
     "pause": "Let a run rest.",
     "resume": "Go on with an interrupted, paused or cancelled run.",
     "cancel": "Stop a run; what is committed stays.",
+    "search": "Ask an index for what is nearest to a text, an image or a vector.",
     "status": "Show how far a run is.",
     "verify": "Re-read inputs and outputs and check every invariant.",
     "export": "Write committed rows as files for other tools.",

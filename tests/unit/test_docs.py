@@ -360,7 +360,7 @@ def test_the_readers_snippet_of_the_readme_runs(tmp_path: Path, monkeypatch: pyt
     lines = [{"id": f"k{i}", "text": f"text {i}"} for i in range(7)]
     build(tmp_path / "out", [write_jsonl(tmp_path / "t.jsonl", lines)])
     monkeypatch.chdir(tmp_path)
-    (snippet,) = fences(README, "python")
+    (snippet,) = fences(section(README, "## Reading the result"), "python")
     names: dict[str, object] = {}
     exec(compile(snippet, "README.md", "exec"), names)
     result, vectors = names["table"], names["vectors"]

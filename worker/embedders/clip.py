@@ -105,10 +105,11 @@ class ClipEmbedder:
         self.window = text_window_of(device) if self._costs_tokens else batch_size
         self.token_budget = token_budget
         self.cost = padded_tokens
+        identity = config.identified_as
         content: dict[str, Any] = {
-            "preprocess": dict(model.visual.preprocess_cfg) if "image" in config.modalities else {},
-            **({"decode": config.decode} if "image" in config.modalities and config.decode != REFERENCE else {}),
-            "tokenizer": _tokenizer_content(tokenizer) if "text" in config.modalities else {},
+            "preprocess": dict(model.visual.preprocess_cfg) if "image" in identity.modalities else {},
+            **({"decode": identity.decode} if "image" in identity.modalities and identity.decode != REFERENCE else {}),
+            "tokenizer": _tokenizer_content(tokenizer) if "text" in identity.modalities else {},
             "layers": _layers(model),
             **({} if unit_length else {"unit_length": False}),
         }
@@ -223,7 +224,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     with foreign_failures(spec, from_hub=not name.startswith("local-dir:")):
         model, _, transform = make()
         # Images need no tokeniser, and some tokenisers have to be fetched.
-        tokenizer = open_clip.get_tokenizer(name) if "text" in config.modalities else None
+        reads_text = "text" in (*config.modalities, *config.identified_as.modalities)
+        tokenizer = open_clip.get_tokenizer(name) if reads_text else None
     has_images = "image" in config.modalities
     usual = image_batch_size_of(place) if has_images else text_batch_size_of(place)
     return ClipEmbedder(

@@ -23,13 +23,15 @@ def fingerprint(
     """First 32 hex digits of a SHA-256 over all that decides a model's vectors.
 
     Args:
-        config: gives precision and modalities; its spec is left out, for it says only where the model lies.
+        config: what it is identified as gives precision and modalities; its spec is left out, for it says only where
+            the model lies.
         version: family and version of the embedder, such as "sentence 1".
         weights: the state dict before any cast to the config's precision.
         content: configuration, tokeniser and preprocessing as JSON-ready values; paths in it are the caller's bug.
     """
     total = hashlib.sha256()
-    described = [version, config.precision, sorted(config.modalities), without_volatile(content)]
+    identity = config.identified_as
+    described = [version, identity.precision, sorted(identity.modalities), without_volatile(content)]
     total.update(canonical_json(described).encode("utf-8", "surrogateescape"))
     for name, tensor in sorted(weights.items()):
         total.update(canonical_json([name, str(tensor.dtype), list(tensor.shape)]).encode())

@@ -101,7 +101,7 @@ class Int8Trunk(torch.nn.Module):
 
 def int8_content(config: ModelConfig) -> dict[str, Any]:
     """What decides a quantised trunk beside its weights, for the fingerprint; empty in other precisions."""
-    if config.precision != "int8":
+    if config.identified_as.precision != "int8":
         return {}
     _runtime()
     versions = {name: importlib.metadata.version(name) for name in ("openvino", "nncf")}

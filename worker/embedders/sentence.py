@@ -77,9 +77,8 @@ class SentenceEmbedder:
         self.window = text_window_of(device)
         self._sender = Sender(device)
         self._flat: FlatPath | None = None
-        asked_prompt = {"prompt", "prompt_text"} & {name for name, _ in ModelSpec.parse(config.spec).params}
         content = {
-            **_content(model, [prompt.text, prompt.task] if asked_prompt else None),
+            **_content(model, _asked_prompt(model, ModelSpec.parse(config.identified_as.spec))),
             **int8_content(config),
         }
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, _weights(model), content)
@@ -201,6 +200,14 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
         )
     embedder.flatten(kernel_for(place, dtype))
     return embedder
+
+
+def _asked_prompt(model: SentenceTransformer, spec: ModelSpec) -> list[str] | None:
+    """Text and task of the prompt that a spec asks for; None where it asks for none."""
+    if not {"prompt", "prompt_text"} & {name for name, _ in spec.params}:
+        return None
+    prompt = chosen(spec, model.prompts, model.default_prompt_name)
+    return [prompt.text, prompt.task]
 
 
 def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:

@@ -140,7 +140,10 @@ class StubEmbedder:
         self.token_budget = token_budget
         self.cost = padded_tokens
         self.window = TEXT_WINDOW if token_budget else batch_size
-        self.fingerprint = content_hash(["stub", EMBEDDER_VERSION, dim, sorted(config.modalities), config.precision])
+        identity = config.identified_as
+        self.fingerprint = content_hash(
+            ["stub", EMBEDDER_VERSION, dim, sorted(identity.modalities), identity.precision]
+        )
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """One digest per modality of each sample; images are decoded only where the spec asks for it."""

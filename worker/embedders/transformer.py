@@ -85,6 +85,7 @@ class TransformerEmbedder:
         self.window = text_window_of(device)
         self._sender = Sender(device)
         self._flat: FlatPath | None = None
+        fixed_prompt = ModelSpec.parse(config.identified_as.spec).param("prompt_text", "")
         self.fingerprint = fingerprint(
             config,
             EMBEDDER_VERSION,
@@ -93,7 +94,7 @@ class TransformerEmbedder:
                 "trunk": trunk.config.to_dict(),
                 "tokenizer": tokenizer_content(tokenizer),
                 "pooling": [pooling, unit_length, max_length],
-                **({"prompt": prompt} if prompt else {}),
+                **({"prompt": fixed_prompt} if fixed_prompt else {}),
                 **int8_content(config),
             },
         )

@@ -49,6 +49,7 @@ class VisionEmbedder:
         model: a vision encoder; or a model of images and texts, of which the text tower was taken away.
         settings: of its image processor.
         decode: the path that is taken; it may differ from the config's.
+        identified_by: the path that the fingerprint names.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class VisionEmbedder:
         *,
         settings: Mapping[str, Any],
         decode: str,
+        identified_by: str,
         pooling: Pooling,
         unit_length: bool,
         batch_size: int,
@@ -81,7 +83,7 @@ class VisionEmbedder:
                 "model": model.config.to_dict(),
                 "processor": {name: value for name, value in settings.items() if name not in SETTINGS_LEFT_OUT},
                 "pooling": [list(pooling.names), unit_length],
-                **({} if decode == REFERENCE else {"decode": decode}),
+                **({} if identified_by == REFERENCE else {"decode": identified_by}),
             },
         )
         self._network: Network[Row] = Network(
@@ -156,13 +158,16 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
         pooling = pooling_for(spec, model, asked, image=noise, absent=absent)
     if missing := [name for name in absent if is_read(name, pooling)]:
         raise lacks_weights(spec, missing)
+    decode = _decode(spec, preprocess, config.decode)
+    same = config.decode == config.identified_as.decode
     return VisionEmbedder(
         model,
         preprocess,
         config,
         place,
         settings=processor.to_dict(),
-        decode=_decode(spec, preprocess, config.decode),
+        decode=decode,
+        identified_by=decode if same else _decode(spec, preprocess, config.identified_as.decode),
         pooling=pooling,
         unit_length=to_unit_length,
         batch_size=whole_number(spec, "batch_size", image_batch_size_of(place)),

@@ -1,0 +1,132 @@
+"""Queries as vectors: by the model that made the rows of an index, and as its rows are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from core.errors import InputError, ModelError, SampleError
+from core.models import ModelConfig, Output
+from core.rows import RowSpec
+from core.vectors import stored
+
+if TYPE_CHECKING:
+    from worker.embedders.queries import QueryModel
+
+
+class QueryEmbedder:
+    """Embeds texts and images with the very model that made the rows. One thread at a time.
+
+    Args:
+        config: of the model that made the rows.
+        output: which of its vectors the index holds.
+        rows: how they were stored.
+        fingerprint: that of the rows; None where it is not known, and nothing can be compared.
+        prompt: name of the prompt before a text; None for that of the rows, or "query" where that is "document".
+        prompt_text: the prompt itself.
+        spec: where the model is on this machine, if not where the run had it.
+        on_load: called with a model's spec before it is loaded, where that takes long.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        output: Output,
+        rows: RowSpec,
+        fingerprint: str | None,
+        *,
+        prompt: str | None = None,
+        prompt_text: str | None = None,
+        spec: str | None = None,
+        on_load: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config, self._output, self._rows, self._fingerprint = config, output, rows, fingerprint
+        self._options: dict[str, Any] = {
+            "prompt": prompt,
+            "prompt_text": prompt_text,
+            "spec": spec,
+            "on_load": on_load,
+        }
+        self._models: dict[str, QueryModel] = {}
+
+    @classmethod
+    def open(
+        cls, model: Mapping[str, Any] | None, rows_spec: Mapping[str, Any], fingerprint: str | None, **options: Any
+    ) -> QueryEmbedder:
+        """Of what the record of an index says; InputError `no_model` where it names no model.
+
+        Args:
+            model: `ModelConfig.describe()` with the output that is indexed under "output".
+            rows_spec: `RowSpec.describe()`.
+            options: as this class takes them.
+        """
+        if model is None:
+            raise InputError(
+                "the index does not say which model made its vectors, so texts and images cannot be embedded for it",
+                next_step="ask with --vector or --id, or index the output of an embq run",
+                code="no_model",
+            )
+        said = model["output"]
+        output = Output(name=said["name"], spec=said["spec"], modality=said["modality"])
+        rows = RowSpec.from_description(rows_spec)
+        return cls(ModelConfig.from_description(model), output, rows, fingerprint, **options)
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What can be asked by, in the order of `core.models.MODALITIES`."""
+        from core.models import MODALITIES
+        from worker.embedders.queries import check_modality
+
+        known = []
+        for modality in MODALITIES:
+            try:
+                check_modality(self._output, modality)
+            except ModelError:
+                continue
+            known.append(modality)
+        return tuple(known)
+
+    def load(self, modality: str) -> None:
+        """Load what embeds a modality, once; `text` and `image` do so themselves.
+
+        Raises ModelError where the model cannot be loaded here, `other_modality` where it does not embed this
+        modality, `other_model` where it is another one than that of the rows.
+        """
+        if modality in self._models:
+            return
+        from worker.embedders.queries import open_query_model
+
+        model, found = open_query_model(self._config, self._output, modality, **self._options)
+        if found != self._fingerprint and self._fingerprint is not None:
+            # A note may be of the time before a library was replaced.
+            model, found = open_query_model(self._config, self._output, modality, **self._options, noted=False)
+            if found != self._fingerprint:
+                raise ModelError(
+                    f"the rows were embedded with {self._config.spec}, fingerprint {self._fingerprint[:12]}; the model "
+                    f"that {self._options['spec'] or self._output.spec} is here has {found[:12]}",
+                    next_step="use the files of the run's model (--model says where they are) and its versions of the "
+                    "model libraries, or embed and index again",
+                    code="other_model",
+                )
+        self._models[modality] = model
+
+    def text(self, text: str) -> np.ndarray:
+        """float32 (d,): the vector of a text as rows have them. Raises as `load`; SampleError where it has none."""
+        self.load("text")
+        return self._as_stored(self._models["text"].text(text))
+
+    def image(self, data: bytes) -> np.ndarray:
+        """float32 (d,): the vector of an encoded image as rows have them. Raises as `text`."""
+        self.load("image")
+        return self._as_stored(self._models["image"].image(data))
+
+    def _as_stored(self, vector: np.ndarray) -> np.ndarray:
+        """Cut and brought to length 1 as rows are, but in float32."""
+        in_floats = replace(self._rows, dtype="float32", normalize=self._rows.unit_length)
+        values, faults = stored(vector[None], in_floats)
+        for fault in faults.values():
+            raise SampleError(fault.code, fault.message)
+        return np.asarray(values[0], dtype=np.float32)

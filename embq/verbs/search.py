@@ -1,0 +1,116 @@
+"""`embq search`: one question to an index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from embq.options import json_option
+
+if TYPE_CHECKING:
+    from embq.searching import Answer
+
+FULL_WIDTH = 160
+"""Characters of a line where no terminal says how wide it is."""
+
+KEY_WIDTH, SOURCE_WIDTH = 44, 28
+"""Most characters of a key and of a source."""
+
+
+@click.command("search", epilog='Example: embq search ./out "a red bicycle" -k 5')
+@click.argument("index", metavar="INDEX", type=click.Path())
+@click.argument("text", metavar="[TEXT]", required=False)
+@click.option("--image", metavar="FILE", type=click.Path(), default=None, help="Ask by an image.")
+@click.option(
+    "--vector", metavar="FILE", type=click.Path(), default=None, help="Ask by a vector: .npy, or a JSON list."
+)
+@click.option("--id", type=int, metavar="N", default=None, help="Ask for what is like a row, by its id.")
+@click.option("-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Results.")
+@click.option(
+    "--output", default=None, metavar="NAME", help="Which of the vectors of a run, where several are indexed."
+)
+@click.option(
+    "--prompt", default=None, metavar="NAME", help="Prompt of the model before TEXT.  [query, where rows have document]"
+)
+@click.option("--prompt-text", default=None, metavar="TEXT", help="The prompt itself; '' for none.")
+@click.option(
+    "--model",
+    "-m",
+    default=None,
+    metavar="SPEC",
+    help="Where the model is, if not where the run had it; it must be the same model.",
+)
+@click.option(
+    "--nprobe",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Lists of the index to look at.  [as it was tuned]",
+)
+@click.option("--no-refine", is_flag=True, help="Leave the best rows as their codes rank them.")
+@json_option
+def command(
+    index: str,
+    image: str | None,
+    vector: str | None,
+    output: str | None,
+    no_refine: bool,
+    as_json: bool,
+    **asked: Any,
+) -> int:
+    """Ask an index for the rows that are nearest to a text, an image, a vector or another row.
+
+    INDEX is the folder of an index, of one of its versions, or the output folder of a run. Texts and images are
+    embedded by the model that made the rows; with another model nothing is answered.
+    """
+    from pathlib import Path
+
+    from embq.searching import Question, ask
+
+    question = Question(
+        image=None if image is None else Path(image),
+        vector=None if vector is None else Path(vector),
+        refine=False if no_refine else None,
+        **asked,
+    )
+    question.check()
+    answer = ask(Path(index), question, output=output, on_load=_tell)
+    if as_json:
+        import json
+
+        results = [result.describe() for result in answer.results]
+        click.echo(json.dumps({"schema": 1, "results": results, "timing": answer.timing}))
+    else:
+        _print_table(answer)
+    return 0
+
+
+def _tell(spec: str) -> None:
+    click.echo(f"loading {spec} ...", err=True)
+
+
+def _print_table(answer: Answer) -> None:
+    import shutil
+
+    results = answer.results
+    if not results:
+        click.echo("nothing was found", err=True)
+        return
+    width = shutil.get_terminal_size((FULL_WIDTH, 24)).columns
+    keys = [_shortened(result.key, KEY_WIDTH) for result in results]
+    sources = [_shortened(result.source or "", SOURCE_WIDTH, keep_end=True) for result in results]
+    key_width, source_width = max(3, *map(len, keys)), max(map(len, sources))
+    caption_width = max(20, width - 4 - 9 - key_width - source_width - 6)
+    for result, key, source in zip(results, keys, sources, strict=True):
+        caption = _shortened(result.caption or "", caption_width)
+        line = f"{result.rank:>4} {result.score:>8.4f}  {key:<{key_width}}  {caption:<{caption_width}}  {source}"
+        click.echo(line.rstrip())
+
+
+def _shortened(text: str, width: int, *, keep_end: bool = False) -> str:
+    """At most so many characters, in one line."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    if len(line) <= width:
+        return line
+    return f"…{line[1 - width :]}" if keep_end else f"{line[: width - 1]}…"

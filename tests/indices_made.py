@@ -1,0 +1,63 @@
+"""Indices of small outputs, built in this process by embq's own stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from indexer.build import Asked, build
+from indexer.building import BuildSpec
+from indexer.collection import open_collection
+from indexer.costs import Speeds
+from indexer.plan import make_plan
+from indexer.queries import plan_queries
+from indexer.runners import InProcess
+from indexer.units import Sidecar
+from indexer.version import Version
+from indexer.wish import Wish
+
+MEMORY_BYTES = 2 << 30
+
+SAID = {"recall": "0.95@10", "max_index_query_time_ms": None, "min_nearest_neighbors_to_retrieve": 20}
+"""What `embq index` has by itself, as far as tuning looks at it."""
+
+
+class Silent:
+    """Whom a build need not tell anything."""
+
+    def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
+        """Nothing."""
+
+    def stage(self, name: str, done: int, units: int) -> None:
+        """Nothing."""
+
+
+def _no_report(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path) -> None:
+    """What a searcher does without."""
+
+
+def index_of(root: Path, *, output: str | None = None, to: Path | None = None, **wishes: object) -> Path:
+    """Build an index of an output folder, or of a folder of embeddings; gives the folder of the index.
+
+    Args:
+        output: which of a run's vectors.
+        wishes: options of `Wish`.
+    """
+    collection = open_collection(root, output=output)
+    wish = Wish(**wishes)  # type: ignore[arg-type]
+    speeds = Speeds(gflops=50.0, disk_bytes_s=1e9, cores=1)
+    index = to or root / "index" / collection.output
+    queries = plan_queries(collection, count=8)
+    asked = Asked(
+        index=index,
+        options={**SAID, **wishes},
+        make_plan=lambda: make_plan(
+            collection.n, collection.dim, wish, unit_length=collection.unit_length, speeds=speeds
+        ),
+        queries=queries.describe(),
+        hold_out=lambda: queries.held_out(collection.n).tolist(),
+        drop_invalid=False,
+        memory_bytes=MEMORY_BYTES,
+    )
+    build(collection, asked, InProcess(threads=1, memory_bytes=MEMORY_BYTES), Silent(), _no_report)
+    return index
