@@ -12,8 +12,8 @@ from indexer.points import Point, Searches, Setting
 
 WARM = 3
 ROUNDS = 2
-MOST_QUERIES, FEWEST_QUERIES = 60, 10
-SECONDS = 0.12
+MOST_QUERIES, FEWEST_QUERIES = 50, 10
+SECONDS = 0.06
 """For one round of one setting, unless the fewest queries take longer."""
 
 

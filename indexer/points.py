@@ -12,6 +12,7 @@ MARGIN_ERRORS = 2.0
 MOST_MARGIN = 0.01
 """A setting is chosen whose recall is above the target by so many standard errors, at most by so much: the difference
 between two halves of the queries has an error of 1.4 times that of one."""
+ENOUGH_FOUND = 0.99
 
 
 class Searches(Protocol):
@@ -71,7 +72,8 @@ class Point:
     Attributes:
         recall: recall@k of each query set.
         errors: standard error of each.
-        found: share of the `least_found` answers that are given.
+        found: share of the queries that get `least_found` answers.
+        queries: that it was measured with.
         mean_ms, p50_ms: of a single search; None where it was not timed.
         expected_ms: by the model of cost, from the settings that were timed.
     """
@@ -80,6 +82,7 @@ class Point:
     recall: Mapping[str, float]
     errors: Mapping[str, float]
     found: float = 1.0
+    queries: int = 0
     mean_ms: float | None = None
     p50_ms: float | None = None
     expected_ms: float = 0.0
@@ -88,6 +91,11 @@ class Point:
     def worst(self) -> float:
         """Recall of the worst set."""
         return min(self.recall.values())
+
+    @property
+    def finds_enough(self) -> bool:
+        """Whether nearly all queries get as many answers as are wanted at least."""
+        return self.found >= ENOUGH_FOUND
 
     @property
     def cost(self) -> float:
@@ -111,6 +119,7 @@ class Point:
             "recall": {name: round(value, 5) for name, value in self.recall.items()},
             "errors": {name: round(value, 5) for name, value in self.errors.items()},
             "found": round(self.found, 5),
+            "queries": self.queries,
             "p50_ms": self.p50_ms,
             "mean_ms": self.mean_ms,
         }

@@ -1,69 +1,65 @@
-"""The recall of all settings, on the half of each query set that is tuned on.
+"""The recall of the settings that matter, on the half of each query set that is tuned on.
 
 One search per number of probes serves all factors of re-ranking: re-ranking is exact, so a true neighbour among the
-first k * k_factor candidates is an answer, and one beyond them is none. So the candidates need not be read.
+first k * k_factor candidates is an answer, and one beyond them is none. So no candidate's vector is read.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from indexer.halves import Half
 from indexer.points import Goal, Point, Searches, Setting
-from indexer.recall import Truth, which_right
+from indexer.recall import which_right
 
 K_FACTORS = (1, 2, 4, 8, 16, 32, 64)
 """How many times k candidates are re-ranked; 1 re-ranks nothing."""
 MOST_CANDIDATES = 2_000
-BEYOND = 4
-"""So many times the probes that are needed at the least are looked at: fewer candidates may then be enough."""
+FIRST_WIDTH = 3
+WIDENED_FOR = 0.002
+"""A search for more candidates takes longer, so more are looked at only while the last doubling of them brought more
+recall than this."""
 NO_GAIN = 0.0005
 """Twice the probes bring no more than this: what is missing, the codes have lost."""
+COARSE_QUERIES, FEWEST_QUERIES = 120, 30
+"""Of each set, for the doubling of probes; fewer where that takes too long."""
+PATIENCE = 4
+"""Doubling goes on, with fewer and fewer queries, until so many times the time for the sweep is over."""
+STEPS_UP = 4
+LAST_DOUBLINGS = 4
+"""Where only the time counts, the doubling ends beyond it: so many of the last ones are looked at closely."""
+HALF_STEP_DOWN = 2**-0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Half:
-    """One half of a query set.
+def sweep(
+    searcher: Searches, halves: Mapping[str, Half], goal: Goal, *, nlist: int, refines: bool, rows: int, seconds: float
+) -> tuple[list[Point], bool]:
+    """Settings with their recall; and whether all were looked at that could be of use before the time was over.
 
-    Attributes:
-        vectors: float32 (q, d).
-        own: int64 (q,), see `indexer.queries.QuerySet`.
+    With some of the queries, probes are doubled until the goal is passed or nothing is gained any more. With all of
+    them, the steps of sqrt 2 around what the goal needs are looked at.
+
+    Args:
+        nlist: lists of the index; 1 of a flat one.
+        seconds: for all of it, where that is enough to find anything.
     """
-
-    vectors: np.ndarray
-    own: np.ndarray
-    truth: Truth
-
-    def first(self, count: int) -> Half:
-        """The half's first queries."""
-        some = slice(0, count)
-        return Half(vectors=self.vectors[some], own=self.own[some], truth=self.truth.of(some))
-
-    def search(self, searcher: Searches, k: int, setting: Setting) -> np.ndarray:
-        """int64 (q, k): the answers without each query's own row."""
-        return self._without_own(
-            searcher.search(self.vectors, self._with_own(k), nprobe=setting.nprobe, k_factor=setting.k_factor).ids, k
-        )
-
-    def candidates(self, searcher: Searches, k: int, nprobe: int) -> np.ndarray:
-        """int64 (q, k): the best by their codes alone."""
-        return self._without_own(searcher.search(self.vectors, self._with_own(k), nprobe=nprobe, refine=False).ids, k)
-
-    def _with_own(self, k: int) -> int:
-        return k + bool((self.own >= 0).any())
-
-    def _without_own(self, ids: np.ndarray, k: int) -> np.ndarray:
-        others = ids != np.where(self.own < 0, -2, self.own)[:, None]
-        order = np.argsort(~others, axis=1, kind="stable")
-        kept: np.ndarray = np.where(
-            np.take_along_axis(others, order, axis=1), np.take_along_axis(ids, order, axis=1), -1
-        )
-        return kept[:, :k]
+    work = Sweep(
+        searcher=searcher,
+        halves=halves,
+        goal=goal,
+        nlist=nlist,
+        factors=k_factors(goal, refines, rows),
+        began=time.monotonic(),
+        seconds=seconds,
+    )
+    whole = work.double()
+    closer = work.look_closer()
+    return [point for nprobe in sorted(work.known) for point in work.known[nprobe]], whole and closer
 
 
 def k_factors(goal: Goal, refines: bool, rows: int) -> tuple[int, ...]:
@@ -73,93 +69,150 @@ def k_factors(goal: Goal, refines: bool, rows: int) -> tuple[int, ...]:
     return tuple(one for one in K_FACTORS if one == 1 or (one * goal.k <= MOST_CANDIDATES and one * goal.k < 2 * rows))
 
 
-def sweep(
-    searcher: Searches, halves: Mapping[str, Half], goal: Goal, *, nlist: int, refines: bool, rows: int, deadline: float
-) -> tuple[list[Point], bool]:
-    """Settings with their recall; and whether all were looked at that could be of use before the deadline.
+@dataclass(slots=True, kw_only=True)
+class Sweep:
+    """A sweep under way.
 
-    Probes are doubled until the goal is passed or nothing is gained any more; then the steps of sqrt 2 between those
-    where it is reached.
-
-    Args:
-        nlist: lists of the index; 1 of a flat one.
-        deadline: of `time.monotonic`.
+    Attributes:
+        factors: that there are.
+        width: how many of them are looked at by now.
+        known: probes -> a point for each factor that was looked at with them.
+        took_ms: probes -> time of one of the queries that were searched together.
     """
-    factors = k_factors(goal, refines, rows)
-    by_probes: dict[int, list[Point]] = {}
-    nprobe, reached, spent = 1, 0, 0.0
-    while True:
-        before = time.monotonic()
-        if by_probes and before + 2.2 * spent > deadline:
-            return _flat(by_probes), False
-        by_probes[nprobe] = points = _points(searcher, halves, goal, nprobe, factors)
-        spent = time.monotonic() - before
-        if not reached and goal.recall is not None and points[-1].reaches(goal.recall, margin=True):
-            reached = nprobe
-        per_query_ms = 1e3 * spent / sum(len(one.vectors) for one in halves.values())
-        too_slow = goal.milliseconds is not None and goal.recall is None and per_query_ms > 2 * goal.milliseconds
-        enough = reached and nprobe >= BEYOND * reached and points[-1].found >= 0.99
-        if nprobe >= nlist or enough or too_slow or _ended(by_probes):
-            break
-        nprobe = min(2 * nprobe, nlist)
-    for between in _between(by_probes, goal, factors):
-        if time.monotonic() + spent > deadline:
-            return _flat(by_probes), False
-        by_probes[between] = _points(searcher, halves, goal, between, factors)
-    return _flat(by_probes), True
+
+    searcher: Searches
+    halves: Mapping[str, Half]
+    goal: Goal
+    nlist: int
+    factors: tuple[int, ...]
+    began: float
+    seconds: float
+    width: int = FIRST_WIDTH
+    known: dict[int, list[Point]] = field(default_factory=dict)
+    took_ms: dict[int, float] = field(default_factory=dict)
+
+    def double(self) -> bool:
+        """Look at 1, 2, 4 probes and so on with some queries; False where the time was over before the end."""
+        count, nprobe, beyond = COARSE_QUERIES, 1, False
+        while True:
+            spent = self._look(nprobe, count)
+            if nprobe >= self.nlist or beyond or self._ended() or self._too_slow(nprobe):
+                return True
+            # One step beyond what the goal needs: fewer candidates may be enough there.
+            beyond = self._reached(nprobe, margin=True)
+            nprobe = min(2 * nprobe, self.nlist)
+            left = self.began + self.seconds / 2 - time.monotonic()
+            while 2.5 * spent > left and count > FEWEST_QUERIES:
+                count, spent = count // 2, spent / 2
+            if 2.5 * spent > left + PATIENCE * self.seconds:
+                return False
+
+    def look_closer(self) -> bool:
+        """Look with all queries at what may be chosen; False where the time was over before the end."""
+        for nprobe in self._to_look_at():
+            if nprobe in self.known and self.known[nprobe][0].queries == self._all:
+                continue
+            if time.monotonic() > self.began + self.seconds:
+                return False
+            self._look(nprobe, None)
+        return True
+
+    def _to_look_at(self) -> Iterator[int]:
+        if self.nlist == 1:
+            yield 1
+        elif self.goal.recall is None:
+            for nprobe in sorted(self.known)[-LAST_DOUBLINGS:]:
+                yield _rounded(nprobe / math.sqrt(2))
+                yield nprobe
+        else:
+            yield from self._around_goal()
+
+    def _around_goal(self) -> Iterator[int]:
+        """One step down from the first probes that seem enough, or up until it is."""
+        looked = sorted(self.known)
+        first = next((nprobe for nprobe in looked if self._reached(nprobe, margin=False)), looked[-1])
+        yield first
+        enough = first
+        if self._reached(first, margin=True):
+            yield (lower := _rounded(first / math.sqrt(2)))
+            enough = lower if self._reached(lower, margin=True) else first
+        else:
+            for step in range(1, STEPS_UP + 1):
+                if enough == self.nlist:
+                    return
+                yield (enough := min(self.nlist, _rounded(first * math.sqrt(2) ** step)))
+                if self._reached(enough, margin=True):
+                    break
+        yield _rounded(enough * HALF_STEP_DOWN)
+        if len(self.factors) > 1 and self._reached(enough, margin=True):
+            yield min(self.nlist, _rounded(enough * math.sqrt(2)))
+
+    def _look(self, nprobe: int, count: int | None) -> float:
+        """Search with some of the queries, or with all, for as many candidates as bring anything; gives the seconds."""
+        began = time.monotonic()
+        halves = {name: one.first(count or len(one)) for name, one in self.halves.items()}
+        while True:
+            before = time.monotonic()
+            self.width = min(self.width, len(self.factors))
+            points = self.known[nprobe] = self._points(nprobe, halves)
+            self.took_ms[nprobe] = 1e3 * (time.monotonic() - before) / sum(map(len, halves.values()))
+            if self.width == len(self.factors) or not self._widens(points):
+                return time.monotonic() - began
+            self.width += 1
+
+    def _widens(self, points: list[Point]) -> bool:
+        last, before = points[-1].recall, points[-2].recall
+        return any(last[name] - before[name] > WIDENED_FOR for name in last)
+
+    def _points(self, nprobe: int, halves: Mapping[str, Half]) -> list[Point]:
+        """One point for each factor."""
+        goal, factors = self.goal, self.factors[: self.width]
+        recalls: list[dict[str, float]] = [{} for _ in factors]
+        errors: list[dict[str, float]] = [{} for _ in factors]
+        found = 1.0
+        for name, half in halves.items():
+            ids = half.candidates(self.searcher, max(goal.k * factors[-1], goal.least_found), nprobe)
+            there = (half.truth.ids >= 0).sum(axis=1)
+            if goal.least_found:
+                enough = (ids >= 0).sum(axis=1) >= np.minimum(there, goal.least_found)
+                found = min(found, float(enough.mean()))
+            possible = np.minimum(there, goal.k)
+            hits = np.cumsum(which_right(ids, half.truth, goal.k), axis=1)
+            for at, factor in enumerate(factors):
+                each = np.minimum(hits[:, goal.k * factor - 1], possible) / possible
+                recalls[at][name] = float(each.mean())
+                errors[at][name] = float(each.std() / np.sqrt(len(each)))
+        queries = sum(map(len, halves.values()))
+        return [
+            Point(
+                setting=Setting(nprobe=nprobe, k_factor=factor),
+                recall=recalls[at],
+                errors=errors[at],
+                found=found,
+                queries=queries,
+            )
+            for at, factor in enumerate(factors)
+        ]
+
+    @property
+    def _all(self) -> int:
+        return sum(map(len, self.halves.values()))
+
+    def _reached(self, nprobe: int, *, margin: bool) -> bool:
+        point = self.known[nprobe][-1]
+        return self.goal.recall is not None and point.reaches(self.goal.recall, margin=margin) and point.finds_enough
+
+    def _ended(self) -> bool:
+        """Whether two doublings in a row have brought nothing."""
+        if len(self.known) < 5:
+            return False
+        first, before, last = (self.known[one][-1].recall for one in sorted(self.known)[-3:])
+        return all(last[name] - before[name] < NO_GAIN and before[name] - first[name] < NO_GAIN for name in last)
+
+    def _too_slow(self, nprobe: int) -> bool:
+        limit = self.goal.milliseconds
+        return limit is not None and self.goal.recall is None and self.took_ms[nprobe] > 4 * limit
 
 
-def _points(
-    searcher: Searches, halves: Mapping[str, Half], goal: Goal, nprobe: int, factors: tuple[int, ...]
-) -> list[Point]:
-    """One point for each factor."""
-    recalls: list[dict[str, float]] = [{} for _ in factors]
-    errors: list[dict[str, float]] = [{} for _ in factors]
-    found = 1.0
-    for name, half in halves.items():
-        width = max(goal.k * factors[-1], goal.least_found)
-        ids = half.candidates(searcher, width, nprobe)
-        if goal.least_found:
-            there = np.minimum((half.truth.ids >= 0).sum(axis=1), goal.least_found)
-            found = min(found, float((np.minimum((ids >= 0).sum(axis=1), there) >= there).mean()))
-        possible = np.minimum((half.truth.ids >= 0).sum(axis=1), goal.k)
-        hits = np.cumsum(which_right(ids, half.truth, goal.k), axis=1)
-        for at, factor in enumerate(factors):
-            count = np.minimum(hits[:, min(goal.k * factor, hits.shape[1]) - 1], possible)
-            each = (count / np.maximum(possible, 1))[possible > 0]
-            recalls[at][name] = float(each.mean())
-            errors[at][name] = float(each.std() / np.sqrt(len(each)))
-    return [
-        Point(setting=Setting(nprobe=nprobe, k_factor=factor), recall=recalls[at], errors=errors[at], found=found)
-        for at, factor in enumerate(factors)
-    ]
-
-
-def _ended(by_probes: Mapping[int, list[Point]]) -> bool:
-    """Whether two doublings in a row have brought nothing."""
-    if len(by_probes) < 5:
-        return False
-    first, before, last = (by_probes[one][-1].recall for one in sorted(by_probes)[-3:])
-    return all(last[name] - before[name] < NO_GAIN and before[name] - first[name] < NO_GAIN for name in last)
-
-
-def _between(by_probes: Mapping[int, list[Point]], goal: Goal, factors: tuple[int, ...]) -> list[int]:
-    """Probes between the last that misses the goal and the first that reaches it, for each factor."""
-    looked = sorted(by_probes)
-    if goal.recall is None:
-        return [_middle(a, b) for a, b in pairwise(looked) if _middle(a, b) not in by_probes]
-    found = set()
-    for at in range(len(factors)):
-        for a, b in pairwise(looked):
-            if by_probes[b][at].reaches(goal.recall, margin=True):
-                found.add(_middle(a, b))
-                break
-    return sorted(found - set(looked))
-
-
-def _middle(a: int, b: int) -> int:
-    return round(math.sqrt(a * b))
-
-
-def _flat(by_probes: Mapping[int, list[Point]]) -> list[Point]:
-    return [point for nprobe in sorted(by_probes) for point in by_probes[nprobe]]
+def _rounded(probes: float) -> int:
+    return max(1, round(probes))

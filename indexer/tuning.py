@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from indexer.halves import Half, halves, mixed
 from indexer.latency import timed, with_expected, with_times
 from indexer.points import Goal, Point, Scores, Searches, Setting, Tuning
 from indexer.queries import QuerySet
 from indexer.recall import Truth, mean_recall
-from indexer.sweep import Half, sweep
+from indexer.sweep import sweep
 
 FEWEST_PROBES = 2
 """Of an index with lists, one is never all that is looked at: neighbours of a query near an edge lie beyond."""
 UNTUNED = Setting(nprobe=64, k_factor=8)
 """Where there are no queries to tune by."""
-TUNED_QUERIES = 300
-"""Of each set, at most: more make the sweep slower and hardly surer."""
-TIMED_POINTS, TIMED_CHOICES = 14, 6
-ENOUGH_FOUND = 0.99
+TIMED_POINTS, TIMED_CHOICES = 12, 4
 AS_GOOD = 0.002
 """Where the target is missed: the fastest setting within this of the best is taken."""
 MOST_RAISED = 3
-REPORTED_SECONDS = 2.0
+REPORTED_SECONDS = 1.0
 """For single searches of the reported half of one set."""
+REPORTED_WIDE = 200
+"""Queries of the reported half that are searched for 40 and for 100 rows, which takes longer."""
 AUTOFAISS_K = 40
 
 
@@ -58,28 +58,27 @@ def tune(
         seconds: for the sweep; timing and the scores take some seconds more.
     """
     began = time.monotonic()
-    tuned, reported = _halves(sets, truth)
+    tuned, reported = halves(sets, truth)
     if not tuned:
         untuned = Setting(nprobe=min(UNTUNED.nprobe, nlist), k_factor=UNTUNED.k_factor if refines else 1)
         return Tuning(goal=goal, setting=untuned, met=None, seconds=time.monotonic() - began)
-    points, swept_all = sweep(searcher, tuned, goal, nlist=nlist, refines=refines, rows=rows, deadline=began + seconds)
-    queries = _mixed(tuned)
+    points, swept_all = sweep(searcher, tuned, goal, nlist=nlist, refines=refines, rows=rows, seconds=seconds)
+    queries = mixed(tuned)
 
     def measure(some: Sequence[Point]) -> dict[Setting, Point]:
         return {point.setting: point for point in with_times(searcher, queries, goal.k, some)}
 
     known = measure(_spread(points))
     points = with_expected(points, list(known.values()), goal.k)
-    allowed = [point for point in points if point.setting.nprobe >= min(FEWEST_PROBES, nlist)]
-    near = [*_choices(allowed, goal)[:TIMED_CHOICES], *front(points)]
+    allowed = [point for point in points if point.setting.nprobe >= min(FEWEST_PROBES, nlist)] or points
+    near = [*_choices(allowed, goal)[:TIMED_CHOICES], *_telling(front(points))]
     known |= measure([one for one in _different(near) if one.setting not in known][: TIMED_POINTS - len(known)])
     chosen = _choose([known[point.setting] for point in allowed if point.setting in known], goal)
-    scores = _scores(searcher, reported, goal, chosen.setting)
     raised = 0
-    while raised < MOST_RAISED and (better := _better(allowed, chosen, goal, scores)) is not None:
+    while raised < MOST_RAISED and (better := _better(searcher, reported, allowed, chosen, goal)) is not None:
         known |= measure([better])
         chosen, raised = known[better.setting], raised + 1
-        scores = _scores(searcher, reported, goal, chosen.setting)
+    scores = {name: _score(searcher, half, goal, chosen.setting) for name, half in reported.items()}
     return Tuning(
         goal=goal,
         setting=chosen.setting,
@@ -102,26 +101,11 @@ def front(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _halves(sets: Sequence[QuerySet], truth: Mapping[str, Truth]) -> tuple[dict[str, Half], dict[str, Half]]:
-    """Every other query is tuned on; the rest is reported. Queries without any neighbour are left out."""
-    tuned, reported = {}, {}
-    for one in sets:
-        known = np.flatnonzero((truth[one.name].ids >= 0).any(axis=1))
-        if not len(known):
-            continue
-        halves = [
-            Half(vectors=one.vectors[some], own=one.own[some], truth=truth[one.name].of(some))
-            for some in ((known[::2], known[1::2]) if len(known) > 1 else (known, known))
-        ]
-        tuned[one.name], reported[one.name] = halves[0].first(TUNED_QUERIES), halves[1]
-    return tuned, reported
-
-
-def _mixed(halves: Mapping[str, Half]) -> np.ndarray:
-    """Queries of all sets in turn, as many of each."""
-    each = min(len(one.vectors) for one in halves.values())
-    stacked = np.stack([one.vectors[:each] for one in halves.values()], axis=1)
-    return np.ascontiguousarray(stacked.reshape(-1, stacked.shape[-1]))
+def _telling(points: Sequence[Point]) -> list[Point]:
+    """Points of a front in an order in which the first ones already show its course: those of high recall first."""
+    last = points[-1].worst
+    near = [point for point in points if point.worst >= 0.8 * last]
+    return [*near[::-1][::2], *near[::-1][1::2], *(point for point in points if point not in near)]
 
 
 def _spread(points: Sequence[Point]) -> list[Point]:
@@ -136,7 +120,9 @@ def _spread(points: Sequence[Point]) -> list[Point]:
         (probes[-1], factors[-1]),
         (probes[len(probes) // 2], factors[len(factors) // 2]),
     ]
-    return [at[Setting(nprobe=nprobe, k_factor=factor)] for nprobe, factor in dict.fromkeys(corners)]
+    wanted = [Setting(nprobe=nprobe, k_factor=factor) for nprobe, factor in dict.fromkeys(corners)]
+    # Not every factor was looked at with all probes.
+    return [at[one] for one in wanted if one in at]
 
 
 def _different(points: Sequence[Point]) -> list[Point]:
@@ -145,18 +131,19 @@ def _different(points: Sequence[Point]) -> list[Point]:
 
 def _choices(points: Sequence[Point], goal: Goal) -> list[Point]:
     """What may be chosen, by what is expected: the likeliest first."""
-    points = [point for point in points if point.found >= ENOUGH_FOUND] or list(points)
+    points = [point for point in points if point.finds_enough] or list(points)
     if goal.milliseconds is not None:
-        within = [point for point in points if point.cost <= goal.milliseconds]
-        enough = [point for point in within if goal.recall is not None and point.reaches(goal.recall, margin=True)]
-        if enough:
-            return sorted(enough, key=lambda point: point.cost)
-        # Nothing is as fast as that: the fastest.
-        return sorted(within, key=lambda point: (-point.worst, point.cost)) or [min(points, key=lambda one: one.cost)]
-    target = goal.recall or 0.0
-    for margin in (True, False):
-        if enough := [point for point in points if point.reaches(target, margin=margin)]:
-            return sorted(enough, key=lambda point: point.cost)
+        points = [point for point in points if (point.mean_ms or point.expected_ms) <= goal.milliseconds] or [
+            min(points, key=lambda one: one.cost)  # nothing is as fast as that
+        ]
+    if goal.recall is not None:
+        # What was looked at with all queries is surer.
+        surest = max(point.queries for point in points)
+        for some, margin in (([one for one in points if one.queries == surest], True), (points, True), (points, False)):
+            if enough := [point for point in some if point.reaches(goal.recall, margin=margin)]:
+                return sorted(enough, key=lambda point: point.cost)
+    if goal.milliseconds is not None:
+        return sorted(points, key=lambda point: (-point.worst, point.cost))
     best = max(point.worst for point in points)
     return sorted((point for point in points if point.worst >= best - AS_GOOD), key=lambda point: point.cost)
 
@@ -165,11 +152,15 @@ def _choose(measured: Sequence[Point], goal: Goal) -> Point:
     return _choices(measured, goal)[0]
 
 
-def _better(points: Sequence[Point], chosen: Point, goal: Goal, scores: Mapping[str, Scores]) -> Point | None:
-    """The next setting, where the chosen one reached the target on one half of the queries and not on the other."""
+def _better(
+    searcher: Searches, reported: Mapping[str, Half], points: Sequence[Point], chosen: Point, goal: Goal
+) -> Point | None:
+    """The next setting, where the chosen one reaches the target on one half of the queries and not on the other."""
     if goal.recall is None or not chosen.reaches(goal.recall, margin=False):
         return None
-    short = goal.recall - min(one.recall[goal.k] for one in scores.values())
+    short = goal.recall - min(
+        mean_recall(half.search(searcher, goal.k, chosen.setting), half.truth, goal.k) for half in reported.values()
+    )
     if short <= 0.0:
         return None
     higher = [
@@ -186,19 +177,16 @@ def _met(goal: Goal, scores: Mapping[str, Scores], chosen: Point) -> bool:
     return reached and (goal.milliseconds is None or (chosen.mean_ms or 0.0) <= goal.milliseconds)
 
 
-def _scores(searcher: Searches, halves: Mapping[str, Half], goal: Goal, setting: Setting) -> dict[str, Scores]:
-    return {name: _score(searcher, half, goal, setting) for name, half in halves.items()}
-
-
 def _score(searcher: Searches, half: Half, goal: Goal, setting: Setting) -> Scores:
+    wide = half.first(REPORTED_WIDE)
     ids = half.search(searcher, max(10, goal.k), setting)
     recalls = {k: mean_recall(ids, half.truth, k) for k in (1, 10, goal.k)}
     if 100 not in recalls:
-        recalls[100] = mean_recall(half.search(searcher, 100, setting), half.truth, 100)
+        recalls[100] = mean_recall(wide.search(searcher, 100, setting), wide.truth, 100)
     took = timed(searcher, half.vectors, goal.k, setting, seconds=REPORTED_SECONDS)
-    took_40 = timed(searcher, half.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 2)
+    took_40 = timed(searcher, wide.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 3)
     return Scores(
-        queries=len(half.vectors),
+        queries=len(half),
         recall=dict(sorted(recalls.items())),
         p50_ms=float(np.percentile(took, 50)),
         p95_ms=float(np.percentile(took, 95)),
@@ -206,7 +194,7 @@ def _score(searcher: Searches, half: Half, goal: Goal, setting: Setting) -> Scor
         mean_ms=float(took.mean()),
         mean_40_ms=float(took_40.mean()),
         p99_40_ms=float(np.percentile(took_40, 99)),
-        autofaiss=_as_autofaiss(searcher, half, setting),
+        autofaiss=_as_autofaiss(searcher, wide, setting),
     )
 
 
