@@ -21,15 +21,19 @@ from indexer.version import Slice, Span, Version, current_name, publish, read_ve
 from indexer.workshop import WORK, Workshop, alone
 
 
-class Course(Protocol):
+class Steps(Protocol):
+    """Who is told how far a stage is."""
+
+    def stage(self, name: str, done: int, units: int) -> None:
+        """At the beginning of a stage, and whenever a unit of it is done."""
+        ...
+
+
+class Course(Steps, Protocol):
     """Who is told how a build goes."""
 
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
         """Before any work: what will be built; `resumed` where an earlier attempt has left something."""
-        ...
-
-    def stage(self, name: str, done: int, units: int) -> None:
-        """At the beginning of a stage, and whenever a unit of it is done."""
         ...
 
 
@@ -147,6 +151,7 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes={
             "asked": dict(spec.asked),
+            "queries": dict(spec.queries),
             "residual": mean_residual(added) or stages["train"][0].stats["residual"],
         },
     )
@@ -175,7 +180,7 @@ def mean_residual(added: Sequence[Sidecar]) -> float:
     return float(sum(one.stats["residual"] * one.stats["added"] for one in added) / max(1, rows))
 
 
-def run_stage(stage: str, units: Sequence[IndexUnit], runner: Runner, course: Course) -> list[Sidecar]:
+def run_stage(stage: str, units: Sequence[IndexUnit], runner: Runner, course: Steps) -> list[Sidecar]:
     """Have a stage done; gives its sidecars in the order of its units."""
     found = {unit.number: sidecar for unit in units if (sidecar := find(unit)) is not None}
     course.stage(stage, len(found), len(units))
@@ -209,4 +214,4 @@ def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
         )
 
 
-__all__ = ["Asked", "Built", "Course", "Small", "build", "draft", "mean_residual", "run_stage", "units_of"]
+__all__ = ["Asked", "Built", "Course", "Small", "Steps", "build", "draft", "mean_residual", "run_stage", "units_of"]

@@ -116,18 +116,8 @@ def plan_queries(
 
 def draw(collection: Collection, plan: QueryPlan, *, metric: str) -> list[QuerySet]:
     """The query sets. Raises InputError where a file cannot be read, holds other vectors, or those of another model."""
-    ids = plan.held_out(collection.n)
-    vectors = collection.read_rows_at(ids)
-    good = ~faults(vectors)
-    sets = [
-        QuerySet(
-            name=DATA,
-            vectors=_prepared(vectors[good], metric),
-            own=ids[good],
-            source=f"rows of the collection, drawn with seed {plan.seed}, each without itself",
-            left_out=int((~good).sum()),
-        )
-    ]
+    source = f"rows of the collection, drawn with seed {plan.seed}, each without itself"
+    sets = [of_rows(collection, plan.held_out(collection.n), name=DATA, source=source, metric=metric)]
     for name, column in plan.columns.items():
         rows = _drawn(collection.n, plan.counts[name], plan.seed, name)
         vectors = collection.read_rows_at(rows, column=column)
@@ -136,6 +126,19 @@ def draw(collection: Collection, plan: QueryPlan, *, metric: str) -> list[QueryS
         vectors, source = _from_file(collection, plan, name)
         sets.append(_foreign(name, vectors, source, metric))
     return [one for one in sets if len(one)]
+
+
+def of_rows(collection: Collection, ids: np.ndarray, *, name: str, source: str, metric: str) -> QuerySet:
+    """A set of rows of the collection itself, int64, ascending; those that are no vectors are left out."""
+    vectors = collection.read_rows_at(ids)
+    good = ~faults(vectors)
+    return QuerySet(
+        name=name,
+        vectors=_prepared(vectors[good], metric),
+        own=ids[good],
+        source=source,
+        left_out=int((~good).sum()),
+    )
 
 
 def write_queries(sets: Sequence[QuerySet], path: Path) -> None:

@@ -9,6 +9,7 @@ import click
 
 from embq.display import duration
 from indexer.building import BuildSpec
+from indexer.growth import Growth
 from indexer.plan import describe_plan
 
 STAGE_WORDS = {
@@ -19,6 +20,10 @@ STAGE_WORDS = {
     "add": "adding rows",
     "merge": "merging lists",
     "tune": "tuning",
+    "grow": "adding new rows",
+    "ask": "choosing new rows as queries",
+    "retune": "measuring searches for new rows",
+    "compact": "merging what was added",
 }
 """Stage -> what it does, for people."""
 
@@ -48,6 +53,18 @@ class Shown:
         click.echo(describe_plan(spec.plan), err=True)
         if resumed:
             click.echo("an earlier attempt at just this index was interrupted: going on with what it left", err=True)
+
+    def growing(self, growth: Growth, *, resumed: bool) -> None:
+        """See `indexer.growth.Course`."""
+        if self._quiet:
+            return
+        click.echo(
+            f"the index is there: {growth.rows:,} new rows are added to its {growth.first_id:,}, nothing is trained "
+            "again; --rebuild builds it anew",
+            err=True,
+        )
+        if resumed:
+            click.echo("an earlier attempt at just this was interrupted: going on with what it left", err=True)
 
     def stage(self, name: str, done: int, units: int) -> None:
         """See `indexer.build.Course`."""

@@ -13,12 +13,14 @@ import click
 from core.cores import cores
 from core.errors import Exit, UsageError
 from core.objects import ObjectPath, Place, place
+from embq.indexing.changes import change, grown
 from embq.indexing.course import Shown
 from embq.options import service_client, settings_with
 from indexer.build import Asked, Built, build
 from indexer.building import BuildSpec
 from indexer.collection import Collection, open_collection
 from indexer.costs import measure_speeds
+from indexer.growth import fits
 from indexer.plan import Plan, describe_plan, make_plan
 from indexer.queries import QueryPlan, plan_queries
 from indexer.queue_runner import QueueRunner
@@ -47,7 +49,9 @@ DECIDING = (
 
 
 def index(options: Mapping[str, Any]) -> int:
-    """Build what the options ask for; gives the exit status."""
+    """Build what the options ask for, or change the index that is there; gives the exit status."""
+    if options["delete"] or options["delete_from"] or options["compact"]:
+        return change(options, runner_of(options, wish_of(options)))
     root = place(options["source"])
     id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
     collection = open_collection(
@@ -80,6 +84,10 @@ def index(options: Mapping[str, Any]) -> int:
         memory_bytes=wish.current_memory_available,
         rebuild=options["rebuild"],
     )
+    if not asked.rebuild and fits(folder, asked.options):
+        with runner_of(options, wish) as runner:
+            came = grown(folder, collection, options, runner, wish.current_memory_available)
+        return account(Built(came.version, {}, fresh=came.rows > 0), collection, as_json=options["as_json"])
     quiet = options["quiet"] or options["as_json"]
 
     def small(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], at: Path) -> None:

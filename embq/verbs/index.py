@@ -101,6 +101,11 @@ from embq.options import broker_option, json_option
     help="Processes on this machine; with --broker those that `embq worker` has on each.",
 )
 @click.option("--rebuild", is_flag=True, help="Build anew even where the current index is just that.")
+@click.option("--delete", multiple=True, metavar="KEY", help="Delete the rows with this key from the index.")
+@click.option(
+    "--delete-from", multiple=True, metavar="FILE", help="Delete the rows with the keys in FILE, one on each line."
+)
+@click.option("--compact", is_flag=True, help="Merge what was added, and drop what was deleted.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, and do nothing.")
 @broker_option
 @json_option
@@ -109,7 +114,8 @@ def command(**options: Any) -> int:
     """Make the embeddings of OUT searchable: a faiss index, with the recall that was asked for.
 
     OUT is an output folder of embq, or a folder of .npy, .parquet or .h5 files with embeddings. The plan is printed
-    before work starts. Interrupted, the same command goes on. The report is in infos.json and report.png of the
+    before work starts. Interrupted, the same command goes on. Where OUT has got more rows since, they are added to the
+    index that is there. The report is in infos.json and report.png of the
     version that CURRENT names.
 
     Exit status: 0 the index is as asked for, 3 it is built and misses the recall or the time, 65 it cannot be built.

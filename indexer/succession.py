@@ -1,0 +1,73 @@
+"""From one version of an index to the next: what all changes of an index that is there have in common."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexer.report import INFOS, list_sizes, plain
+from indexer.units import CHANGES
+from indexer.version import RECORD, Version, publish, sweep
+from indexer.workshop import WORK, read_json
+
+
+def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version:
+    """Publish what became of `base`, with its report carried on, and remove what nobody needs any more.
+
+    Args:
+        version: not published yet.
+        told: what infos.json says of the change; replaces what it said under the same names.
+
+    The caller holds the index's lock.
+    """
+
+    def small(folder: Path) -> None:
+        for path in base.path.iterdir():
+            if path.is_file() and path.name not in (RECORD, INFOS):
+                shutil.copyfile(path, folder / path.name)
+        infos = read_json(base.path / INFOS) if (base.path / INFOS).exists() else {}
+        collection = {**infos.get("collection", {}), "digest": version.collection.digest}
+        infos |= {**_sizes(version), "collection": {**collection, "complete": version.collection.complete}, **told}
+        (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
+
+    published = publish(version, small)
+    tidy(version.index)
+    return published
+
+
+def tidy(index: Path) -> None:
+    """Remove what interrupted changes, and versions that are too old to be open, have left.
+
+    What an interrupted build has made stays, for the same command to go on. The caller holds the index's lock.
+    """
+    for folder in (index / WORK).glob("*"):
+        if folder.name.partition("-")[0] in CHANGES:
+            shutil.rmtree(folder, ignore_errors=True)
+    sweep(index)
+
+
+def imbalance(version: Version) -> float:
+    """How much more work lists of different lengths make than equal ones: 1 where they are equal."""
+    sizes = list_sizes(version)
+    return float(len(sizes) * np.square(sizes).sum() / max(1.0, sizes.sum()) ** 2)
+
+
+def _sizes(version: Version) -> dict[str, Any]:
+    index_bytes = version.trained.bytes + sum(one.file.bytes for group in version.groups for one in group)
+    rows_bytes = sum(one.file.bytes for one in version.rows)
+    identity_bytes = sum(one.file.bytes for one in version.identity)
+    n = max(1, version.n)
+    return {
+        "size in bytes": index_bytes,
+        "nb vectors": version.n,
+        "compression ratio": 4.0 * version.n * version.plan.dim / max(1, index_bytes),
+        "bytes": {"index": index_bytes, "rows": rows_bytes, "identity": identity_bytes},
+        "bytes_per_vector": {"ram": index_bytes / n, "disk": (index_bytes + rows_bytes + identity_bytes) / n},
+        "rows": {"ids": version.next_id, "excluded": version.excluded, "deleted": version.deleted},
+        "excluded": version.excluded,
+    }
