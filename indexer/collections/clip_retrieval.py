@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from core.errors import InputError
 from core.parts.base import READ_ROWS
-from indexer.collections.base import PartRef, no_embeddings
+from indexer.collections.base import PartRef, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find
-from indexer.collections.npy import matrix_rows, matrix_rows_at, open_matrix
+from indexer.collections.npy import GAP_ROWS, matrix_rows, open_matrix
 from indexer.collections.parquet import identity_rows, opened
 from indexer.collections.plain import Shape, file_ref, rows_of_file, same_shape
 
@@ -152,7 +152,7 @@ class LayoutReader:
 
     def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
         """See `PartReader`."""
-        return matrix_rows_at(self._path(part, column), part, self.collection.dim, rows)
+        return span_rows(self, part, column, rows, self.collection.dim, GAP_ROWS)
 
     def _path(self, part: PartRef, column: str) -> Path:
         (file,) = [file for file in part.files if file.column == column]

@@ -14,13 +14,16 @@ import pyarrow as pa
 
 from core.errors import InputError
 from core.parts.base import READ_ROWS
-from indexer.collections.base import PartRef, damaged, no_embeddings
+from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.plain import Shape, file_ref, files_below, rows_of_file, same_shape
 
 if TYPE_CHECKING:
     from indexer.collection import Collection
 
 SUFFIXES = (".npy",)
+
+GAP_ROWS = 64
+"""Rows wanted of one file that are so close are read in one go."""
 
 
 def describe_npy(root: Path) -> dict[str, Any]:
@@ -98,8 +101,7 @@ class NpyReader:
 
     def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
         """See `PartReader`."""
-        (file,) = part.files
-        return matrix_rows_at(Path(self.collection.root) / file.path, part, self.collection.dim, rows)
+        return span_rows(self, part, column, rows, self.collection.dim, GAP_ROWS)
 
     def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
         """See `PartReader`; there is nothing to do."""
@@ -111,22 +113,22 @@ class NpyReader:
             yield rows_of_file(file, first, min(first + READ_ROWS, stop))
 
 
-def open_part(path: Path, part: PartRef, dim: int) -> np.ndarray:
-    """The matrix of a part; InputError where it has another shape than it had."""
+def matrix_rows(path: Path, part: PartRef, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
+    """float32 (m, dim) of the rows from `start` up to `stop` of a file, a bounded number at a time.
+
+    They are read, not mapped: pages of a file that is mapped count as memory of the process while it is read.
+    InputError where the file holds an array of another shape than it did.
+    """
     matrix = open_matrix(path)
     if matrix.shape != (part.rows, dim):
         raise damaged(path, f"it holds an array of shape {matrix.shape}, and held one of {(part.rows, dim)}")
-    return matrix
-
-
-def matrix_rows_at(path: Path, part: PartRef, dim: int, rows: np.ndarray) -> np.ndarray:
-    """float32 (len(rows), dim) of these rows of a file."""
-    found: np.ndarray = open_part(path, part, dim)[rows].astype(np.float32)
-    return found
-
-
-def matrix_rows(path: Path, part: PartRef, dim: int, start: int, stop: int) -> Iterator[np.ndarray]:
-    """float32 (m, dim) of the rows from `start` up to `stop` of a file."""
-    matrix = open_part(path, part, dim)
-    for first in range(start, stop, READ_ROWS):
-        yield matrix[first : min(first + READ_ROWS, stop)].astype(np.float32)
+    dtype, begin = matrix.dtype, int(getattr(matrix, "offset", 0))
+    del matrix
+    with open(path, "rb") as file:
+        file.seek(begin + start * dim * dtype.itemsize)
+        for first in range(start, stop, READ_ROWS):
+            rows = min(READ_ROWS, stop - first)
+            numbers = np.fromfile(file, dtype, rows * dim)
+            if len(numbers) != rows * dim:
+                raise damaged(path, "it ends too early")
+            yield numbers.reshape(rows, dim).astype(np.float32, copy=False)

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from core.errors import InputError
-from core.parts.base import FORMAT_ERRORS, READ_ROWS, groups_within
+from core.parts.base import FORMAT_ERRORS, READ_ROWS
+from core.parts.parquet import BUFFER_BYTES, batch_rows, rows_within
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
 from indexer.collections.plain import Shape, choose_column, file_ref, files_below, same_shape
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from indexer.collection import Collection
 
 SUFFIXES = (".parquet",)
-
-BUFFER_BYTES = 1 << 20
-"""Of a column that is being read; without it a group of rows would be in memory as a whole, however large it is."""
 
 GROUP_ROWS = 65_536
 """Rows wanted of one file that are so close are read in one go: a group of rows can be read as a whole only."""
@@ -136,7 +134,7 @@ class ParquetReader:
         """See `PartReader`; the vector of a row that has none is NaN."""
         path = Path(self.collection.root) / part.files[0].path
         row = start
-        for table in rows_of(path, part, [column], start, stop):
+        for table in rows_of(path, part, [column], start, stop, batch_rows(self.collection.dim)):
             for chunk in table[column].chunks:
                 yield matrix_of(chunk, self.collection.dim, path, row)
                 row += len(chunk)
@@ -165,8 +163,10 @@ def identity_rows(
         start += table.num_rows
 
 
-def rows_of(path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
-    """Those of the columns that the file has, of the rows from `start` up to `stop`, a bounded number at a time.
+def rows_of(
+    path: Path, part: PartRef, columns: Sequence[str], start: int, stop: int, rows: int = READ_ROWS
+) -> Iterator[pa.Table]:
+    """Those of the columns that the file has, of the rows from `start` up to `stop`, at most `rows` of them at a time.
 
     InputError where the file cannot be read, or has another number of rows than the part.
     """
@@ -179,15 +179,8 @@ def rows_of(path: Path, part: PartRef, columns: Sequence[str], start: int, stop:
             for first in range(start, stop, READ_ROWS):
                 yield pa.table({"": pa.nulls(min(READ_ROWS, stop - first))})
             return
-        groups = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         try:
-            for group, first, last in groups_within(groups, start, stop):
-                at = 0
-                for batch in file.iter_batches(READ_ROWS, row_groups=[group], columns=there):
-                    cut = batch.slice(max(first - at, 0), max(min(last - at, len(batch)) - max(first - at, 0), 0))
-                    if len(cut):
-                        yield pa.Table.from_batches([cut])
-                    at += len(batch)
+            yield from rows_within(file, there, start, stop, rows)
         except FORMAT_ERRORS as error:
             raise damaged(path, error) from error
 
