@@ -19,12 +19,14 @@ demo: install   ## embed real texts and photographs, verify, search
 test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas and DuckDB make of the outputs
+test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas, DuckDB and clip-retrieval make of it
 	$(BIN)/python -m pytest -q tests/readers
 
-.venv-readers/installed: tests/readers/requirements.txt
+.venv-readers/installed: tests/readers/requirements.txt tests/readers/requirements_alone.txt
 	$(PYTHON) -m venv .venv-readers
 	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--requirement tests/readers/requirements_alone.txt
 	touch $@
 
 check: install   ## lint, types, architecture

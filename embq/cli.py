@@ -26,6 +26,7 @@ VERBS = {
     "verify": "Re-read inputs and outputs and check every invariant.",
     "export": "Write committed rows as files for other tools.",
     "index": "Make the embeddings searchable, with the recall asked for.",
+    "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
     "failures": "List what has no embedding, grouped by cause.",
     "retry": "Do again what failed, after its cause was mended.",
     "gc": "Remove what nobody will use any more.",

@@ -1,0 +1,161 @@
+"""Fetching the image that a query names by URL: from public hosts only, by https, bounded in size, hops and time.
+
+A server that fetches what strangers name can be made to ask its own network. So every hop's host is resolved here,
+refused where any of its addresses is not a public one, and connected to by the very address that was checked: a second
+answer of the name server cannot lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from urllib.parse import urljoin, urlsplit
+
+from embq.serving.refusals import Refusal
+
+MOST_BYTES = 10_000_000
+MOST_SECONDS = 10.0
+MOST_HOPS = 3
+
+_CHUNK = 64 * 1024
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the internet at large, and to no network of ours.
+
+    Addresses that carry an IPv4 address inside (mapped, NAT64, 6to4, Teredo) are judged by what they lead to, and
+    otherwise by the registries of IANA that `ipaddress` holds.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inside = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
+        if inside is None and ip in ipaddress.ip_network("64:ff9b::/96"):
+            inside = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if inside is not None:
+            return is_public(str(inside))
+    return ip.is_global and not ip.is_multicast
+
+
+def fetch_image(
+    url: str, *, allowed: Callable[[str], bool] = is_public, context: ssl.SSLContext | None = None
+) -> bytes:
+    """The bytes at a URL.
+
+    Args:
+        allowed: whether an IP address may be connected to.
+        context: which certificates are believed; the system's by default.
+
+    Raises:
+        Refusal: `image_url_refused` where it may not be fetched, `image_url_failed` where it cannot.
+    """
+    context = context or ssl.create_default_context()
+    end = time.monotonic() + MOST_SECONDS
+    for _ in range(MOST_HOPS + 1):
+        host, port, target = _checked(url)
+        connection = _Pinned(host, port, _address(host, port, allowed), context, end)
+        try:
+            connection.request("GET", target, headers={"User-Agent": "embq", "Accept": "image/*"})
+            with connection.getresponse() as answer:
+                if answer.status in _REDIRECTS and (location := answer.getheader("Location")):
+                    url = urljoin(url, location)
+                    continue
+                if answer.status != http.client.OK:
+                    raise _failed(f"{host} answered {answer.status}")
+                return _body(answer, connection.open_socket, end)
+        except TimeoutError as error:
+            raise _failed(f"{host} did not send it within {MOST_SECONDS:g} s") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _failed(f"{host}: {str(error) or type(error).__name__}") from error
+        finally:
+            connection.close()
+    raise _failed(f"more than {MOST_HOPS} redirects")
+
+
+def _checked(url: str) -> tuple[str, int, str]:
+    """Host, port and path of a URL that may be fetched by its looks."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 443
+    except ValueError as error:
+        raise _refused(f"it is no URL: {error}") from error
+    if parts.scheme != "https" or not host:
+        raise _refused("it does not begin with https://")
+    if parts.username is not None or parts.password is not None:
+        raise _refused("it holds a user name")
+    if any(character <= " " or character == "\x7f" for character in url) or not url.isascii():
+        raise _refused("it holds characters that are to be percent-encoded")
+    return host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _address(host: str, port: int, allowed: Callable[[str], bool]) -> str:
+    """An address of a host, all of whose addresses are allowed."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise _failed(f"{host} is not known to the name server") from error
+    addresses = [str(where[4][0]) for where in found]
+    if not addresses or not all(allowed(address) for address in addresses):
+        raise _refused(f"{host} is no public host")
+    return addresses[0]
+
+
+class _Pinned(http.client.HTTPSConnection):
+    """A connection to an address that was checked, under the host's name, which its certificate must bear."""
+
+    def __init__(self, host: str, port: int, address: str, context: ssl.SSLContext, end: float) -> None:
+        super().__init__(host, port, timeout=_left(end), context=context)
+        self._address, self._tls, self._end = address, context, end
+        self.open_socket: socket.socket | None = None
+
+    def connect(self) -> None:
+        plain = socket.create_connection((self._address, self.port), _left(self._end))
+        try:
+            # Kept beside `sock`, which is forgotten once the answer is the last one of the connection.
+            self.sock = self.open_socket = self._tls.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
+def _body(answer: http.client.HTTPResponse, open_socket: socket.socket | None, end: float) -> bytes:
+    assert open_socket is not None
+    found = bytearray()
+    while True:
+        open_socket.settimeout(_left(end))
+        chunk = answer.read1(_CHUNK)
+        if not chunk:
+            return bytes(found)
+        found += chunk
+        if len(found) > MOST_BYTES:
+            raise _refused(f"it is larger than {MOST_BYTES:,} bytes")
+
+
+def _left(end: float) -> float:
+    """Seconds that are left, never so few that a socket would not wait at all; TimeoutError where none are."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return max(left, 0.01)
+
+
+def _refused(why: str) -> Refusal:
+    return Refusal(
+        f"the image at image_url is not fetched: {why}",
+        code="image_url_refused",
+        next_step="send the image itself, in base64, as `image`",
+        status=403,
+    )
+
+
+def _failed(why: str) -> Refusal:
+    return Refusal(
+        f"the image at image_url cannot be fetched: {why}",
+        code="image_url_failed",
+        next_step="send the image itself, in base64, as `image`",
+        status=502,
+    )

@@ -1,0 +1,144 @@
+"""What the server counts, for Prometheus and for a person."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge, Histogram
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric. Labels never hold keys, texts or URLs."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    meaning: str
+
+
+METRICS = (
+    Metric(
+        name="embq_http_requests_total",
+        kind="counter",
+        labels=("route", "status"),
+        meaning="answers; `route` is `other` for paths that are not served",
+    ),
+    Metric(
+        name="embq_http_request_seconds",
+        kind="histogram",
+        labels=("route",),
+        meaning="from the first byte of a request to the whole answer, waiting included",
+    ),
+    Metric(name="embq_http_in_flight", kind="gauge", labels=(), meaning="requests that are being answered"),
+    Metric(
+        name="embq_search_seconds",
+        kind="histogram",
+        labels=("step",),
+        meaning="a step of `/knn-service`: `fetch` an image by its URL, `embed` the query, `knn`, `duplicates`, `rows`",
+    ),
+    Metric(name="embq_index_rows", kind="gauge", labels=("index", "modality"), meaning="rows that can be found"),
+    Metric(
+        name="embq_index_info",
+        kind="gauge",
+        labels=("index", "modality", "version"),
+        meaning="1 for the version that is searched",
+    ),
+    Metric(
+        name="embq_index_reloads_total",
+        kind="counter",
+        labels=("index", "modality", "result"),
+        meaning="new versions that were taken up (`done`) or could not be opened (`failed`)",
+    ),
+    Metric(name="embq_model_ready", kind="gauge", labels=("model",), meaning="1 once the model can embed queries"),
+)
+"""Every metric; docs/operations.md has the same list."""
+
+STEPS = ("fetch", "embed", "knn", "duplicates", "rows")
+
+
+class Steps:
+    """The seconds of the steps of one request, in order."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Measure a step that succeeds."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        self._metrics.histogram("embq_search_seconds").labels(name).observe(self.seconds[name])
+
+    def server_timing(self) -> str:
+        """As browsers show it: https://www.w3.org/TR/server-timing/"""
+        return ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in self.seconds.items())
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self._registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in METRICS:
+            given = (metric.name, metric.meaning, metric.labels)
+            if metric.kind == "counter":
+                self._counters[metric.name] = Counter(*given, registry=self._registry)
+            elif metric.kind == "gauge":
+                self._gauges[metric.name] = Gauge(*given, registry=self._registry)
+            else:
+                self._histograms[metric.name] = Histogram(*given, registry=self._registry, buckets=_SECONDS)
+
+    def counter(self, name: str) -> Counter:
+        """A counter of METRICS."""
+        return self._counters[name]
+
+    def gauge(self, name: str) -> Gauge:
+        """A gauge of METRICS."""
+        return self._gauges[name]
+
+    def histogram(self, name: str) -> Histogram:
+        """A histogram of METRICS."""
+        return self._histograms[name]
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus's text format."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+    def summary(self) -> str:
+        """Where the time of `/knn-service` goes, as a table for a person."""
+        calls, seconds = self._of("embq_http_request_seconds", {"route": "/knn-service"})
+        if not calls:
+            return "No request to /knn-service yet.\n"
+        lines = [
+            f"{calls:,} requests to /knn-service took {1000 * seconds / calls:.2f} ms on average. Their steps:",
+            "",
+            f"{'step':<12}{'calls':>10}{'average ms':>12}{'share':>8}",
+        ]
+        steps = [(name, *self._of("embq_search_seconds", {"step": name})) for name in STEPS]
+        for name, count, total in sorted(steps, key=lambda step: -step[2]):
+            if count:
+                lines.append(f"{name:<12}{count:>10,}{1000 * total / count:>12.2f}{total / seconds:>8.1%}")
+        return "\n".join(lines) + "\n"
+
+    def _of(self, name: str, labels: dict[str, str]) -> tuple[int, float]:
+        count, total = (self._registry.get_sample_value(f"{name}_{part}", labels) for part in ("count", "sum"))
+        return int(count or 0), float(total or 0.0)

@@ -1,0 +1,148 @@
+"""From the command line to the application: opens indices, and says how versions and models are opened later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.errors import EmbqError
+from embq.serving.app import Service, application
+from embq.serving.door import DoorRules
+from embq.serving.indices import Indices, Recipe, Searchable, ServedIndex, Version, Watcher
+from embq.serving.knn import Knn
+from embq.serving.metrics import Metrics
+from embq.serving.models import Models, QueryModel
+from embq.serving.names import named_indices
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from indexer.version import Version as Record
+
+
+def opened_service(
+    folders: Sequence[str],
+    names: Sequence[str],
+    *,
+    memory: str,
+    threads: int,
+    with_models: bool,
+    image_urls: bool,
+    rules: DoorRules,
+) -> Starlette:
+    """The application over indices, all of which are open; models are loaded once it runs.
+
+    Args:
+        folders: of indices, or of runs with indices.
+        names: NAME=FOLDER.
+        memory: "ram" or "mmap".
+        threads: of one search.
+
+    Raises what `named_indices` and opening an index raise.
+    """
+    metrics = Metrics()
+    opener = partial(_open, memory=memory, threads=threads)
+    found = named_indices(folders, names, _modality)
+    indices = Indices(
+        [
+            ServedIndex(name=one.name, modality=one.modality, path=one.path, opener=opener, counted=_counted)
+            for one in found
+        ]
+    )
+    models = Models(
+        _load if with_models else None, tell=lambda name: metrics.gauge("embq_model_ready").labels(name).set(1)
+    )
+
+    def taken_up(index: ServedIndex, result: str) -> None:
+        metrics.counter("embq_index_reloads_total").labels(index.name, index.modality, result).inc()
+        if result == "done":
+            _tell_version(metrics, index)
+            models.want(index.version)
+
+    for index in indices.all:
+        _tell_version(metrics, index)
+    knn = Knn(indices, models, metrics, image_urls=image_urls)
+    service = Service(knn=knn, indices=indices, models=models, metrics=metrics, embq=version_of("embq"))
+    return application(
+        service=service,
+        models=models,
+        indices=indices,
+        watcher=Watcher(indices, taken_up),
+        metrics=metrics,
+        rules=rules,
+    )
+
+
+def _tell_version(metrics: Metrics, index: ServedIndex) -> None:
+    version = index.version
+    metrics.gauge("embq_index_rows").labels(index.name, index.modality).set(version.rows)
+    info = metrics.gauge("embq_index_info")
+    info.remove_by_labels({"index": index.name, "modality": index.modality})
+    info.labels(index.name, index.modality, version.name).set(1)
+
+
+def _open(path: Path, *, memory: str, threads: int) -> tuple[Searchable, Version]:
+    from indexer.searcher import Searcher
+
+    searcher = Searcher.open(path, memory=memory, threads=threads)
+    return searcher, _described(searcher.version)
+
+
+def _described(record: Record) -> Version:
+    collection = record.collection
+    recipe = None
+    if collection.model is not None:
+        # The outputs of one model, images and texts, ask for the same vectors of a query.
+        said = [collection.fingerprint, collection.model["output"]["spec"], collection.rows_spec]
+        recipe = Recipe(model=collection.model, rows=collection.rows_spec, key=json.dumps(said, sort_keys=True))
+    return Version(
+        name=record.name,
+        rows=record.n,
+        ids=record.next_id,
+        dim=record.plan.dim,
+        cosine=record.plan.metric == "cosine",
+        model="" if collection.model is None else str(collection.model["output"]["spec"]),
+        fingerprint=collection.fingerprint,
+        recipe=recipe,
+    )
+
+
+def _counted(path: Path) -> int | None:
+    """The rows of the collection of an index as it is now; None where it is gone, or was made into something else."""
+    from core.objects import place
+    from indexer.collection import open_collection
+    from indexer.version import read_current
+
+    try:
+        was = read_current(path).collection
+        now = open_collection(
+            place(was.root),
+            output=was.output if was.kind == "run" else None,
+            column=was.column if was.kind in ("parquet", "hdf5") else None,
+            file_format=was.kind if was.kind in ("npy", "parquet", "hdf5") else None,
+        )
+    except (EmbqError, OSError):
+        return None
+    return now.n
+
+
+def _load(version: Version) -> QueryModel:
+    """The model of a version, ready for whatever kinds of queries it embeds."""
+    from embq.query import QueryEmbedder
+
+    assert version.recipe is not None
+    embedder = QueryEmbedder.open(version.recipe.model, version.recipe.rows, version.fingerprint)
+    for modality in embedder.modalities:
+        embedder.load(modality)
+    return embedder
+
+
+def _modality(path: Path) -> str:
+    """What an index holds, from the name of its vectors: text, text_embedding, img_emb, clip_image and so on."""
+    from indexer.version import read_current
+
+    return "text" if "text" in read_current(path).collection.output else "image"

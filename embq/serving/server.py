@@ -1,0 +1,79 @@
+"""A listening socket, and the loop that answers on it until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from core.errors import ConfigError, TryLaterError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+DRAIN_S = 30
+"""For requests that are being answered when a stop is asked for; longer than any of them takes."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket on `host`, and on `port` or, where that is 0, on a free one. It does not listen yet.
+
+    Raises:
+        TryLaterError: `port_in_use`.
+        ConfigError: `not_bindable`: the host is none of this machine's, or the port is not ours to take.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise TryLaterError(
+                f"port {port} of {host} is taken by another program",
+                next_step="stop that program, or take another port: --port 0 finds a free one",
+                code="port_in_use",
+            ) from error
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error}",
+            next_step="--host 127.0.0.1 --port 1234 is for this machine alone",
+            code="not_bindable",
+        ) from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Answer until SIGTERM or SIGINT; what has begun by then is finished, for up to DRAIN_S.
+
+    Args:
+        announce: called with the URL when requests can be sent there.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_config=None,  # embq's own log, which `core.log` has set up
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+    listener.listen(1024)
+    announce(_url(listener))
+    uvicorn.Server(config).run(sockets=[listener])
