@@ -20,7 +20,7 @@ from indexer.collections.parquet import identity_rows, opened
 from indexer.collections.plain import Shape, file_ref, rows_of_file, same_shape
 
 if TYPE_CHECKING:
-    from indexer.collection import Collection
+    from indexer.collections.rows import Collection
 
 FOLDERS = {"image": "img_emb", "text": "text_emb"}
 """What is embedded -> the folder of its vectors, which is also what their column is called here."""
@@ -33,7 +33,7 @@ def is_layout(root: Path) -> bool:
 
 
 def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
-    """The fields of the collection that such a folder is; see `indexer.collection.Collection`.
+    """The fields of the collection that such a folder is, see `Collection`.
 
     Args:
         output: "image" or "text"; None for images, where there are any.

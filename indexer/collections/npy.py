@@ -18,7 +18,7 @@ from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.plain import Shape, file_ref, files_below, rows_of_file, same_shape
 
 if TYPE_CHECKING:
-    from indexer.collection import Collection
+    from indexer.collections.rows import Collection
 
 SUFFIXES = (".npy",)
 
@@ -27,7 +27,7 @@ GAP_ROWS = 64
 
 
 def describe_npy(root: Path) -> dict[str, Any]:
-    """The fields of the collection that the .npy files at or below a path are; see `indexer.collection.Collection`.
+    """The fields of the collection that the .npy files at or below a path are, see `Collection`.
 
     Raises InputError where there are no rows, where a file holds no vectors, or where two hold different ones.
     """

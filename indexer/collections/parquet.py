@@ -20,7 +20,7 @@ from indexer.collections.metadata import Columns, find, identity, theirs
 from indexer.collections.plain import Shape, choose_column, file_ref, files_below, same_shape
 
 if TYPE_CHECKING:
-    from indexer.collection import Collection
+    from indexer.collections.rows import Collection
 
 SUFFIXES = (".parquet",)
 
@@ -29,7 +29,7 @@ GROUP_ROWS = 65_536
 
 
 def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
-    """The fields of the collection that the parquet files at or below a path are; see `indexer.collection.Collection`.
+    """The fields of the collection that the parquet files at or below a path are, see `Collection`.
 
     Raises InputError where there are no rows or no vectors, where two files hold different ones, or where a file lacks
     one of `id_columns`.

@@ -27,14 +27,14 @@ from indexer.collections.base import IDENTITY, FileRef, PartRef, damaged, no_emb
 if TYPE_CHECKING:
     import numpy as np
 
-    from indexer.collection import Collection
+    from indexer.collections.rows import Collection
 
 GAP_ROWS = {".npy": 256, ".h5": 1_024, ".parquet": 65_536}
 """Rows that are so close are read in one go, by the suffix of the file: a whole group of rows where it has such."""
 
 
 def describe_run(root: Place, *, output: str | None, column: str | None) -> dict[str, Any]:
-    """The fields of the collection that a run's rows are; see `indexer.collection.Collection`.
+    """The fields of the collection that a run's rows are, see `Collection`.
 
     Args:
         output: name of the output whose vectors are indexed, where a row has several.

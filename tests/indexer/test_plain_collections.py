@@ -192,6 +192,26 @@ def test_new_files_get_ids_behind_the_old_ones_wherever_they_sort(tmp_path: Path
     assert caught.value.code == "part_missing"
 
 
+def test_metadata_of_new_files_fit_the_columns_that_the_index_has(tmp_path: Path) -> None:
+    root = clip_retrieval_files(tmp_path)
+    old = open_collection(root)
+
+    def add(metadata: dict[str, list[object]]) -> Collection:
+        for name in ("img_emb", "text_emb"):
+            np.save(root / name / f"{name}_2.npy", wanted_vectors(1))
+        pq.write_table(pa.table({"caption": ["c"], **metadata}), root / "metadata/metadata_2.parquet")
+        return open_collection(root)
+
+    now = add({"width": [3], "image_path": [5], "new": [1]}).continuing(old)
+    assert now.id_columns == old.id_columns
+    row = {"key": "5", "image_path": "5", "width": 3.0, "input_id": None, "caption": "c"}
+    assert row.items() <= rows_of(now)[ROWS].items()
+    assert rows_of(now)[:ROWS] == rows_of(old)
+    with pytest.raises(InputError, match=r"'width' was float64 .* and is string") as caught:
+        add({"width": ["wide"]}).grown_from(old)
+    assert caught.value.code == "other_embeddings"
+
+
 def test_the_digest_does_not_go_by_the_place(tmp_path: Path) -> None:
     root = npy_files(tmp_path)
     shutil.copytree(root, tmp_path / "copy")  # with the times of the files
