@@ -11,9 +11,9 @@ import numpy as np
 from indexer.points import Point, Searches, Setting
 
 WARM = 3
-ROUNDS = 2
-MOST_QUERIES, FEWEST_QUERIES = 50, 10
-SECONDS = 0.06
+ROUNDS = 4
+MOST_QUERIES, FEWEST_QUERIES = 40, 8
+SECONDS = 0.03
 """For one round of one setting, unless the fewest queries take longer."""
 
 

@@ -176,6 +176,7 @@ class Tuning:
         raised: how often the reported half missed the target, and the next setting was taken.
         swept_all: False where the time for tuning ended before the sweep did.
         seconds: that tuning took.
+        load: other work that waited for a core meanwhile, as a multiple of the cores; above 1 the times say little.
     """
 
     goal: Goal
@@ -187,6 +188,7 @@ class Tuning:
     raised: int = 0
     swept_all: bool = True
     seconds: float = 0.0
+    load: float = 0.0
 
     @property
     def best(self) -> float | None:
@@ -205,6 +207,7 @@ class Tuning:
             "raised": self.raised,
             "swept_all": self.swept_all,
             "seconds": self.seconds,
+            "load": self.load,
         }
 
     @classmethod
@@ -220,4 +223,5 @@ class Tuning:
             raised=described["raised"],
             swept_all=described["swept_all"],
             seconds=described["seconds"],
+            load=described["load"],
         )

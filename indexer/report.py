@@ -92,7 +92,12 @@ def make_infos(
         "reported_queries": {name: one.queries for name, one in tuning.scores.items()},
         "query_sets": {one.name: {"source": one.source, "left_out": one.left_out} for one in sets},
         "pareto_front": [one.describe() for one in tuning.front],
-        "tuning": {"seconds": tuning.seconds, "swept_all": tuning.swept_all, "raised": tuning.raised},
+        "tuning": {
+            "seconds": tuning.seconds,
+            "swept_all": tuning.swept_all,
+            "raised": tuning.raised,
+            "load": tuning.load,
+        },
         "plan": plan.describe(),
         "collection": {
             "kind": collection.kind,
@@ -227,8 +232,13 @@ def _notes(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
         )
     elif joint and not others:
         notes.append("queries of the model's other modality were not measured (give them with --queries)")
-    if not tuning.swept_all:
+    if tuning.met is False and not tuning.swept_all:
         notes.append("tuning took its time and ended before all settings were looked at")
+    if tuning.load > 1.0:
+        notes.append(
+            f"other processes kept the machine {tuning.load:.1f} times busy while searches were timed: "
+            "alone they are faster"
+        )
     if version.excluded:
         notes.append(f"{version.excluded:,} vectors are zero or not finite, and in no list; they keep their ids")
     if not spec.collection.complete:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from indexer.points import Tuning
+from indexer.points import Point, Tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 MARKS = ("o", "s", "^", "D", "v")
 GREY = "#767676"
 DPI = 150
+LEAST_SHOWN = 0.7
 TICKS = (1.0, 2.0, 5.0)
 """Of each power of ten, on the axis of time."""
 
@@ -45,8 +46,8 @@ def draw_report(infos: Mapping[str, Any], tuning: Tuning, path: Path) -> bool:
     figure.text(
         0.5,
         -0.005,
-        "lines: all settings that none beats in time and recall, by the half of the queries that was tuned on; "
-        "large marks: the chosen one, by the other half",
+        "lines: settings that none beats in both time and recall, by the half of the queries that was tuned on; "
+        "rings: the chosen one, by the other half",
         ha="center",
         va="top",
         fontsize=7.5,
@@ -58,22 +59,28 @@ def draw_report(infos: Mapping[str, Any], tuning: Tuning, path: Path) -> bool:
 
 def _draw_sets(axes: Axes, tuning: Tuning) -> None:
     k = tuning.goal.k
-    times = [point.cost for point in tuning.front]
+    front = _shown(tuning)
+    times = [point.cost for point in front]
     chosen = next((point.cost for point in tuning.points if point.setting == tuning.setting), times[-1])
     for at, (name, scores) in enumerate(tuning.scores.items()):
         colour, mark = COLOURS[at % len(COLOURS)], MARKS[at % len(MARKS)]
-        recalls = [point.recall[name] for point in tuning.front]
+        recalls = [point.recall[name] for point in front]
         label = f"{name}: recall@{k} {scores.recall[k]:.3f}, median {scores.p50_ms:.2g} ms"
         axes.plot(times, recalls, "-", marker=mark, color=colour, markersize=4, linewidth=1.3)
-        axes.plot(
-            chosen, scores.recall[k], mark, color=colour, markeredgecolor="black", markersize=10, label=label, zorder=5
-        )
+        ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 2.0, "markersize": 11}
+        axes.plot(chosen, scores.recall[k], mark, color=colour, label=label, zorder=5, **ring)
+
+
+def _shown(tuning: Tuning) -> list[Point]:
+    """The part of the front that matters: what has a fraction of the best recall is no choice."""
+    best = max(point.worst for point in tuning.front)
+    return [point for point in tuning.front if point.worst >= LEAST_SHOWN * best]
 
 
 def _draw_goal(axes: Axes, tuning: Tuning) -> None:
     goal, setting = tuning.goal, tuning.setting
     if goal.recall is not None:
-        axes.axhline(goal.recall, color=GREY, linestyle="--", linewidth=1, zorder=0)
+        axes.axhline(goal.recall, color=GREY, linestyle="--", linewidth=1.2, zorder=1.5)
         axes.annotate(
             f"asked for: {goal.recall:g}",
             (0.005, goal.recall),
@@ -84,21 +91,24 @@ def _draw_goal(axes: Axes, tuning: Tuning) -> None:
             color=GREY,
         )
     if goal.milliseconds is not None:
-        axes.axvline(goal.milliseconds, color=GREY, linestyle="--", linewidth=1, zorder=0)
+        axes.axvline(goal.milliseconds, color=GREY, linestyle="--", linewidth=1.2, zorder=1.5)
         axes.annotate(
             f"asked for: {goal.milliseconds:g} ms",
-            (goal.milliseconds, 0.99),
+            (goal.milliseconds, 0.42),
             (-3, 0),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             rotation=90,
             ha="right",
-            va="top",
+            va="center",
             fontsize=9,
             color=GREY,
         )
-    chosen = f"{setting.nprobe} probes" + (f", {setting.k_factor}k re-ranked" if setting.k_factor > 1 else "")
-    axes.legend(loc="lower right", frameon=False, title=f"chosen: {chosen}", title_fontsize=9.5, fontsize=9.5)
+    chosen = f"{setting.nprobe:,} lists probed" + (
+        f", {setting.k_factor * goal.k} candidates re-ranked" if setting.k_factor > 1 else ""
+    )
+    legend = axes.legend(loc="lower right", title=f"chosen: {chosen}", title_fontsize=9.5, fontsize=9.5)
+    legend.get_frame().set(facecolor="white", edgecolor="none", alpha=1.0)
 
 
 def _scale(axes: Axes, tuning: Tuning) -> None:
@@ -111,9 +121,9 @@ def _scale(axes: Axes, tuning: Tuning) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("median time of a single search on one thread, ms")
     axes.set_ylabel(f"recall@{tuning.goal.k}")
-    shown = [value for point in tuning.front for value in point.recall.values()]
+    shown = [value for point in _shown(tuning) for value in point.recall.values()]
     shown += [one.recall[tuning.goal.k] for one in tuning.scores.values()]
-    low, high = min(shown), max(shown, default=1.0)
+    low, high = min(shown), max(shown)
     if tuning.goal.recall is not None:
         low, high = min(low, tuning.goal.recall), max(high, tuning.goal.recall)
     room = max(0.01, 0.06 * (high - low))

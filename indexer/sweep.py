@@ -131,6 +131,7 @@ class Sweep:
         """One step down from the first probes that seem enough, or up until it is."""
         looked = sorted(self.known)
         first = next((nprobe for nprobe in looked if self._reached(nprobe, margin=False)), looked[-1])
+        self.width = self._narrowest(first)
         yield first
         enough = first
         if self._reached(first, margin=True):
@@ -147,6 +148,15 @@ class Sweep:
         if len(self.factors) > 1 and self._reached(enough, margin=True):
             yield min(self.nlist, _rounded(enough * math.sqrt(2)))
 
+    def _narrowest(self, nprobe: int) -> int:
+        """How many factors are worth looking at with so many probes; looking widens that where it must."""
+        points = self.known[nprobe]
+        top = points[-1].recall
+        for width, point in enumerate(points, start=1):
+            if all(top[name] - value <= WIDENED_FOR for name, value in point.recall.items()):
+                return width
+        return len(points)
+
     def _look(self, nprobe: int, count: int | None) -> float:
         """Search with some of the queries, or with all, for as many candidates as bring anything; gives the seconds."""
         began = time.monotonic()
@@ -161,6 +171,8 @@ class Sweep:
             self.width += 1
 
     def _widens(self, points: list[Point]) -> bool:
+        if len(points) < 2:
+            return True
         last, before = points[-1].recall, points[-2].recall
         return any(last[name] - before[name] > WIDENED_FOR for name in last)
 
@@ -211,7 +223,7 @@ class Sweep:
 
     def _too_slow(self, nprobe: int) -> bool:
         limit = self.goal.milliseconds
-        return limit is not None and self.goal.recall is None and self.took_ms[nprobe] > 4 * limit
+        return nprobe > 1 and limit is not None and self.goal.recall is None and self.took_ms[nprobe] > 4 * limit
 
 
 def _rounded(probes: float) -> int:

@@ -6,6 +6,7 @@ reported: a setting that is chosen because it does well on some queries does a l
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +23,7 @@ FEWEST_PROBES = 2
 """Of an index with lists, one is never all that is looked at: neighbours of a query near an edge lie beyond."""
 UNTUNED = Setting(nprobe=64, k_factor=8)
 """Where there are no queries to tune by."""
-TIMED_POINTS, TIMED_CHOICES = 12, 4
+TIMED_POINTS, TIMED_CHOICES = 16, 4
 AS_GOOD = 0.002
 """Where the target is missed: the fastest setting within this of the best is taken."""
 MOST_RAISED = 3
@@ -89,7 +90,13 @@ def tune(
         raised=raised,
         swept_all=swept_all,
         seconds=round(time.monotonic() - began, 3),
+        load=load(),
     )
+
+
+def load() -> float:
+    """Processes that were ready to run over the last minute, without this one, for each core of the machine."""
+    return round(max(0.0, os.getloadavg()[0] - 1.0) / (os.cpu_count() or 1), 2)
 
 
 def front(points: Sequence[Point]) -> list[Point]:
@@ -103,9 +110,8 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 def _telling(points: Sequence[Point]) -> list[Point]:
     """Points of a front in an order in which the first ones already show its course: those of high recall first."""
-    last = points[-1].worst
-    near = [point for point in points if point.worst >= 0.8 * last]
-    return [*near[::-1][::2], *near[::-1][1::2], *(point for point in points if point not in near)]
+    near = [point for point in points if point.worst >= 0.7 * points[-1].worst]
+    return [*near[::-1][::2], *near[::-1][1::2]]
 
 
 def _spread(points: Sequence[Point]) -> list[Point]:
