@@ -33,13 +33,17 @@ def read_lists(path: Path, *, mapped: bool) -> Lists:
     try:
         reader = module.FileIOReader(str(path))
         flags = module.IO_FLAG_MMAP | module.IO_FLAG_READ_ONLY if mapped else 0
-        return module.downcast_InvertedLists(module.read_InvertedLists(reader, flags))
+        lists = module.downcast_InvertedLists(module.read_InvertedLists(reader, flags))
     except RuntimeError as error:
         raise OutputError(
             f"{path} cannot be read: {str(error).splitlines()[0]}",
             next_step="restore it, or build the index again with `embq index --rebuild`",
             code="index_damaged",
         ) from error
+    if mapped:
+        # By itself faiss starts 32 threads for each search, to read ahead: most of the time of a search here.
+        lists.prefetch_nthread = 0
+    return lists
 
 
 def empty_lists(nlist: int, code_size: int) -> Lists:

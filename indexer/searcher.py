@@ -13,7 +13,7 @@ from indexer.faiss_module import faiss, set_threads
 from indexer.identity import Identity
 from indexer.lists import Stack, empty_lists, read_lists
 from indexer.rows_files import RowsFiles
-from indexer.template import Template
+from indexer.template import Template, packed
 from indexer.version import Version, current_name, read_current, read_version
 
 MEMORIES = ("ram", "mmap")
@@ -66,6 +66,8 @@ class Searcher:
         ]
         stack = Stack(groups, code_size=self._template.code_size, merged=not mapped)
         self._template.hold(stack.lists, version.next_id - version.excluded, owner=stack)
+        if not mapped:
+            packed(self._template)
         self._rows = RowsFiles(version, self.dim) if version.rows else None
         # Opened here and not when it is first asked for: by then its files may have been swept away.
         self._identity = Identity.open([(one.file.check(index), one.first_id, one.rows) for one in version.identity])
@@ -185,16 +187,9 @@ class Searcher:
             candidates = row[row >= 0]
             if not len(candidates):
                 continue
-            vectors = self._rows.read(candidates)
-            if self.version.plan.metric == "l2":
-                difference = vectors - query
-                scores = np.einsum("ij,ij->i", difference, difference)
-                order = np.argsort(scores, kind="stable")[:most]
-            else:
-                scores = vectors @ query
-                order = np.argsort(-scores, kind="stable")[:most]
+            order, scores = self._rows.nearest(query, candidates, most)
             best_ids[at, : len(order)] = candidates[order]
-            best[at, : len(order)] = scores[order]
+            best[at, : len(order)] = scores
         return best_ids, best
 
     def rows(self, ids: np.ndarray, columns: list[str] | None = None) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from core.errors import OutputError
 from indexer.faiss_module import faiss, gpus
-from indexer.lists import Lists
+from indexer.lists import Lists, empty_lists
 
 
 class Template:
@@ -98,4 +97,24 @@ def on_gpus(index: Any) -> Any:
     return faiss().index_cpu_to_all_gpus(index)
 
 
-Progress = Callable[[], None]
+def packed(template: Template) -> bool:
+    """Let the index answer from a copy of its lists that is laid out for SIMD; True where that was of use.
+
+    Of 4-bit product codes a scan is some ten times as fast so, of 1-bit RaBitQ a fifth; of RaBitQ with more bits it is
+    slower (measured with faiss 1.15). The copy is padded to 32 rows per list, and lives in memory only.
+    """
+    module, ivf = faiss(), template.ivf
+    kind = type(ivf).__name__
+    if kind == "IndexIVFPQ" and ivf.pq.nbits == 4:
+        make = module.IndexIVFPQFastScan
+    elif kind == "IndexIVFRaBitQ" and ivf.rabitq.nb_bits == 1:
+        make = module.IndexIVFRaBitQFastScan
+    else:
+        return False
+    # faiss 1.15 gives the copy lists only where the original says that it owns its own, and ends the process elsewhere.
+    ivf.own_invlists = True
+    copy = make(ivf)
+    ivf.own_invlists = False
+    template.hold(empty_lists(template.nlist, template.code_size), 0)
+    template.ivf = copy
+    return True
