@@ -17,27 +17,31 @@ none are installed: its vectors lie close together, far more so than those of a 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from bench.index_cases import DATA
 from bench.index_texts import code, texts
 from bench.pictures import shards
 from core.objects import place
 from core.reader import row_tables
-from demo.collect import photographs
+from demo.collect import PHOTOGRAPHS
 
 HELD_OUT = 2_000
 MODEL = "open_clip:ViT-S-32?init=random"
 SEED = 1234
 TEXT_QUERIES = 500
 PER_SHARD = 1_000
+SIDE = 224
 
 
 def main() -> None:
@@ -83,7 +87,7 @@ def make_images(data: Path, images: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "shards").exists():
         partial = folder / "shards.partial"
-        shards(partial, [jpeg for _, jpeg in photographs(images + HELD_OUT // 2, SEED)], PER_SHARD)
+        shards(partial, crops(images + HELD_OUT // 2), PER_SHARD)
         partial.rename(folder / "shards")
     sentences = folder / "queries.jsonl"
     corpus = next((data / "minilm").glob("queries.jsonl"))
@@ -96,6 +100,23 @@ def make_images(data: Path, images: int) -> None:
     _save(folder / "text_queries.npy", vectors_of(folder / "run-text"))
     _save(folder / "queries.npy", made[images:])
     _save(folder / "vectors.npy", made[:images])
+
+
+def crops(count: int) -> list[bytes]:
+    """JPEGs of 224 pixels: square pieces of the photographs of scikit-image, of any place and scale."""
+    data = Path(str(find_spec("skimage").submodule_search_locations[0])) / "data"  # type: ignore[union-attr, index]
+    sources = [Image.open(data / name).convert("RGB") for name in PHOTOGRAPHS]
+    random = np.random.default_rng(SEED)
+    made = []
+    for number in range(count):
+        source = sources[number % len(sources)]
+        side = float(random.uniform(0.15, 0.9)) * min(source.size)
+        left, top = (float(random.uniform(0, whole - side)) for whole in source.size)
+        piece = source.resize((SIDE, SIDE), Image.Resampling.BILINEAR, (left, top, left + side, top + side), 2.0)
+        encoded = io.BytesIO()
+        piece.save(encoded, "JPEG", quality=90)
+        made.append(encoded.getvalue())
+    return made
 
 
 def vectors_of(run: Path) -> np.ndarray:
