@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.index_cases import CASES, DATA, QUERIES, RECALL, THEIR_KEY, Case
+from bench.index_cases import CASES, DATA, QUERIES, RECALL, Case, chosen
 from bench.index_data import make_images, make_texts
 from bench.index_ours import build as build_ours
+from bench.index_ours import on_one_core
 from bench.index_picture import plot
 from bench.index_scoring import compared, points, truth_of
 from bench.report import table, write
@@ -37,7 +38,7 @@ from indexer.recall import Truth
 ROOT = Path(__file__).parent.parent
 THEIR_PYTHON = ROOT / ".venv-autofaiss" / "bin" / "python"
 TURNS = 2
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Measurements of each side, one after the other; of each query the least seconds count."""
 
 
 def main() -> None:
@@ -49,14 +50,13 @@ def main() -> None:
     parser.add_argument("--build-only", action="store_true", help="build what the peer builds, and nothing else")
     parser.add_argument("--result", default="index")
     options = parser.parse_args()
-    names = options.cases.split(",")
-    chosen = [case for case in (*CASES, THEIR_KEY) if case.name in names or case.vectors in names or names == ["all"]]
+    cases = chosen(options.cases)
     bench = Bench(options.data.resolve(), reuse=options.reuse_builds)
     if options.build_only:
-        for case in chosen:
+        for case in cases:
             print(case.name, bench.theirs(case)["seconds"], "s")
         return
-    measured = [bench.measure(case) for case in chosen]
+    measured = [bench.measure(case) for case in cases]
     report(measured)
     figures = {"recall_asked": RECALL, "load_average": round(os.getloadavg()[0], 2), "cases": measured}
     print("wrote", write(options.result, figures), "and", plot(measured, options.result))
@@ -78,7 +78,6 @@ class Bench:
         """Both builds, the answers in turns, and what follows."""
         print("measuring", case.name, file=sys.stderr)
         vectors = self.vectors(case)
-        # With their key through our pipeline, theirs are the index and the answers of the case without it.
         builds = {"theirs": self.theirs(case), "ours": self.ours(case)}
         sets = []
         for name, file in case.queries:
@@ -132,7 +131,7 @@ class Bench:
         if not (index / "build.json").exists():
             command = [THEIR_PYTHON, ROOT / "bench" / "index_theirs.py", "build", self._folder(case), index]
             command += ["--index-memory", case.index_memory, "--memory", case.memory]
-            subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr, env={**os.environ, **ONE_THREAD})
+            subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr, preexec_fn=on_one_core)
         figures: dict[str, Any] = json.loads((index / "build.json").read_text())
         return figures
 
@@ -143,7 +142,7 @@ class Bench:
         if not (self._reuse and record.exists()):
             shutil.rmtree(index, ignore_errors=True)
             further = {name: self._queries(case, file, tuning=True) for name, file in case.queries if name != "image"}
-            figures = build_ours(
+            made = build_ours(
                 self._folder(case),
                 index,
                 case.index_memory,
@@ -151,8 +150,8 @@ class Bench:
                 key=case.key,
                 queries=further if case.vectors == "openclip" else None,
             )
-            record.write_text(json.dumps(figures, indent=1))
-        figures = json.loads(record.read_text())
+            record.write_text(json.dumps(made, indent=1))
+        figures: dict[str, Any] = json.loads(record.read_text())
         return figures
 
     def _answers(self, case: Case, name: str, queries: Path) -> dict[str, list[Path]]:
@@ -168,7 +167,7 @@ class Bench:
             for side, command in commands.items():
                 answers = root / f"{side}-{turn}"
                 words = [*command, self._built(case, side), queries, answers]
-                subprocess.run(list(map(str, words)), check=True, cwd=ROOT, env={**os.environ, **ONE_THREAD})
+                subprocess.run(list(map(str, words)), check=True, cwd=ROOT, preexec_fn=on_one_core)
                 found[side].append(answers)
         return found
 

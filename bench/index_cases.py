@@ -57,6 +57,26 @@ CASES = (
     Case(vectors="minilm", rows=720_000, index_memory="150M", memory="2G"),
     Case(vectors="minilm", rows=720_000, index_memory="75M", memory="2G"),
 )
+
+
+def chosen(text: str) -> list[Case]:
+    """The cases of a comma-separated list: names, "all", or others as VECTORS:ROWS:INDEX_MEMORY:MEMORY.
+
+    Raises ValueError where there is no such case.
+    """
+    known = {case.name: case for case in (*CASES, THEIR_KEY)}
+    found: list[Case] = []
+    for name in text.split(","):
+        if name == "all":
+            found += known.values()
+        elif name in known:
+            found.append(known[name])
+        else:
+            vectors, rows, index_memory, memory = name.split(":")
+            found.append(Case(vectors=vectors, rows=int(rows), index_memory=index_memory, memory=memory))
+    return found
+
+
 THEIR_KEY = Case(
     vectors="minilm", rows=60_000, index_memory="12M", memory="500M", key="OPQ128_512,IVF1024_HNSW32,PQ128x8"
 )
