@@ -67,6 +67,8 @@ bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-tr
 
 bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: [CASES=all], first an hour of embedding
 	$(BIN)/python -m bench.index $(if $(CASES),--cases $(CASES))
+	$(BIN)/python -m bench.index_growth
+	$(BIN)/python -m bench.index_start
 	$(BIN)/python -m bench.index_adding
 
 # autofaiss needs numpy 1, and faiss and pyarrow of then.
