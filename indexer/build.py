@@ -83,9 +83,11 @@ def build(collection: Collection, asked: Asked, runner: Runner, course: Course, 
     """
     with alone(asked.index):
         id_ = content_hash([collection.digest, dict(asked.options), str(faiss().__version__)])[:16]
-        if not asked.rebuild and (there := _current(asked.index)) is not None and there.build == id_:
-            return Built(there, {}, fresh=False)
         workshop = Workshop(asked.index, id_)
+        if not asked.rebuild and (there := _current(asked.index)) is not None and there.build == id_:
+            if workshop.folder.exists():  # killed between the publication and the end
+                _clear(asked.index)
+            return Built(there, {}, fresh=False)
         workshop.make()
         resumed = workshop.spec.exists()
         if not resumed:
@@ -103,8 +105,7 @@ def build(collection: Collection, asked: Asked, runner: Runner, course: Course, 
                 _check_vectors(spec, stages[stage])
         version = draft(spec, asked.index, id_, stages)
         published = publish(version, lambda folder: small(spec, version, stages, folder))
-        shutil.rmtree(asked.index / WORK, ignore_errors=True)
-        sweep(asked.index)
+        _clear(asked.index)
         return Built(published, stages, fresh=True)
 
 
@@ -155,6 +156,12 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
             "residual": mean_residual(added) or stages["train"][0].stats["residual"],
         },
     )
+
+
+def _clear(index: Path) -> None:
+    """What was only for the build goes."""
+    shutil.rmtree(index / WORK, ignore_errors=True)
+    sweep(index)
 
 
 def _spec(collection: Collection, asked: Asked) -> BuildSpec:

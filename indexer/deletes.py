@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from core.durable import drop, output_error
+from core.durable import drop
 from core.durable import publish as put
 from core.errors import InputError
 from indexer.identity import Identity
@@ -19,6 +19,7 @@ from indexer.succession import succeed, tidy
 from indexer.units import File, sha256_of
 from indexer.version import Version, read_current
 from indexer.workshop import FILES, alone
+from indexer.writing import disk_error
 
 NAMED = 10
 """Unknown keys that are named to the user."""
@@ -116,5 +117,5 @@ def _write(index: Path, bits: np.ndarray) -> File:
         put(temporary, index / path)
     except OSError as error:
         drop(temporary)
-        raise output_error(error, index) from error
+        raise disk_error(error, index) from error
     return File(path=path, bytes=bits.nbytes, sha256=digest)

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.durable import output_error
 from core.errors import InputError
 from indexer.collections.base import IDENTITY
+from indexer.writing import disk_error
 
 BATCH_ROWS = 65_536
 """Rows of a batch. A constant of the format: a row is found by it."""
@@ -65,7 +65,7 @@ def write_identity(tables: Iterable[pa.Table], path: Path) -> None:
                 writer = pa.ipc.new_file(sink, pa.schema(IDENTITY), options=options)
             writer.close()
     except OSError as error:
-        raise output_error(error, path) from error
+        raise disk_error(error, path) from error
 
 
 def _of_rows(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from core.errors import OutputError
 from indexer.faiss_module import faiss
+from indexer.writing import write_by_faiss
 
 Lists = Any
 """A `faiss.InvertedLists`, downcast. Whoever holds one that is made of others must hold these as well."""
@@ -18,13 +19,7 @@ Lists = Any
 
 def write_lists(lists: Lists, path: Path) -> None:
     """Write lists that are in memory; OSError where the disk refuses."""
-    module = faiss()
-    try:
-        writer = module.FileIOWriter(str(path))
-        module.write_InvertedLists(lists, writer)
-        del writer  # which closes the file
-    except RuntimeError as error:
-        raise _refused(path, error) from error
+    write_by_faiss(path, lambda writer: faiss().write_InvertedLists(lists, writer))
 
 
 def read_lists(path: Path, *, mapped: bool) -> Lists:
@@ -96,13 +91,3 @@ class Stack:
         for part in parts:
             vector.push_back(part)
         return kind(vector.size(), vector.data())
-
-
-def _refused(path: Path, error: RuntimeError) -> OSError:
-    """faiss says only in words that a file could not be written; the room that is left tells whether that was why."""
-    import errno
-    import os
-
-    free = os.statvfs(path.parent)
-    number = errno.ENOSPC if free.f_bavail * free.f_frsize < 1 << 20 else errno.EIO
-    return OSError(number, str(error).splitlines()[0], str(path))

@@ -10,6 +10,7 @@ import numpy as np
 from core.errors import OutputError
 from indexer.faiss_module import faiss, gpus
 from indexer.lists import Lists, empty_lists
+from indexer.writing import write_by_faiss
 
 
 class Template:
@@ -51,8 +52,8 @@ class Template:
             ) from error
 
     def write(self, path: Path) -> None:
-        """Write it without rows."""
-        faiss().write_index(self.index, str(path))
+        """Write it without rows; OSError where the disk refuses."""
+        write_by_faiss(path, lambda writer: faiss().write_index(self.index, writer))
 
     def transformed(self, vectors: np.ndarray) -> np.ndarray:
         """What the index sees of vectors: float32 (n, its own dimension)."""

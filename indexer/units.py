@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, fsync_folder, output_error, publish
+from core.durable import drop, fsync_folder, publish
 from core.errors import OutputError
 from core.units import content_hash
 from indexer.workshop import FILES, WORK, Workshop, read_json
+from indexer.writing import disk_error
 
 STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
 """The stages of a build, in order."""
@@ -286,7 +287,7 @@ def perform(unit: IndexUnit, stage: StageFunction, *, threads: int, memory_bytes
         if workshop.write_once(unit.sidecar, sidecar.describe()):
             return sidecar
     except OSError as error:
-        raise output_error(error, workshop.folder) from error
+        raise disk_error(error, workshop.folder) from error
     # Another attempt was first: its payload stands, ours is litter.
     for file in sidecar.files.values():
         drop(Path(unit.index) / file.path)

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, fsync_folder, output_error
+from core.durable import drop, fsync_folder
 from core.errors import InputError, OutputError
 from indexer.collection import Collection
 from indexer.plan import Plan
 from indexer.units import File
 from indexer.workshop import FILES, WORK, read_json, write_current
+from indexer.writing import disk_error
 
 SCHEMA = 1
 CURRENT, RECORD = "CURRENT", "version.json"
@@ -269,7 +270,7 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
         fsync_folder(index)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        raise output_error(error, building) from error
+        raise disk_error(error, building) from error
     write_current(index / CURRENT, f"{named.name}\n".encode())
     return named
 

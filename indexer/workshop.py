@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.durable import NO_SPACE, output_error, overwrite, write_new
+from core.durable import NO_SPACE, overwrite, write_new
 from core.errors import OutputError, TryLaterError
+from indexer.writing import disk_error
 
 FILES, WORK, LOCK = "files", "_work", "_lock"
 
@@ -24,7 +25,7 @@ def alone(index: Path) -> Iterator[None]:
         index.mkdir(parents=True, exist_ok=True)
         lock = open(index / LOCK, "w")  # noqa: SIM115 - closed below
     except OSError as error:
-        raise output_error(error, index) from error
+        raise disk_error(error, index) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +69,7 @@ class Workshop:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise output_error(error, folder) from error
+                raise disk_error(error, folder) from error
 
     def temporary(self, name: str) -> Path:
         """A path for an unfinished file; a name of its own, so that two attempts never share one."""
@@ -85,7 +86,7 @@ class Workshop:
         except FileExistsError:
             return False
         except OSError as error:
-            raise output_error(error, path) from error
+            raise disk_error(error, path) from error
         return True
 
 
@@ -109,7 +110,7 @@ def write_current(path: Path, data: bytes) -> None:
     try:
         overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
     except OSError as error:
-        raise output_error(error, path) from error
+        raise disk_error(error, path) from error
 
 
 __all__ = ["FILES", "LOCK", "NO_SPACE", "WORK", "Workshop", "alone", "read_json", "write_current"]

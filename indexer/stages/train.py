@@ -10,8 +10,6 @@ import numpy as np
 from core.durable import drop
 from core.errors import InputError
 from indexer.building import BuildSpec
-from indexer.coarse import list_space, settle
-from indexer.codebooks import train_codes
 from indexer.faiss_module import faiss, set_threads
 from indexer.kmeans import kmeans
 from indexer.template import Template
@@ -41,10 +39,10 @@ def train(task: Task) -> Made:
             code="too_few_vectors",
         )
     checkpoint = task.unit.workshop.folder / f"kmeans-{task.unit.digest[:12]}.npz"
-    if ivf.quantizer.ntotal == 0:
-        listed, holder = list_space(ivf, seen)
+    quantizer = faiss().downcast_index(ivf.quantizer)
+    if quantizer.ntotal == 0:
         centroids = kmeans(
-            listed,
+            seen,
             nlist,
             iterations=spec.plan.kmeans_iterations,
             seed=spec.plan.seed,
@@ -52,8 +50,10 @@ def train(task: Task) -> Made:
             start=_read(checkpoint),
             checkpoint=lambda done, found: _write(task, checkpoint, done, found),
         )
-        settle(ivf, holder, centroids)
-    train_codes(ivf, seen, seed=spec.plan.seed)
+        if not quantizer.is_trained:
+            quantizer.train(centroids)
+        quantizer.add(centroids)
+    ivf.train(seen)
     path = task.temporary("trained.index")
     template.write(path)
     drop(checkpoint)

@@ -15,6 +15,7 @@ import pytest
 
 import core.embedded
 from faults.kit.cluster import SABOTAGE, SEED, SERVER, Cluster, MakeCluster, server_program, server_version
+from faults.kit.indexes import STAGES, Building, MakeBuilding, write_collection
 from faults.kit.table import Note, Outcome, Recovery, Table
 
 FOLDER = Path(__file__).parent
@@ -140,3 +141,38 @@ def needs() -> object:
         return path
 
     return check
+
+
+@pytest.fixture(scope="session")
+def vectors_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection to build indexes of."""
+    return write_collection(tmp_path_factory.mktemp("collection") / "vectors")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(vectors_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Building:
+    """An index that nothing happened to."""
+    building = Building(vectors_folder, tmp_path_factory.mktemp("undisturbed"), Recovery())
+    try:
+        building.run()
+    finally:
+        building.close()
+    building.assert_published()
+    assert building.begun() == STAGES
+    return building
+
+
+@pytest.fixture
+def make_building(vectors_folder: Path, tmp_path: Path, recovery: Recovery) -> Iterator[MakeBuilding]:
+    """Makes indexes of their own of the same collection."""
+    made: list[Building] = []
+
+    def make(**options: object) -> Building:
+        folder = tmp_path / f"b{len(made)}"
+        folder.mkdir()
+        made.append(Building(**{"source": vectors_folder, "folder": folder, "recovery": recovery, **options}))
+        return made[-1]
+
+    yield make
+    for building in made:
+        building.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def test_a_disk_that_fills_up_in_mid_part_ends_the_run_with_one_message_and_noth
     write_texts(later, LATER, name="later")
     options = ("-m", f"stub:{DIM}", "--unit-size", str(LATER), "--output-format", format, "--quiet")
     succeed("run", first, "-o", root, *options)
-    leave_free(disk, LATER_BYTES * 3 // 2)
+    disk.leave(LATER_BYTES * 3 // 2)
 
     # When the unit is done
     status, stdout, stderr = ended("run", first, later, "-o", root, *options, "--transport", "staging")
@@ -70,13 +69,6 @@ def test_a_disk_that_fills_up_in_mid_part_ends_the_run_with_one_message_and_noth
     assert (after["state"], after["rows"], after["failures"]) == ("complete", FIRST + LATER, 0)
     assert after["vectors_recomputed"] == after["samples_checked"] == after["rows"]
     assert after["litter"] == 0
-
-
-def leave_free(disk: SmallDisk, size: int) -> None:
-    """Fill the disk up to this many bytes."""
-    status = os.statvfs(disk.path)
-    with open(disk.path / "ballast", "wb") as ballast:
-        ballast.write(bytes(status.f_bavail * status.f_bsize - size))
 
 
 def verified(root: Path) -> dict[str, object]:

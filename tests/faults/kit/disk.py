@@ -61,8 +61,14 @@ class SmallDisk:
                 except OSError:
                     continue
 
+    def leave(self, size: int) -> None:
+        """Fill it up to this many bytes."""
+        status = os.statvfs(self.path)
+        with open(self.path / "ballast", "wb") as ballast:
+            ballast.write(bytes(status.f_bavail * status.f_bsize - size))
+
     def make_room(self) -> None:
-        """Undo `fill`."""
+        """Undo `fill` or `leave`."""
         (self.path / "ballast").unlink()
 
     def set_read_only(self, yes: bool) -> bool:

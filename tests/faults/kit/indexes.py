@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,11 @@ SLICES = 2
 STAGES = {"sample": 3, "train": 1, "queries": 1, "truth": 3, "add": 3, "merge": SLICES, "tune": 1}
 """Units of each stage of the build of such a collection."""
 OPTIONS = ("--index-key", "IVF16,SQ8", "--nb-indices-to-keep", str(SLICES), "--quiet")
-SMALL_BLOCKS = {"set": "indexer.plan:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS}
+SMALL = (
+    {"set": "indexer.plan:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
+    # How long latencies are measured for; none is looked at here.
+    {"set": "indexer.tuning:REPORTED_SECONDS", "to": 0.05},
+)
 QUERIES = 200
 
 
@@ -55,28 +59,37 @@ def counted(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Building:
-    """One index and those who build it."""
+    """One index and those who build it.
+
+    Attributes:
+        folder: for what a test notes, and for the index where `at` does not say another place.
+    """
 
     source: Path
     folder: Path
     recovery: Recovery
     broker_url: str = ""
     options: tuple[str, ...] = OPTIONS
+    at: Path | None = None
     commands: list[Command] = field(default_factory=list)
 
     @property
     def index(self) -> Path:
         """Folder of the index."""
-        return self.folder / "index"
+        return self.at or self.folder / "index"
 
     def begin(
-        self, *options: str, sabotage: Sequence[Mapping[str, Any]] = (), environment: Mapping[str, str] | None = None
+        self,
+        *options: str,
+        sabotage: Sequence[Mapping[str, Any]] = (),
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> Command:
         """Start `embq index`."""
         broker = ("--broker", self.broker_url) if self.broker_url else ()
         given = [*self.options, *broker, *options]
-        changed = {**(environment or {}), **sabotaged([SMALL_BLOCKS, *counted(self.folder), *sabotage])}
-        command = Command("index", self.source, "--to", self.index, *given, environment=changed)
+        changed = {**(environment or {}), **sabotaged([*SMALL, *counted(self.folder), *sabotage])}
+        command = Command("index", self.source, "--to", self.index, *given, environment=changed, prefix=prefix)
         self.commands.append(command)
         return command
 
@@ -123,8 +136,8 @@ class Building:
         groups = record["groups"]
         return {
             "trained": [record["trained"]["sha256"]],
-            "lists": [one["file"]["sha256"] for group in groups for one in group],
-            **{role: [one["file"]["sha256"] for one in record[role]] for role in ("rows", "identity")},
+            "lists": [one["sha256"] for group in groups for one in group],
+            **{role: [one["sha256"] for one in record[role]] for role in ("rows", "identity")},
         }
 
     def answers(self) -> tuple[np.ndarray, np.ndarray]:
@@ -136,8 +149,9 @@ class Building:
         queries = vectors[random.integers(0, len(vectors), QUERIES)]
         queries = queries + 0.1 * random.normal(size=queries.shape).astype(np.float32)
         queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-        with Searcher.open(self.index) as searcher:
-            found = searcher.search(queries.astype(np.float32), 10, nprobe=4)
+        searcher = Searcher.open(self.index)
+        found = searcher.search(queries.astype(np.float32), 10, nprobe=4)
+        searcher.close()
         return found.ids, found.scores
 
     def assert_published(self, version: str = "v0001") -> None:
@@ -146,8 +160,8 @@ class Building:
         there = {path.name for path in self.index.iterdir()}
         assert there == {"CURRENT", "_lock", "files", version}, there
         record = self.record()
-        named = [record["trained"], *(one["file"] for group in record["groups"] for one in group)]
-        named += [one["file"] for role in ("rows", "identity") for one in record[role]]
+        named = [record["trained"], *(one for group in record["groups"] for one in group)]
+        named += [one for role in ("rows", "identity") for one in record[role]]
         assert {f"files/{path.name}" for path in (self.index / "files").iterdir()} == {one["path"] for one in named}
         for one in named:
             path = self.index / one["path"]
@@ -164,6 +178,9 @@ def _sha256(path: Path) -> str:
     import hashlib
 
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+MakeBuilding = Callable[..., Building]
 
 
 def unit_processes(command: Command) -> list[psutil.Process]:
