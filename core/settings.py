@@ -113,6 +113,15 @@ def spool_folder() -> Path | None:
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None
 
 
+def compute_in_one_thread() -> None:
+    """Have numpy's OpenBLAS, where it is not imported yet, multiply matrices in the thread that asks.
+
+    Those of one query are small: on two cores its threads take ten times the processor time that the query does, and
+    on a busy machine they wait for each other. Whoever has set the number of threads keeps it.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with `changes`, for starting embq's own child processes."""
     return {**os.environ, **changes}

@@ -66,6 +66,9 @@ def command(
     """
     from pathlib import Path
 
+    from core.settings import compute_in_one_thread
+
+    compute_in_one_thread()
     from embq.searching import Question, ask
 
     question = Question(

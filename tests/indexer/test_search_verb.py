@@ -239,6 +239,18 @@ def test_importing_embq_imports_no_more_than_before() -> None:
     assert told.stdout.strip() == "set()"
 
 
+def test_a_question_imports_none_of_the_libraries_that_it_does_not_need(out: Path) -> None:
+    script = (
+        "import sys; import embq.cli, embq.verbs.search; assert 'numpy' not in sys.modules;"
+        "status = embq.cli.run(sys.argv[1:]); print(*sys.modules, file=sys.stderr); sys.exit(status)"
+    )
+    arguments = [sys.executable, "-c", script, "search", str(out), "words", "--json"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    unneeded = {"torch", "transformers", "PIL", "h5py", "redis", "rq", "rich", "matplotlib", "starlette"}
+    assert unneeded.isdisjoint(done.stderr.split())
+    assert len(json.loads(done.stdout)["results"]) == 10
+
+
 @pytest.mark.parametrize("vector", [[1.0, "a"], [[1.0], [2.0, 3.0]], "x" * 4, object(), []])
 def test_python_refuses_what_is_no_vector_with_its_own_errors(vector: object, out: Path) -> None:
     with pytest.raises(EmbqError) as refused:
