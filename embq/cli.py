@@ -38,7 +38,7 @@ VERBS = {
 }
 """Every verb with its one line of help, so that the list needs no verb's imports."""
 
-FOREIGN_VERBS = {"inference": ["run"]}
+FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 """What clip-retrieval calls it."""
 
 

@@ -108,7 +108,8 @@ class Door:
                 next_step="start it with --allow-origin and that origin",
                 status=403,
             )
-        if self._in_flight > MOST_IN_FLIGHT:
+        # Whoever watches over the server is told of it, and does not take it for dead.
+        if self._in_flight > MOST_IN_FLIGHT and scope["method"] == "POST":
             return Refusal(
                 f"{MOST_IN_FLIGHT} requests are being answered already",
                 code="overloaded",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from core.errors import OutputError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -26,6 +28,12 @@ def rows_of(held: Open, ids: Sequence[int], modality: str) -> list[dict[str, Any
     if not ids:
         return []
     table: pa.Table = held.searchable.rows(np.asarray(ids, np.int64))
+    if table.num_rows != len(ids):
+        raise OutputError(
+            f"the index has no record of {len(ids) - table.num_rows} of {len(ids)} rows that it found",
+            next_step="build it again: embq index OUT --rebuild",
+            code="index_damaged",
+        )
     names = [name for name in table.column_names if name not in _OWN]
     columns = [[_json(value) for value in table.column(name).to_pylist()] for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from waiting import wait_until
 from core.errors import Exit
 from core.rows import RowSpec
 from embq import cli
+from embq.serving.door import MOST_IN_FLIGHT
 from worker.embedders.stub import stub_vector
 
 ROWS, DIM = 120, 16
@@ -212,6 +213,22 @@ def test_a_body_that_is_no_json_or_too_large_is_refused(server: Server, data: by
     assert (answer.status, answer.json["code"]) == (status, code)
 
 
+def test_more_requests_than_there_is_room_for_are_told_to_come_again(server: Server) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    head = b"POST /knn-service HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+    with ExitStack() as stack:
+        for _ in range(MOST_IN_FLIGHT):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            connection.sendall(head)
+        wait_until(lambda: f"embq_http_in_flight {MOST_IN_FLIGHT + 1}.0" in server.ask("/metrics").data.decode())
+        answer = server.ask("/knn-service", {"text": "text 7"})
+        assert (answer.status, answer.json["code"]) == (503, "overloaded")
+        assert answer.headers["retry-after"] == "1"
+        assert server.ask("/health").status == 200
+    wait_until(lambda: "embq_http_in_flight 1.0" in server.ask("/metrics").data.decode())
+    assert server.knn(text="text 7")[0]["id"] == 7
+
+
 def test_other_names_and_pages_of_others_are_turned_away(server: Server) -> None:
     assert server.ask("/indices-list", Host="evil.example:1234").json["code"] == "wrong_host"
     assert server.ask("/indices-list", Host="localhost:8080").status == 200
@@ -224,9 +241,11 @@ def test_other_names_and_pages_of_others_are_turned_away(server: Server) -> None
 # --- how it is started ---
 
 
-def test_pages_that_are_allowed_may_read_answers(out: Path) -> None:
+def test_what_was_allowed_is_allowed_and_no_more(out: Path) -> None:
     page = "https://page.example"
-    with served(out, "--no-model", "--allow-origin", page, "--allow-host", "search.example") as server:
+    with served(
+        out, "--no-model", "--fetch-image-urls", "--allow-origin", page, "--allow-host", "search.example"
+    ) as server:
         answer = server.ask("/knn-service", {"embedding_input": vector_of(3)}, Origin=page)
         assert answer.json[0]["id"] == 3
         assert answer.headers["access-control-allow-origin"] == page
@@ -235,6 +254,8 @@ def test_pages_that_are_allowed_may_read_answers(out: Path) -> None:
         assert server.ask("/indices-list", Host="search.example").status == 200
         answer = server.ask("/knn-service", {"text": "text 3"})
         assert (answer.status, answer.json["code"]) == (501, "no_model")
+        answer = server.ask("/knn-service", {"image_url": server.url.replace("http:", "https:")})
+        assert (answer.status, answer.json["code"]) == (403, "image_url_refused")
         assert server.ask("/health").json["indices"][0]["model_state"] == "off"
 
 
