@@ -233,4 +233,6 @@ def _of_run(collection: Collection, plan: QueryPlan, name: str) -> tuple[np.ndar
     if other.dim != collection.dim:
         return np.empty((other.n, other.dim), np.float32), path
     ids = _drawn(other.n, plan.counts[name], plan.seed, name)
-    return other.read_rows_at(ids), f"{path}, {len(ids):,} of {other.n:,} vectors"
+    # Of a run of images with texts, the set called "text" is its texts.
+    vectors = other.read_rows_at(ids, column=other.query_columns.get(name))
+    return vectors, f"{path}, {len(ids):,} of {other.n:,} vectors"

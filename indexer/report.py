@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from indexer.building import BuildSpec
+from indexer.faiss_module import faiss
 from indexer.lists import read_lists
 from indexer.points import Scores, Tuning
 from indexer.queries import DATA, QuerySet, read_queries
@@ -215,7 +216,8 @@ def _agreement(template: Template, stages: Mapping[str, Sequence[Sidecar]]) -> f
     told = [one.stats["assign_agreement"] for one in stages["add"] if "assign_agreement" in one.stats]
     if told:
         return float(np.mean(told))
-    return 1.0 if type(template.ivf.quantizer).__name__.startswith("IndexFlat") else None
+    quantizer = faiss().downcast_index(template.ivf.quantizer)
+    return 1.0 if type(quantizer).__name__.startswith("IndexFlat") else None
 
 
 def _notes(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
@@ -224,14 +226,11 @@ def _notes(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
         notes.append("there are no queries to measure by: recall and latency are unknown")
     if tuning.met is False:
         notes += [_missed(tuning), _advice(version, tuning)]
-    joint = len((spec.collection.model or {}).get("outputs", ())) > 1 or bool(spec.collection.query_columns)
-    others = [name for name in tuning.scores if name != DATA]
-    if spec.collection.output == "image" and not others:
+    if _asked_across(spec) and set(tuning.scores) <= {DATA}:
         notes.append(
-            "recall is that of images; text queries need more probes, and none were measured (give them with --queries)"
+            "recall is that of queries like the rows; queries of the model's other modality need several times the "
+            "probes, and none were measured (give some with --queries)"
         )
-    elif joint and not others:
-        notes.append("queries of the model's other modality were not measured (give them with --queries)")
     if tuning.met is False and not tuning.swept_all:
         notes.append("tuning took its time and ended before all settings were looked at")
     if tuning.load > 1.0:
@@ -244,6 +243,13 @@ def _notes(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
     if not spec.collection.complete:
         notes.append("the run is not finished: its later rows are not in this index")
     return notes
+
+
+def _asked_across(spec: BuildSpec) -> bool:
+    """Whether the rows can be asked for by another modality than theirs."""
+    collection = spec.collection
+    output = (collection.model or {}).get("output") or {}
+    return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")
 
 
 def _missed(tuning: Tuning) -> str:
