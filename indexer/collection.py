@@ -60,7 +60,14 @@ def open_collection(
 def _described(
     where: Place, *, output: str | None, column: str | None, file_format: str | None, id_columns: tuple[str, ...]
 ) -> dict[str, Any]:
-    if (where / "run.json").exists():
+    try:
+        is_run = (where / "run.json").exists()
+    except OSError as error:
+        raise InputError(
+            f"{where} cannot be read: {error.strerror or error}",
+            next_step="give read permission, or the credentials of the store",
+        ) from error
+    if is_run:
         if file_format is not None or id_columns:
             raise UsageError(f"{where} is the output of a run, which says itself what its files and columns are")
         return describe_run(where, output=output, column=column)

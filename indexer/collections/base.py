@@ -157,6 +157,8 @@ def check_unchanged(root: str, part: PartRef) -> None:
                 next_step="bring it back" if file.sha256 else "bring it back, or build the index anew",
                 code="part_missing",
             ) from error
+        except OSError as error:
+            raise damaged(path, error.strerror or error) from error
         changed = ""
         if status.st_size != file.bytes:
             changed = f"it has {status.st_size:,} bytes now and had {file.bytes:,}"

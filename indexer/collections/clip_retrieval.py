@@ -17,7 +17,7 @@ from indexer.collections.base import PartRef, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find
 from indexer.collections.npy import GAP_ROWS, matrix_rows, open_matrix
 from indexer.collections.parquet import identity_rows, opened
-from indexer.collections.plain import Shape, file_ref, rows_of_file, same_shape
+from indexer.collections.plain import Shape, file_ref, noted, rows_of_file, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -78,6 +78,8 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
             with opened(metadata[number]) as file:
                 _same_rows(path, rows, metadata[number], file.metadata.num_rows)
                 schemas.append((metadata[number], file.schema_arrow))
+            notes = noted(schemas[-1][1].metadata or {})
+            shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=metadata[number], dim=0, dtype="", **notes))
             refs.append(file_ref(root, metadata[number]))
         if not rows:
             empty.append(refs[0].path)
@@ -93,6 +95,7 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
         "column": FOLDERS[chosen],
         "output": chosen,
         "dim": shapes[chosen].dim,
+        "fingerprint": (shapes[METADATA].fingerprint or None) if metadata is not None else None,
         "query_columns": {partner: FOLDERS[partner]} if comparable else {},
         "id_types": columns.types,
         "id_columns": tuple(columns.types),

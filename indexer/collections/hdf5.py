@@ -16,7 +16,7 @@ from core.parts.base import FORMAT_ERRORS, READ_ROWS
 from core.parts.hdf5 import h5py_module
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
-from indexer.collections.plain import Shape, choose_column, file_ref, files_below, same_shape
+from indexer.collections.plain import Shape, choose_column, file_ref, files_below, noted, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -45,11 +45,12 @@ def describe_hdf5(root: Path, *, column: str | None, id_columns: Sequence[str]) 
             if column is None:
                 column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
             vectors = _vectors(path, file, column)
-            if not len(vectors):
+            if not len(vectors) or _shows(vectors, path, files):
                 empty.append(ref.path)
                 continue
             rows = len(vectors)
-            shape = same_shape(shape, Shape(path=path, dim=vectors.shape[1], dtype=str(vectors.dtype)))
+            dim, dtype = vectors.shape[1], str(vectors.dtype)
+            shape = same_shape(shape, Shape(path=path, dim=dim, dtype=dtype, **noted(file.attrs)))
             schemas.append((path, _schema(file, rows)))
         parts.append(PartRef(files=(ref,), rows=rows, first_id=total))
         total += rows
@@ -61,6 +62,7 @@ def describe_hdf5(root: Path, *, column: str | None, id_columns: Sequence[str]) 
         "column": column,
         "output": str(column).strip("/").replace("/", "_"),
         "dim": shape.dim,
+        "fingerprint": shape.fingerprint or None,
         "id_types": columns.types,
         "id_columns": tuple(columns.types),
         "named": columns.named,
@@ -82,6 +84,13 @@ def opened(path: Path) -> Iterator[Any]:
 
 def _is_vectors(dataset: Any) -> bool:
     return getattr(dataset, "ndim", 0) == 2 and dataset.dtype.kind == "f"
+
+
+def _shows(dataset: Any, path: Path, files: Sequence[Path]) -> bool:
+    """Whether a dataset only shows the rows of others of the files, as the file does that joins those of an export."""
+    if not dataset.is_virtual:
+        return False
+    return {path.parent / source.file_name for source in dataset.virtual_sources()} <= set(files) - {path}
 
 
 def _vectors(path: Path, file: Any, column: str) -> Any:

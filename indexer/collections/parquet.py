@@ -17,7 +17,7 @@ from core.parts.base import FORMAT_ERRORS, READ_ROWS
 from core.parts.parquet import BUFFER_BYTES, batch_rows, rows_within
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
-from indexer.collections.plain import Shape, choose_column, file_ref, files_below, same_shape
+from indexer.collections.plain import Shape, choose_column, file_ref, files_below, noted, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -61,6 +61,7 @@ def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str
         "column": column,
         "output": column,
         "dim": shape.dim,
+        "fingerprint": shape.fingerprint or None,
         "id_types": columns.types,
         "id_columns": tuple(columns.types),
         "named": columns.named,
@@ -110,7 +111,8 @@ def _shape(path: Path, file: pq.ParquetFile, column: str) -> Shape:
             next_step="take the file away",
             code="not_vectors",
         )
-    return Shape(path=path, dim=dim, dtype=str(np.dtype(type_.value_type.to_pandas_dtype())))
+    dtype = str(np.dtype(type_.value_type.to_pandas_dtype()))
+    return Shape(path=path, dim=dim, dtype=dtype, **noted(file.schema_arrow.metadata or {}))
 
 
 def _first_length(path: Path, file: pq.ParquetFile, column: str) -> int:

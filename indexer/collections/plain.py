@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +20,19 @@ EMBEDDING = "embedding"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the vectors of a file are: `dim` numbers each, of type `dtype`."""
+    """What the vectors of a file are.
+
+    Attributes:
+        dim: numbers of each.
+        dtype: their type.
+        fingerprint: of the model that made them, and `model` its spec, where the file is an export of a run; else "".
+    """
 
     path: Path
     dim: int
     dtype: str
+    fingerprint: str = ""
+    model: str = ""
 
 
 def same_shape(before: Shape | None, this: Shape) -> Shape:
@@ -35,7 +44,24 @@ def same_shape(before: Shape | None, this: Shape) -> Shape:
             next_step="give the files of each model a folder of their own",
             code="mixed_embeddings",
         )
+    if before is not None and before.fingerprint != this.fingerprint:
+        said = [f"{one.path} is from {one.model or 'no run of embq'}" for one in (before, this)]
+        raise InputError(
+            f"these are not vectors of one model: {' and '.join(said)} (their fingerprints differ)",
+            next_step="give the files of each model a folder of their own",
+            code="mixed_embeddings",
+        )
     return before or this
+
+
+def noted(notes: Mapping[Any, Any]) -> dict[str, str]:
+    """The fingerprint and the model of a `Shape` from what an exported file says of its run."""
+    said = {_text(name): _text(value) for name, value in notes.items()}
+    return {name: said.get(f"embq.{name}", "") for name in ("fingerprint", "model")}
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def choose_column(path: Path, there: Sequence[str], columns: Sequence[str]) -> str:

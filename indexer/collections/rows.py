@@ -51,7 +51,7 @@ class Collection:
         query_columns: modality -> column of other vectors of the same rows that the same joint model made of it.
         id_types: their types in a plain folder, by the names that `core.rows.COLUMN_TYPES` has for them.
         named: "key" and "caption" -> the column that they are, where a plain folder has such columns.
-        empty: files that hold no rows, and are passed over.
+        empty: files that are passed over: they hold no rows, or show those of others.
     """
 
     root: str

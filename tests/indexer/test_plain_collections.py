@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from build_output import build
 from collections_made import (
     DIM,
     ROWS,
@@ -21,9 +23,12 @@ from collections_made import (
     npy_files,
     parquet_files,
     wanted_vectors,
+    write_inputs,
 )
 
 from core.errors import InputError, UsageError
+from core.rows import RowSpec
+from embq.export import Wish, export
 from indexer.collection import Collection, open_collection
 
 
@@ -154,6 +159,25 @@ def test_files_of_two_formats_are_refused_unless_one_is_chosen(tmp_path: Path) -
     shutil.rmtree(root / "deep")
     pq.write_table(pa.table({"url": ["x"]}), root / "a.parquet")
     assert open_collection(root).kind == "npy"
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("parquet", ".parquet"), ("hdf5", ".h5"), ("npy", ".parquet")])
+def test_exports_of_two_models_are_refused_with_both(tmp_path: Path, format: str, suffix: str) -> None:
+    inputs = write_inputs(tmp_path / "in")
+    eight = build(tmp_path / "eight", inputs, model="stub:8", rows=RowSpec(normalize=True))
+    sixteen = build(tmp_path / "sixteen", inputs, model="stub:16", rows=RowSpec(truncate_dim=8))
+    for out in (eight, sixteen):
+        export(out, tmp_path / "to" / out.name, Wish(format=format, rows_per_file=30))
+    one = open_collection(tmp_path / "to/eight")
+    run = open_collection(eight)
+    assert (one.fingerprint, one.dim, one.n) == (run.fingerprint, 8, ROWS)
+    assert (read(one) == read(run)).all()
+    assert [row["key"] for row in rows_of(one)] == [row["key"] for row in rows_of(run)]
+    for path in sorted((tmp_path / "to/sixteen").rglob("*.*")):  # behind the others, in the same folders
+        if path.suffix in (suffix, ".npy"):
+            name = re.sub(r"0(?=[.]|\d[.])", "9", path.name, count=1)
+            path.rename(tmp_path / "to/eight" / path.relative_to(tmp_path / "to/sixteen").parent / name)
+    refused(tmp_path / "to/eight", "mixed_embeddings", "stub:8", "stub:16")
 
 
 # --- changes ---
