@@ -97,12 +97,10 @@ class QueryEmbedder:
         """
         if modality in self._models:
             return
-        from worker.embedders.queries import open_query_model
-
-        model, found = open_query_model(self._config, self._output, modality, **self._options)
+        model, found = self._opened(modality)
         if found != self._fingerprint and self._fingerprint is not None:
             # A note may be of the time before a library was replaced.
-            model, found = open_query_model(self._config, self._output, modality, **self._options, noted=False)
+            model, found = self._opened(modality, noted=False)
             if found != self._fingerprint:
                 raise ModelError(
                     f"the rows were embedded with {self._config.spec}, fingerprint {self._fingerprint[:12]}; the model "
@@ -122,6 +120,17 @@ class QueryEmbedder:
         """float32 (d,): the vector of an encoded image as rows have them. Raises as `text`."""
         self.load("image")
         return self._as_stored(self._models["image"].image(data))
+
+    def _opened(self, modality: str, *, noted: bool = True) -> tuple[QueryModel, str]:
+        from worker.embedders.queries import open_query_model
+
+        try:
+            return open_query_model(self._config, self._output, modality, noted=noted, **self._options)
+        except ModelError as error:
+            if error.code != ModelError.default_code or self._options["spec"]:
+                raise
+            elsewhere = "where the model lies elsewhere on this machine than the run had it, --model says where"
+            raise ModelError(error.message, next_step=f"{error.next_step}; {elsewhere}".lstrip("; ")) from error
 
     def _as_stored(self, vector: np.ndarray) -> np.ndarray:
         """Cut and brought to length 1 as rows are, but in float32."""

@@ -377,6 +377,19 @@ def test_a_folder_of_embeddings_names_no_model_and_is_asked_by_vectors_and_ids(t
     assert 3 not in [one.id for one in embq.search(index, id=3, k=5)]
 
 
+def test_a_model_that_is_not_where_the_run_had_it_is_asked_for_with_an_option(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from embq.query import QueryEmbedder
+
+    spec = f"hf:{tmp_path / 'gone'}"
+    model = {"spec": spec, "modalities": ["text"], "precision": "fp32"}
+    output = {"name": "text", "spec": spec, "modality": "text"}
+    embedder = QueryEmbedder.open({**model, "output": output}, RowSpec().describe(), None)
+    with pytest.raises(ModelError, match="no model folder") as refused:
+        embedder.text("words")
+    assert "--model says where" in refused.value.next_step
+
+
 def test_an_image_for_rows_of_a_model_of_texts_is_refused(tmp_path: Path) -> None:
     from embq.query import QueryEmbedder
 

@@ -149,6 +149,35 @@ def test_a_folder_that_has_changed_is_loaded_anew_and_has_another_fingerprint(
     assert last not in (before, after)
 
 
+def test_a_note_that_is_no_note_counts_for_nothing(folders: dict[str, Path], cache: Path) -> None:
+    rows = config(f"st:{folders['cls']}")
+    _, fingerprint = asked(rows)
+    [note] = cache.iterdir()
+    for damaged in (b"", b"{", b"[]", b'{"other": 1}', b"\xff"):
+        note.write_bytes(damaged)
+        model, found = asked(rows)
+        assert isinstance(model, Loaded)
+        assert found == fingerprint
+    assert not isinstance(asked(rows)[0], Loaded)
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "length", "empty"])
+def test_damaged_weights_are_told_by_the_library(damage: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    folder = Path(shutil.copytree(folders["cls"], tmp_path / "damaged"))
+    weights = (folder / "model.safetensors").read_bytes()
+    damaged = {
+        "cut": weights[: len(weights) // 2],
+        "header": weights[:8] + b"x" + weights[9:],
+        "length": b"\xff" * 8 + weights[8:],
+        "empty": b"",
+    }[damage]
+    (folder / "model.safetensors").write_bytes(damaged)
+    with pytest.raises(ModelError):
+        asked(config(f"st:{folder}"))
+
+
 def test_both_ways_refuse_a_text_without_words(folders: dict[str, Path]) -> None:
     for _ in range(2):
         model, _ = asked(config(f"st:{folders['cls']}"))

@@ -164,9 +164,9 @@ def _opened(
 
     light = None
     try:
+        light = LightSentence(folder, spec)
         note = note_of(folder, rows, spec)
         known = read_note(note) if noted else None
-        light = LightSentence(folder, spec)
         if known is not None:
             return LightTexts(light.text), known
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, ModelError):
