@@ -1,4 +1,4 @@
-"""The demo: real texts and real photographs through producer, queue, workers and writer, then an account and a search.
+"""The demo: real texts and photographs through producer, queue, workers and writer, an account, an index, a search.
 
     python -m demo [--output demo-output]
 
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from demo.collect import docstrings, photographs
-from demo.search import nearest
 
 TEXTS = 2000
 PHOTOGRAPHS = 96
@@ -40,28 +39,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo")
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     root: Path = parser.parse_args().output
-    title("1/4  collecting: docstrings of Python's own modules and of installed packages, photographs of scikit-image")
+    title("1/5  collecting: docstrings of Python's own modules and of installed packages, photographs of scikit-image")
     texts = write_texts(root / "input" / "docstrings.jsonl")
     images = write_images(root / "input")
     print(f"     {TEXTS:,} texts, {PHOTOGRAPHS} photographs ({', '.join(path.name for path in images)})")
 
-    title("2/4  texts, with all-MiniLM-L6-v2")
+    title("2/5  texts, with all-MiniLM-L6-v2")
     text_out, image_out = root / "texts", root / "images"
     embq("run", str(texts), "--output", str(text_out), "--model", "minilm", "--unit-size", "100")
 
-    title("3/4  photographs, with CLIP ViT-B-32")
+    title("3/5  photographs, with CLIP ViT-B-32")
     model = image_model(image_out)
     if model == RANDOM:
         print("     no model hub answers: the weights are RANDOM (seed 0), so these vectors mean nothing")
     embq("run", *map(str, images), "--output", str(image_out), "--model", model, "--unit-size", "16")
 
-    title("4/4  checking every row against the input, and asking three questions")
+    title("4/5  checking every row against the input")
     for output in (text_out, image_out):
         embq("verify", str(output))
-    for question, found in zip(QUESTIONS, nearest(text_out, QUESTIONS, count=10), strict=True):
-        print(f"\n  {question}")
-        for score, key, caption in found:
-            print(f"    {score:.3f}  {key:<44.44}  {' '.join(caption.split())[:70]}")
+
+    title("5/5  making both searchable, and asking three questions")
+    for output in (text_out, image_out):
+        embq("index", str(output), "--quiet")
+    for question in QUESTIONS:
+        print(flush=True)
+        embq("search", str(text_out), question, "-k", "5")
+    print("\n     ... and for a photograph that is not among them:", flush=True)
+    embq("search", str(image_out), "--image", str(write_query(root / "input")), "-k", "5")
     print()
     for name, output in (("texts", text_out), ("photographs", image_out)):
         status = json.loads(embq("status", str(output), "--json", capture=True))
@@ -122,6 +126,15 @@ def write_images(folder: Path) -> list[Path]:
         if not (pictures / f"{key}.jpg").exists():
             write_whole(pictures / f"{key}.jpg", data)
     return [*shards, pictures]
+
+
+def write_query(folder: Path) -> Path:
+    """A crop of a photograph that none of the others is."""
+    path = folder / "question.jpg"
+    if not path.exists():
+        (_, data), *_ = photographs(1, seed=1)
+        write_whole(path, data)
+    return path
 
 
 def shard(samples: Sequence[tuple[str, bytes]]) -> bytes:
