@@ -18,8 +18,9 @@ from embq.serving.refusals import Refusal
 if TYPE_CHECKING:
     import numpy as np
 
-WAIT_S = 60.0
-"""How long a query waits for its model: longer than models take to load, shorter than clients and proxies wait."""
+WAIT_S = 300.0
+"""How long a query waits for its model: longer than models take to load on a busy machine. clip-retrieval's client
+waits for an hour, and takes whatever comes for results."""
 
 _log = Events("serve")
 
