@@ -9,7 +9,8 @@ from core.errors import UsageError
 from indexer.codecs import Codec, codec, lists_for
 
 _TRANSFORM = re.compile(r"(OPQ\d+(?:_\d+)?|PCA[RW]{0,2}\d+|RR\d*|Pad\d+|ITQ\d*|L2norm)")
-_LISTS = re.compile(r"IVF(\d+)(?:_(HNSW\d*))?")
+_LISTS = re.compile(r"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA(\d+),)?Flat\))?")
+_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +51,11 @@ def parse_key(text: str, *, dim: int, rows: int) -> IndexKey:
     if text.startswith(("IDMap", "IDMap2")):
         rest = text.partition(",")[2]
         raise _unusable(text, "rows carry their ids in the lists anyway", f"--index-key {rest or 'Flat'}")
-    *transforms, last = text.split(",")
-    lists, nlist, coarse = "", None, ""
+    *transforms, last = _OUTSIDE_PARENTHESES.split(text)
+    lists, nlist, coarse, list_dim = "", None, "", None
     if transforms and (found := _LISTS.fullmatch(transforms[-1])):
         lists, nlist, coarse = transforms.pop(), int(found[1]), found[2] or ""
+        list_dim = int(found[3]) if found[3] else None
         if nlist < 1:
             raise UsageError(f"--index-key {text} has no lists", next_step=f"Write IVF{suggested} instead of {lists}.")
     if re.match(r"HNSW|NSG|NNDescent|LSH|IMI", last) or any(part.startswith("IMI") for part in transforms):
@@ -82,7 +84,7 @@ def parse_key(text: str, *, dim: int, rows: int) -> IndexKey:
             raise _unknown(text, last, suggested) from None
         raise _unusable(text, "it has no lists to build in parts", f"--index-key {wanted}")
     try:
-        kept = codec(name, dim)
+        kept = codec(name, dim, list_dim=list_dim)
     except ValueError as error:
         if "cannot be cut" in str(error):
             nearest = _pieces_near(last, dim)
@@ -99,11 +101,11 @@ def parse_key(text: str, *, dim: int, rows: int) -> IndexKey:
 
 
 def _try_faiss(text: str, kept: Codec, dim: int) -> None:
-    """Lets faiss read the key, with a single list: only what it makes of it is sure."""
+    """Lets faiss read the key, with two lists: only what it makes of it is sure."""
     from indexer.faiss_module import faiss
 
     try:
-        index = faiss().index_factory(dim, kept.factory(1))
+        index = faiss().index_factory(dim, kept.factory(2))
     except RuntimeError as error:
         reason = str(error).rsplit(": ", 1)[-1].strip()
         raise UsageError(

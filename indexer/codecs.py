@@ -25,7 +25,8 @@ class Codec:
         key: faiss' name of it in a factory string: "RaBitQ4".
         transform: what is done to vectors first, as faiss writes it: "" or "PCAR192".
         code_bytes: bytes of one code.
-        coded_dim: dimensions after the transform; those of the centroids too.
+        coded_dim: dimensions after the transform.
+        list_dim: dimensions of the centroids: by so many leading ones, found by PCA, a row's list is found.
         encode_rows_s: rows that one core encodes a second, their list being known (measured at 512 dimensions, scaled).
         refine: whether re-ranking by full rows from disk is needed for a recall of 0.95.
         fastscan_at_load: whether the lists are packed for SIMD scanning when they are loaded into RAM.
@@ -35,6 +36,7 @@ class Codec:
     transform: str = ""
     code_bytes: int
     coded_dim: int
+    list_dim: int
     encode_rows_s: float
     refine: bool
     fastscan_at_load: bool
@@ -51,13 +53,17 @@ class Codec:
     def factory(self, nlist: int, *, coarse: str = "") -> str:
         """The factory string with `nlist` lists; `coarse` is "" or an index over the centroids, "HNSW32"."""
         lists = f"IVF{nlist}_{coarse}" if coarse else f"IVF{nlist}"
+        if self.list_dim < self.coded_dim and nlist > 1:
+            lists += f"(PCA{self.list_dim},Flat)"
         return ",".join(part for part in (self.transform, lists, self.key) if part)
 
     def index_bytes(self, rows: int, nlist: int, dim: int) -> int:
         """RAM of an index of `rows`: entries, centroids, the transform's matrix, and the lists' own book-keeping."""
         padding = 16 * nlist * self.bytes_per_vector() if self.fastscan_at_load and nlist > 1 else 0
-        matrix = 4 * dim * self.coded_dim + 4 * dim if self.transform else 0
-        return rows * self.bytes_per_vector() + padding + nlist * (4 * self.coded_dim + 64) + matrix
+        matrices = 4 * dim * (self.coded_dim + 1) if self.transform else 0
+        if self.list_dim < self.coded_dim:
+            matrices += 4 * self.coded_dim * (self.list_dim + 1)
+        return rows * self.bytes_per_vector() + padding + nlist * (4 * self.list_dim + 64) + matrices
 
 
 # Rows that one core encodes per second at 512 dimensions (measured, faiss 1.15.1, one core of an EPYC).
@@ -76,8 +82,11 @@ _ENCODE_ROWS_S = {
 _RABITQ_ROWS_S = {2: 27e3, 3: 20e3, 4: 16e3, 5: 12e3, 6: 9e3, 7: 6.5e3, 8: 4.7e3, 9: 3e3}
 
 
-def codec(name: str, dim: int) -> Codec:
+def codec(name: str, dim: int, *, list_dim: int | None = None) -> Codec:
     """The codec of this name for vectors of `dim` dimensions.
+
+    Args:
+        list_dim: dimensions of the centroids; None for those of the codes.
 
     Raises:
         ValueError: there is no such codec, or not for this many dimensions.
@@ -87,6 +96,7 @@ def codec(name: str, dim: int) -> Codec:
     for step in transforms:
         coded = _dim_after(step, coded)
     scale = 512 / coded
+    lists = min(list_dim or coded, coded)
     if found := re.fullmatch(r"(Flat|SQfp16|SQbf16|SQ8|SQ6|SQ4)", key):
         bits = {"Flat": 32, "SQfp16": 16, "SQbf16": 16, "SQ8": 8, "SQ6": 6, "SQ4": 4}[key]
         exact = bits >= 16
@@ -95,6 +105,7 @@ def codec(name: str, dim: int) -> Codec:
             transform=transform,
             code_bytes=math.ceil(coded * bits / 8),
             coded_dim=coded,
+            list_dim=lists,
             encode_rows_s=_ENCODE_ROWS_S[key] * scale,
             refine=not exact and bits < 8,
             fastscan_at_load=False,
@@ -112,9 +123,11 @@ def codec(name: str, dim: int) -> Codec:
             transform=transform,
             code_bytes=size,
             coded_dim=coded,
+            list_dim=lists,
             encode_rows_s=rows_s * scale,
             refine=bits < 6,
-            fastscan_at_load=kind == "RaBitQ",
+            # With more bits the packed lists are slower than plain ones (faiss 1.15.1).
+            fastscan_at_load=kind == "RaBitQ" and bits == 1,
         )
     if found := re.fullmatch(r"PQ(\d+)(?:x(4|8))?", key):
         pieces, bits = int(found[1]), int(found[2] or 8)
@@ -125,6 +138,7 @@ def codec(name: str, dim: int) -> Codec:
             transform=transform,
             code_bytes=math.ceil(pieces * bits / 8),
             coded_dim=coded,
+            list_dim=lists,
             encode_rows_s=_ENCODE_ROWS_S[f"PQx{bits}"] * scale,
             refine=True,
             fastscan_at_load=bits == 4,
@@ -143,32 +157,69 @@ def _dim_after(step: str, dim: int) -> int:
     raise ValueError(f"there is no transform {step!r}")
 
 
-def ladder(dim: int) -> Iterator[Codec]:
-    """The codecs that a plan may choose by itself, the most exact first, each smaller than the one before."""
+def ladder(dim: int, *, metric: str = "cosine", refine: bool = True) -> Iterator[Codec]:
+    """The codecs that a plan may choose by itself, the best first, each smaller than the one before.
+
+    With rows for re-ranking at hand, a code has only to bring the true neighbours among the first few dozen: 4-bit
+    product codes, 2 dimensions each, are scanned fastest. Without, codes must be exact themselves.
+
+    Args:
+        metric: "cosine", "l2", or "ip", with which dimensions cannot be left out.
+        refine: whether answers are re-ranked by full rows.
+    """
     smallest = math.inf
-    for name in _rungs(dim):
-        rung = codec(name, dim)
+    for name in _refined(dim, metric) if refine else _unrefined(dim, metric):
+        rung = codec(name, dim, list_dim=list_dim(dim) if metric != "ip" else None)
         if rung.code_bytes < smallest:
             smallest = rung.code_bytes
             yield rung
 
 
-def _rungs(dim: int) -> Iterator[str]:
+def list_dim(dim: int) -> int:
+    """Leading dimensions that tell lists apart: a quarter finds the same neighbours with a tenth more probes, at a
+    quarter of the time for training, for assigning and for choosing the probes."""
+    return max(32, dim // 4 // 8 * 8)
+
+
+def _refined(dim: int, metric: str) -> Iterator[str]:
+    if dim < 16:
+        yield from _unrefined(dim, metric)
+        return
+    if dim % 2 == 0:
+        yield f"PQ{dim // 2}x4"
+    if metric == "ip":
+        yield from (f"PQ{dim // width}x4" for width in (3, 4, 6, 8) if dim % width == 0)
+        return
+    # Of the dimensions that PCA keeps, each 4 bits stand for so many.
+    for share, width in ((2 / 3, 2), (1 / 2, 2), (1 / 2, 3), (1 / 4, 2), (1 / 4, 3), (1 / 8, 2)):
+        kept = int(dim * share) // (8 * width) * (8 * width) or 8
+        if kept % width == 0:
+            yield f"PCAR{kept},PQ{kept // width}x4"
+
+
+def _unrefined(dim: int, metric: str) -> Iterator[str]:
     yield "SQ8"
-    for bits in (4, 2):
+    for bits in (6, 5, 4, 3, 2):
         yield f"RaBitQ{bits}"
     yield "RaBitQ"
+    if metric == "ip" or dim < 16:
+        return
     for share in (2, 4, 8):
-        kept = dim // share // 8 * 8
-        if kept >= 16:
-            yield f"PCAR{kept},RaBitQ"
+        yield f"PCAR{max(8, dim // share // 8 * 8)},RaBitQ"
 
 
-def lists_for(rows: int) -> int:
-    """How many lists `rows` vectors are put into: about 4 sqrt(rows), a power of two, at least 39 rows for each."""
+def lists_for(rows: int, *, packed: bool = False) -> int:
+    """How many lists `rows` vectors are put into: a power of two, with at least 39 rows for each.
+
+    Args:
+        packed: whether they are packed for SIMD. A packed list of 100 rows is scanned in the time that it takes to turn
+            to it, so fewer and longer ones are best: 1.5 sqrt(rows), growing to 6 sqrt(rows) at a billion; else
+            4 sqrt(rows).
+    """
     if rows < SMALL_ROWS:
         return 1
-    return min(1 << round(math.log2(4 * math.sqrt(rows))), most_lists(rows))
+    factor = 1.5 * max(1.0, rows / 1e6) ** 0.2 if packed else 4.0
+    return min(1 << round(math.log2(factor * math.sqrt(rows))), most_lists(rows))
 
 
 def most_lists(rows: int) -> int:

@@ -14,7 +14,7 @@ from indexer.codecs import ID_BYTES, Codec
 BASE_BYTES = 200 << 20
 """A process with faiss, numpy and pyarrow loaded, before it holds any rows (measured: 150 MB, and room)."""
 
-BATCH_ROWS = 16_384
+BATCH_ROWS = 32_768
 """Rows that are held as float32 at once while a block is read, assigned and encoded."""
 
 TRUTH_QUERIES = 1_000
@@ -102,17 +102,18 @@ def _timed(work: object) -> float:
 
 
 def train_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
-    """RAM of training: the sample as float32, once more after a transform, centroids and their sums."""
-    copies = 1 + bool(codec.transform)
-    return (
-        BASE_BYTES + 4 * dim * rows * copies + 12 * codec.coded_dim * nlist + (16 * dim * dim if codec.transform else 0)
-    )
+    """RAM of training: the sample as float32, as it is put together, as codes and centroids see it; the centroids, and
+    their sums; the matrices of the transforms."""
+    listed = codec.list_dim if codec.list_dim < codec.coded_dim else 0
+    seen = (codec.coded_dim if codec.transform else 0) + listed
+    matrices = 32 * dim * dim if seen else 0
+    return BASE_BYTES + 4 * rows * (dim + max(dim, seen)) + 12 * codec.list_dim * nlist + matrices
 
 
 def add_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
     """RAM of adding a block: centroids, a batch of rows as read, transformed and compared, and growing lists."""
-    batch = BATCH_ROWS * 4 * (dim + codec.coded_dim) * 2
-    return BASE_BYTES + 4 * codec.coded_dim * nlist + batch + 2 * rows * codec.bytes_per_vector()
+    batch = BATCH_ROWS * 4 * (2 * dim + codec.coded_dim + codec.list_dim)
+    return BASE_BYTES + 4 * codec.list_dim * nlist + batch + 2 * rows * codec.bytes_per_vector()
 
 
 def stage_costs(
@@ -142,27 +143,29 @@ def stage_costs(
     entries = n * codec.bytes_per_vector()
     index = codec.index_bytes(n, nlist, dim)
     blocks = -(-n // block_rows)
-    kmeans_s = 2.0 * train_rows * nlist * codec.coded_dim * iterations / flops_s / speeds.cores
-    pq_s = 0.05 * codec.code_bytes if codec.key.startswith("PQ") else 0.0
+    kmeans_s = 2.0 * train_rows * nlist * codec.list_dim * iterations / flops_s / speeds.cores
+    pq_s = codec.code_bytes * (0.02 if codec.key.endswith("x4") else 0.5) if codec.key.startswith("PQ") else 0.0
     rotate_s = 4.0 * min(train_rows, 65_536) * dim * dim / flops_s if codec.transform else 0.0
     if codec.transform.startswith("OPQ"):
         rotate_s *= 50
-    products = nlist + (dim if codec.transform else 0)
-    assign_s = 2.0 * n * products * codec.coded_dim / flops_s
+    products = nlist * codec.list_dim + (dim * codec.coded_dim if codec.transform else 0)
+    if codec.list_dim < codec.coded_dim:
+        products += codec.coded_dim * codec.list_dim
+    assign_s = 2.0 * n * products / flops_s
     rows_file = n * row_bytes if refine == "fp16" else 0
     read_s = n * row_bytes / disk_s / 4
     return (
         StageCost(
             stage="sample",
             ram_bytes=BASE_BYTES + BATCH_ROWS * 8 * dim,
-            disk_bytes=train_rows * row_bytes,
-            seconds=(read_s + train_rows * row_bytes / disk_s) / at_once,
+            disk_bytes=train_rows * 4 * dim,
+            seconds=(read_s + train_rows * 4 * dim / disk_s) / at_once,
             units=blocks,
         ),
         StageCost(
             stage="train",
             ram_bytes=train_bytes(train_rows, codec, nlist, dim),
-            disk_bytes=4 * codec.coded_dim * nlist,
+            disk_bytes=4 * codec.list_dim * nlist,
             seconds=kmeans_s + pq_s / pace + rotate_s,
             units=1,
         ),
@@ -189,7 +192,7 @@ def stage_costs(
         ),
         StageCost(
             stage="tune",
-            ram_bytes=BASE_BYTES + (index if index + BASE_BYTES <= memory else 4 * codec.coded_dim * nlist),
+            ram_bytes=BASE_BYTES + (index if index + BASE_BYTES <= memory else 4 * codec.list_dim * nlist),
             disk_bytes=0,
             seconds=TUNE_S * min(1.0, n / 1e6),
             units=1,

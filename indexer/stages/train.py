@@ -10,6 +10,8 @@ import numpy as np
 from core.durable import drop
 from core.errors import InputError
 from indexer.building import BuildSpec
+from indexer.coarse import list_space, settle
+from indexer.codebooks import train_codes
 from indexer.faiss_module import faiss, set_threads
 from indexer.kmeans import kmeans
 from indexer.template import Template
@@ -39,10 +41,10 @@ def train(task: Task) -> Made:
             code="too_few_vectors",
         )
     checkpoint = task.unit.workshop.folder / f"kmeans-{task.unit.digest[:12]}.npz"
-    quantizer = faiss().downcast_index(ivf.quantizer)
-    if quantizer.ntotal == 0:
+    if ivf.quantizer.ntotal == 0:
+        listed, holder = list_space(ivf, seen)
         centroids = kmeans(
-            seen,
+            listed,
             nlist,
             iterations=spec.plan.kmeans_iterations,
             seed=spec.plan.seed,
@@ -50,10 +52,8 @@ def train(task: Task) -> Made:
             start=_read(checkpoint),
             checkpoint=lambda done, found: _write(task, checkpoint, done, found),
         )
-        if not quantizer.is_trained:
-            quantizer.train(centroids)
-        quantizer.add(centroids)
-    ivf.train(seen)
+        settle(ivf, holder, centroids)
+    train_codes(ivf, seen, seed=spec.plan.seed)
     path = task.temporary("trained.index")
     template.write(path)
     drop(checkpoint)

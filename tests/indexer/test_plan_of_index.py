@@ -55,9 +55,16 @@ def test_the_bytes_of_a_code_are_those_of_faiss(dim: int) -> None:
         assert (known.code_bytes, known.coded_dim) == (ivf.code_size, ivf.d), name
 
 
-@pytest.mark.parametrize("dim", [16, 100, 384, 768])
-def test_each_rung_of_the_ladder_is_smaller_than_the_one_before(dim: int) -> None:
-    sizes = [rung.code_bytes for rung in ladder(dim)]
+@pytest.mark.parametrize("metric", ["cosine", "ip"])
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize("dim", [1, 7, 16, 64, 100, 384, 511, 768, 1000])
+def test_each_rung_of_the_ladder_is_smaller_than_the_one_before(dim: int, refine: bool, metric: str) -> None:
+    import faiss
+
+    rungs = list(ladder(dim, metric=metric, refine=refine))
+    sizes = [rung.code_bytes for rung in rungs]
+    for rung in rungs:
+        assert faiss.extract_index_ivf(faiss.index_factory(dim, rung.factory(4))).code_size == rung.code_bytes
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == len(set(sizes))
 
@@ -74,7 +81,7 @@ def file_bytes(chosen: Codec, rows: int, nlist: int, dim: int) -> int:
     return int(faiss.serialize_index(index).nbytes)
 
 
-@pytest.mark.parametrize("name", ["SQ8", "RaBitQ4", "RaBitQ", "PCAR16,RaBitQ"])
+@pytest.mark.parametrize("name", ["SQ8", "RaBitQ4", "RaBitQ", "PCAR16,RaBitQ", "PQ16x4"])
 def test_the_bytes_of_an_index_cover_what_faiss_writes_and_little_more(name: str) -> None:
     chosen = codec(name, 32)
     told, written = chosen.index_bytes(4000, 8, 32), file_bytes(chosen, 4000, 8, 32)
@@ -90,9 +97,7 @@ def test_a_single_vector_is_compared_with_everything() -> None:
 
 
 def test_more_memory_never_gives_a_coarser_codec() -> None:
-    sizes = [
-        plan(1_000_000, max_index_memory_usage=limit * MB).bytes_per_vector_ram for limit in (40, 80, 160, 320, 640)
-    ]
+    sizes = [plan(1_000_000, max_index_memory_usage=limit * MB).bytes_per_vector_ram for limit in (25, 40, 60, 80, 130)]
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == len(sizes)
 
@@ -104,10 +109,10 @@ def test_what_is_chosen_stays_within_the_memory(limit: int) -> None:
 
 
 def test_building_stays_within_the_memory_that_is_available() -> None:
-    chosen = plan(50_000_000, 768, current_memory_available=2000 * MB, workers=4)
+    chosen = plan(50_000_000, 768, current_memory_available=1500 * MB, workers=2)
     took = {stage.stage: stage.ram_bytes for stage in chosen.stages}
-    assert took["train"] <= 2000 * MB
-    assert took["add"] <= 500 * MB
+    assert took["train"] <= 1500 * MB
+    assert took["add"] <= 750 * MB
     assert took["merge"] <= 1000 * MB
     assert any("lists instead of" in note for note in chosen.notes)
 
@@ -173,6 +178,8 @@ def test_the_machine_is_measured() -> None:
         ("IVF1024,PQ96x4", "IVF1024,PQ96x4"),
         ("OPQ128_512,IVF1024_HNSW32,PQ128x8", "OPQ128_512,IVF1024_HNSW32,PQ128x8"),
         ("PCAR192,IVF512,RaBitQ4", "PCAR192,IVF512,RaBitQ4"),
+        ("IVF1024(PCA96,Flat),PQ192x4", "IVF1024(PCA96,Flat),PQ192x4"),
+        ("PCAR192,IVF1024(PCA96,Flat),PQ96x4", "PCAR192,IVF1024(PCA96,Flat),PQ96x4"),
     ],
 )
 def test_a_key_that_can_be_merged_is_built_as_written(asked: str, built: str) -> None:
