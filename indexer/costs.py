@@ -17,6 +17,12 @@ BASE_BYTES = 200 << 20
 BATCH_ROWS = 32_768
 """Rows that are held as float32 at once while a block is read, assigned and encoded."""
 
+READ_ROWS = 65_536
+"""Rows that are read at once where they are only looked at, as float16 and as float32."""
+
+WORKING_BYTES = 96 << 20
+"""What merging and tuning hold besides lists: buffers, queries with their true neighbours, pages of rows re-ranked."""
+
 TRUTH_QUERIES = 1_000
 """Queries whose true neighbours are found by comparing every row."""
 
@@ -157,7 +163,7 @@ def stage_costs(
     return (
         StageCost(
             stage="sample",
-            ram_bytes=BASE_BYTES + BATCH_ROWS * 8 * dim,
+            ram_bytes=BASE_BYTES + READ_ROWS * 6 * dim,
             disk_bytes=train_rows * 4 * dim,
             seconds=(read_s + train_rows * 4 * dim / disk_s) / at_once,
             units=blocks,
@@ -171,7 +177,7 @@ def stage_costs(
         ),
         StageCost(
             stage="truth",
-            ram_bytes=BASE_BYTES + BATCH_ROWS * 8 * dim + TRUTH_QUERIES * 128 * 12,
+            ram_bytes=BASE_BYTES + READ_ROWS * 6 * dim + TRUTH_QUERIES * 128 * 12,
             disk_bytes=TRUTH_QUERIES * 128 * 12 * blocks,
             seconds=(2.0 * n * TRUTH_QUERIES * dim / flops_s + read_s) / at_once,
             units=blocks,
@@ -185,14 +191,16 @@ def stage_costs(
         ),
         StageCost(
             stage="merge",
-            ram_bytes=BASE_BYTES + 3 * -(-entries // slices),
+            ram_bytes=BASE_BYTES + WORKING_BYTES + 3 * -(-entries // slices),
             disk_bytes=entries,
             seconds=2 * entries / disk_s / at_once,
             units=slices,
         ),
         StageCost(
             stage="tune",
-            ram_bytes=BASE_BYTES + (index if index + BASE_BYTES <= memory else 4 * codec.list_dim * nlist),
+            ram_bytes=BASE_BYTES
+            + WORKING_BYTES
+            + (index if index + BASE_BYTES + WORKING_BYTES <= memory else 4 * codec.list_dim * nlist),
             disk_bytes=0,
             seconds=TUNE_S * min(1.0, n / 1e6),
             units=1,
