@@ -1,4 +1,4 @@
-"""Arrow IPC files, mapped into memory."""
+"""Arrow IPC files. They are read and not mapped: mapped pages would count as memory of the process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ArrowPart:
 
     def _open(self, columns: Sequence[str] | None = None) -> pa.ipc.RecordBatchFileReader:
         if columns is None:
-            return pa.ipc.open_file(pa.memory_map(str(self._path)))
+            return pa.ipc.open_file(pa.OSFile(str(self._path)))
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=sorted(fields))
-        return pa.ipc.open_file(pa.memory_map(str(self._path)), options=options)
+        return pa.ipc.open_file(pa.OSFile(str(self._path)), options=options)
 
     def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.parts.base.PartFile`."""
