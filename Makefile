@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-images bench-text experiments install test-faults test-readers soak clean
+.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text experiments install test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -65,6 +65,18 @@ bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a
 bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
 	$(BIN)/python -m bench.text
 
+bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: [CASES=all], first an hour of embedding
+	$(BIN)/python -m bench.index $(if $(CASES),--cases $(CASES))
+	$(BIN)/python -m bench.index_growth
+	$(BIN)/python -m bench.index_start
+	$(BIN)/python -m bench.index_adding
+
+# autofaiss needs numpy 1, and faiss and pyarrow of then.
+.venv-autofaiss/installed: bench/requirements_autofaiss.txt
+	$(PYTHON) -m venv .venv-autofaiss
+	.venv-autofaiss/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 # Ray and what it needs, on top of what is in .venv: the peers run with the very same torch and sentence-transformers.
 # Of clip-retrieval only the reader runs; what it asks for beside that does not go with what is in .venv.
 .venv-bench/installed: bench/requirements.txt bench/requirements_alone.txt .venv/installed
@@ -87,4 +99,4 @@ soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=2
 		--seeds $(or $(SEEDS),20) --seconds $(or $(SECONDS),3600) --jobs $(or $(JOBS),1) --results bench/results/soak.json
 
 clean:
-	rm -rf .venv .venv-readers .venv-bench build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-readers .venv-bench .venv-autofaiss bench/cache build dist demo-output .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
