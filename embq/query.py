@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from core.errors import InputError, ModelError, SampleError
-from core.models import ModelConfig, Output
+from core.models import ModelConfig, ModelSpec, Output
 from core.rows import RowSpec
 from core.vectors import stored
 
@@ -97,10 +98,13 @@ class QueryEmbedder:
         """
         if modality in self._models:
             return
+        from worker.embedders.queries import Loaded
+
         model, found = self._opened(modality)
         if found != self._fingerprint and self._fingerprint is not None:
-            # A note may be of the time before a library was replaced.
-            model, found = self._opened(modality, noted=False)
+            if not isinstance(model, Loaded) or self._config.members:
+                # A note may be of the time before a library was replaced.
+                model, found = self._opened(modality, noted=False)
             if found != self._fingerprint:
                 raise ModelError(
                     f"the rows were embedded with {self._config.spec}, fingerprint {self._fingerprint[:12]}; the model "
@@ -127,10 +131,13 @@ class QueryEmbedder:
         try:
             return open_query_model(self._config, self._output, modality, noted=noted, **self._options)
         except ModelError as error:
-            if error.code != ModelError.default_code or self._options["spec"]:
+            name = ModelSpec.parse(self._output.spec).name.removeprefix("local-dir:")
+            is_gone = name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir()
+            if not is_gone or self._options["spec"]:
                 raise
-            elsewhere = "where the model lies elsewhere on this machine than the run had it, --model says where"
-            raise ModelError(error.message, next_step=f"{error.next_step}; {elsewhere}".lstrip("; ")) from error
+            raise ModelError(
+                error.message, next_step="say with --model where it is on this machine, such as --model st:./folder"
+            ) from error
 
     def _as_stored(self, vector: np.ndarray) -> np.ndarray:
         """Cut and brought to length 1 as rows are, but in float32."""

@@ -178,6 +178,25 @@ def test_damaged_weights_are_told_by_the_library(damage: str, folders: dict[str,
         asked(config(f"st:{folder}"))
 
 
+def test_a_note_with_another_fingerprint_than_the_rows_is_not_believed(folders: dict[str, Path], cache: Path) -> None:
+    from core.rows import RowSpec
+    from embq.query import QueryEmbedder
+
+    rows = config(f"st:{folders['cls']}")
+    _, fingerprint = asked(rows)
+    [note] = cache.iterdir()
+    note.write_text(json.dumps({"fingerprint": "0" * 32}))
+    loads: list[str] = []
+    embedder = QueryEmbedder(rows, rows.outputs[0], RowSpec(), fingerprint, on_load=loads.append)
+    assert embedder.text("a b").shape == (WIDTH,)
+    assert len(loads) == 1
+    assert asked(rows)[1] == fingerprint
+    other = QueryEmbedder(rows, rows.outputs[0], RowSpec(), "0" * 32)
+    with pytest.raises(ModelError) as refused:
+        other.text("a b")
+    assert refused.value.code == "other_model"
+
+
 def test_both_ways_refuse_a_text_without_words(folders: dict[str, Path]) -> None:
     for _ in range(2):
         model, _ = asked(config(f"st:{folders['cls']}"))
