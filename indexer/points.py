@@ -107,7 +107,7 @@ class Point:
         if not margin:
             return self.worst >= target
         return all(
-            value >= min(1.0, target + min(MOST_MARGIN, MARGIN_ERRORS * self.errors[name], (1.0 - target) / 2))
+            value >= min(1.0, target + min(MOST_MARGIN, MARGIN_ERRORS * self.errors[name], (1.0 - target) / 4))
             for name, value in self.recall.items()
         )
 

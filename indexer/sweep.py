@@ -31,6 +31,8 @@ COARSE_QUERIES, FEWEST_QUERIES = 120, 30
 PATIENCE = 4
 """Doubling goes on, with fewer and fewer queries, until so many times the time for the sweep is over."""
 STEPS_UP = 4
+CLOSE_LOOKS = 4
+"""So many are expected when it is decided how many queries one can have."""
 LAST_DOUBLINGS = 4
 """Where only the time counts, the doubling ends beyond it: so many of the last ones are looked at closely."""
 HALF_STEP_DOWN = 2**-0.25
@@ -46,7 +48,8 @@ def sweep(
 
     Args:
         nlist: lists of the index; 1 of a flat one.
-        seconds: for all of it, where that is enough to find anything.
+        seconds: of the processor for all of it, where that is enough to find anything. Of the processor, so that what
+            else the machine does changes nothing about the setting.
     """
     work = Sweep(
         searcher=searcher,
@@ -54,7 +57,7 @@ def sweep(
         goal=goal,
         nlist=nlist,
         factors=k_factors(goal, refines, rows),
-        began=time.monotonic(),
+        began=time.process_time(),
         seconds=seconds,
     )
     whole = work.double()
@@ -101,20 +104,28 @@ class Sweep:
             # One step beyond what the goal needs: fewer candidates may be enough there.
             beyond = self._reached(nprobe, margin=True)
             nprobe = min(2 * nprobe, self.nlist)
-            left = self.began + self.seconds / 2 - time.monotonic()
+            left = self.began + self.seconds / 2 - time.process_time()
             while 2.5 * spent > left and count > FEWEST_QUERIES:
                 count, spent = count // 2, spent / 2
             if 2.5 * spent > left + PATIENCE * self.seconds:
                 return False
 
     def look_closer(self) -> bool:
-        """Look with all queries at what may be chosen; False where the time was over before the end."""
+        """Look with all queries at what may be chosen, with fewer where these take too long.
+
+        False where the time was over before the end.
+        """
+        end = self.began + self.seconds
         for nprobe in self._to_look_at():
-            if nprobe in self.known and self.known[nprobe][0].queries == self._all:
-                continue
-            if time.monotonic() > self.began + self.seconds:
+            left = end - time.process_time()
+            if left <= 0.0:
                 return False
-            self._look(nprobe, None)
+            like = min(self.took_ms, key=lambda known: abs(math.log(known / nprobe)))
+            share = left / CLOSE_LOOKS / (1e-3 * self.took_ms[like] * self._all)
+            most = max(map(len, self.halves.values()))
+            count = most if share >= 1.0 else max(COARSE_QUERIES // 2, int(share * most))
+            if nprobe not in self.known or self.known[nprobe][0].queries < self._all:
+                self._look(nprobe, count)
         return True
 
     def _to_look_at(self) -> Iterator[int]:
@@ -157,17 +168,17 @@ class Sweep:
                 return width
         return len(points)
 
-    def _look(self, nprobe: int, count: int | None) -> float:
-        """Search with some of the queries, or with all, for as many candidates as bring anything; gives the seconds."""
-        began = time.monotonic()
-        halves = {name: one.first(count or len(one)) for name, one in self.halves.items()}
+    def _look(self, nprobe: int, count: int) -> float:
+        """Search with the first queries of each set for as many candidates as bring anything; gives the seconds."""
+        began = time.process_time()
+        halves = {name: one.first(count) for name, one in self.halves.items()}
         while True:
-            before = time.monotonic()
+            before = time.process_time()
             self.width = min(self.width, len(self.factors))
             points = self.known[nprobe] = self._points(nprobe, halves)
-            self.took_ms[nprobe] = 1e3 * (time.monotonic() - before) / sum(map(len, halves.values()))
+            self.took_ms[nprobe] = 1e3 * (time.process_time() - before) / sum(map(len, halves.values()))
             if self.width == len(self.factors) or not self._widens(points):
-                return time.monotonic() - began
+                return time.process_time() - began
             self.width += 1
 
     def _widens(self, points: list[Point]) -> bool:

@@ -43,7 +43,7 @@ def tune(
     nlist: int,
     refines: bool,
     rows: int,
-    seconds: float = 15.0,
+    seconds: float = 8.0,
 ) -> Tuning:
     """The setting for a goal, with what it is worth.
 
@@ -56,7 +56,7 @@ def tune(
         nlist: lists of the index; 1 of one without lists.
         refines: whether candidates can be re-ranked.
         rows: that can be answers.
-        seconds: for the sweep; timing and the scores take some seconds more.
+        seconds: of the processor for the sweep; timing and the scores take some seconds more.
     """
     began = time.monotonic()
     tuned, reported = halves(sets, truth)
