@@ -201,11 +201,15 @@ class Searcher:
 
         Raises InputError where the index keeps neither.
         """
+        wanted = np.asarray(ids, np.int64)
         if self._rows is not None:
-            return self._rows.read(np.asarray(ids, np.int64))
-        raise InputError(
-            "the index keeps no vectors of its rows", next_step="build it with --refine fp16", code="no_vectors"
-        )
+            return self._rows.read(wanted)
+        try:
+            return self._template.decoded(wanted)
+        except RuntimeError as error:
+            raise InputError(
+                "the index keeps no vectors of its rows", next_step="build it with --refine fp16", code="no_vectors"
+            ) from error
 
     def close(self) -> None:
         """Let the files go."""

@@ -13,6 +13,10 @@ from indexer.lists import Lists, empty_lists
 from indexer.writing import write_by_faiss
 
 
+MOST_LOCATED = 4_000_000
+"""Rows of an index whose codes are found by id; the table of more would take long to make, and much memory."""
+
+
 class Template:
     """An IVF index and the transforms before it.
 
@@ -38,6 +42,7 @@ class Template:
             self._transforms = [module.downcast_VectorTransform(chain.at(at)) for at in range(chain.size())]
         self._lists: object = None
         self._assigner: Any = None
+        self._located = False
 
     @classmethod
     def read(cls, path: Path) -> Template:
@@ -84,6 +89,19 @@ class Template:
         if len(seen):
             add_preassigned(self.ivf, seen, numbers, np.ascontiguousarray(ids, dtype=np.int64))
         return numbers
+
+    def decoded(self, ids: np.ndarray) -> np.ndarray:
+        """What the codes of rows stand for: float32 (n, dim). RuntimeError where they cannot be decoded, or are not there.
+
+        The first call notes where each row is, which takes some 50 bytes per row.
+        """
+        if self._transforms or self.ivf.ntotal > MOST_LOCATED:
+            raise RuntimeError("what a transform has left out cannot be had back, nor what would take long to find")
+        if not self._located:
+            self.ivf.set_direct_map_type(faiss().DirectMap.Hashtable)
+            self._located = True
+        found = [self.ivf.reconstruct(int(id_)) for id_ in ids]
+        return np.stack(found) if found else np.zeros((0, self.ivf.d), np.float32)
 
     def hold(self, lists: Lists, rows: int, *, owner: object = None) -> None:
         """Let the index answer from these lists; `owner` is what must live as long as they do."""

@@ -413,9 +413,12 @@ def test_rows_that_keep_their_vectors_nowhere_any_more_are_no_query(tmp_path: Pa
     import shutil
 
     built = run_of("parquet")(tmp_path)
-    index = index_of(built, to=tmp_path / "index", index_key="IVF1,SQ8")
+    coded = index_of(built, to=tmp_path / "coded", index_key="IVF1,SQ8")
+    index = index_of(built, to=tmp_path / "index", index_key="PCAR8,IVF1,SQ8")
     assert embq.search(index, id=2, k=1)[0].id != 2
+    nearest = embq.search(coded, id=2, k=3)
     shutil.rmtree(built / "parts")
+    assert [one.id for one in embq.search(coded, id=2, k=3)] == [one.id for one in nearest]
     with pytest.raises(InputError) as refused:
         embq.search(index, id=2)
     assert refused.value.code == "no_vectors"
