@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from indexer.report import INFOS, list_sizes, plain
 from indexer.units import CHANGES
-from indexer.version import RECORD, Version, publish, sweep
+from indexer.version import RECORD, Version, current_name, publish, read_version, sweep
 from indexer.workshop import WORK, read_json
 
 
@@ -43,11 +44,16 @@ def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version
 def tidy(index: Path) -> None:
     """Remove what interrupted changes, and versions that are too old to be open, have left.
 
-    What an interrupted build has made stays, for the same command to go on. The caller holds the index's lock.
+    What an interrupted build has made stays, for the same command to go on; one that was killed only after it had
+    published its version is over. The caller holds the index's lock.
     """
+    name = current_name(index)
+    over = read_version(index, name).build if name else ""
     for folder in (index / WORK).glob("*"):
-        if folder.name.partition("-")[0] in CHANGES:
+        if folder.name == over or folder.name.partition("-")[0] in CHANGES:
             shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # it is there no more, or holds what is under way
+        (index / WORK).rmdir()
     sweep(index)
 
 

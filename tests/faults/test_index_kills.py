@@ -9,7 +9,7 @@ import pytest
 from e2e.session import await_in
 
 from faults.kit.cluster import let_go
-from faults.kit.indexes import STAGES, Building, MakeBuilding, crash
+from faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, crash
 from faults.kit.table import Recovery
 
 MOMENTS = {
@@ -118,9 +118,9 @@ def test_of_two_builds_in_one_folder_the_second_is_refused(
     await_in(first, Path(f"{gate}.reached").exists)
     second = building.begin()
     recovery.injected()
-    assert second.wait() == 75, second.said
+    assert second.wait(PATIENCE_S) == 75, second.said
     assert "another embq process" in second.stderr
     let_go(gate)
-    assert first.wait() in (0, 3), first.said
+    assert first.wait(PATIENCE_S) in (0, 3), first.said
     building.assert_published()
     building.assert_same_as(undisturbed)

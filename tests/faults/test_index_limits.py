@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from faults.kit.disk import DiskError, SmallDisk
-from faults.kit.indexes import SLICES, Building, MakeBuilding, write_collection
+from faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
 from faults.kit.table import Recovery
 
 CGROUP = Path("/sys/fs/cgroup/memory")
@@ -54,7 +54,7 @@ def test_a_disk_that_fills_up_ends_the_build_with_one_message_and_it_goes_on_wit
         for left in LEFT:
             disk.leave(left)
             command = building.begin()
-            assert command.wait() == 74, command.said
+            assert command.wait(PATIENCE_S) == 74, command.said
             recovery.injected()
             errors = [line.partition(": ")[0] for line in command.stderr.splitlines() if "error" in line]
             assert errors == ["error[no_space]"], command.stderr
@@ -82,7 +82,7 @@ def test_a_build_stays_within_the_memory_that_is_stated(
     inside = ("sh", "-c", f'echo $$ > {capped}/cgroup.procs && exec "$@"', "sh")
     command = building.begin("--current-memory-available", str(MEMORY), prefix=inside)
     recovery.injected()
-    assert command.wait(200) in (0, 3), command.said
+    assert command.wait(PATIENCE_S) in (0, 3), command.said
     building.assert_published()
     infos = json.loads((building.index / "v0001" / "infos.json").read_text())
     peaks = infos["peak_rss_bytes"]

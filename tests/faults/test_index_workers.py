@@ -11,7 +11,7 @@ import pytest
 from e2e.session import await_in
 
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, let_go
-from faults.kit.indexes import STAGES, Building, MakeBuilding, counted, crash
+from faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, counted, crash
 
 ENDED = (0, 3)
 
@@ -44,7 +44,7 @@ def test_two_workers_build_the_same_files_though_they_are_killed(
         count=2,
     )
     command = building.begin(environment=QUICK_LEASES)
-    assert command.wait() in ENDED, command.said + cluster.logs()
+    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
     assert all((tmp_path / str(number)).exists() for number in range(3))
     cluster.recovery.injected(3)
     building.assert_published()
@@ -62,13 +62,13 @@ def test_a_broker_that_forgets_everything_is_filled_again_from_the_folder(
     cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    held = {"at": "indexer.process:do", "match": "stage='add', number=1,", "do": "gate", "gate": str(gate)}
+    held = {"at": "indexer.units:perform", "match": "stage='add', number=1,", "do": "gate", "gate": str(gate)}
     building, _ = begun_with(cluster, make_building, held)
     command = building.begin(environment=QUICK_LEASES)
     await_in(command, Path(f"{gate}.reached").exists)
     cluster.broker.restart(after_s=1.0, wiped=True)
     let_go(gate)
-    assert command.wait() in ENDED, command.said + cluster.logs()
+    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
     building.assert_published()
     building.assert_same_as(undisturbed)
     begun = building.begun()
@@ -82,7 +82,7 @@ def test_a_conductor_that_is_killed_finds_what_the_workers_have_done(
     cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    held = {"at": "indexer.process:do", "match": "stage='add', number=2,", "do": "gate", "gate": str(gate)}
+    held = {"at": "indexer.units:perform", "match": "stage='add', number=2,", "do": "gate", "gate": str(gate)}
     building, machine = begun_with(cluster, make_building, held)
     first = building.begin(environment=QUICK_LEASES)
     await_in(first, Path(f"{gate}.reached").exists)
@@ -90,7 +90,7 @@ def test_a_conductor_that_is_killed_finds_what_the_workers_have_done(
     cluster.recovery.injected()
     second = building.begin(environment=QUICK_LEASES)
     let_go(gate)
-    assert second.wait() in ENDED, second.said + cluster.logs()
+    assert second.wait(PATIENCE_S) in ENDED, second.said + cluster.logs()
     building.assert_published()
     building.assert_same_as(undisturbed)
     assert machine.said_times("worker_died") == 0
@@ -100,13 +100,13 @@ def test_a_conductor_that_is_killed_finds_what_the_workers_have_done(
 def test_a_unit_process_that_stands_still_is_replaced(
     cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
 ) -> None:
-    stopped = crash("indexer.process:do", tmp_path / "stopped", match="stage='merge', number=0,", do="stop")
+    stopped = crash("indexer.units:perform", tmp_path / "stopped", match="stage='merge', number=0,", do="stop")
     building = make_building(broker_url=cluster.broker.url)
     machine = cluster.workers(environment={**QUICK_LEASES, "EMBQ_STALL_S": "4"}, sabotage=stopped)
     command = building.begin(environment=QUICK_LEASES)
     await_in(command, (tmp_path / "stopped").exists)
     cluster.recovery.injected()
-    assert command.wait() in ENDED, command.said + cluster.logs()
+    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
     building.assert_published()
     building.assert_same_as(undisturbed)
     assert machine.said_times("stuck") == 1
@@ -121,6 +121,6 @@ def test_without_workers_the_build_says_so_and_waits(
     await_in(command, lambda: "no worker has taken a unit" in command.stderr)
     cluster.recovery.injected()
     cluster.workers(environment=QUICK_LEASES)
-    assert command.wait() in ENDED, command.said + cluster.logs()
+    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
     building.assert_published()
     building.assert_same_as(undisturbed)
