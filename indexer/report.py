@@ -24,6 +24,7 @@ from indexer.version import Version
 from indexer.workshop import read_json
 
 INFOS, PICTURE = "infos.json", "report.png"
+NO_PICTURE = "none: matplotlib is not installed (pip install 'embq[bench]')"
 SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")
 RECONSTRUCTED = 500
 """Queries whose codes are decoded, to see how much of them is lost."""
@@ -36,7 +37,7 @@ def write_report(spec: BuildSpec, version: Version, stages: Mapping[str, Sequenc
     sets = read_queries(stages["queries"][0].files["queries"].check(version.index))
     infos = make_infos(spec, version, stages, tuning, sets)
     drawn = draw_report(infos, tuning, folder / PICTURE)
-    infos["picture"] = PICTURE if drawn else "none: matplotlib is not installed (pip install 'embq[bench]')"
+    infos["picture"] = PICTURE if drawn else NO_PICTURE if tuning.front else "none: there is nothing to draw"
     (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
 
 
@@ -151,8 +152,10 @@ def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
         )
     lines += [f"target     {_target(infos)}", *(f"note       {note}" for note in infos["notes"])]
     if report:
-        drawn = infos.get("picture") == PICTURE
-        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn else ""))
+        drawn = infos.get("picture", "")
+        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
+        if drawn == NO_PICTURE:
+            lines.append(f"picture    {drawn}")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_a_missed_target_is_published_told_and_not_a_success(pictures: Path, tmp
     said = summary(infos)
     assert "MISSED" in said
     assert "--refine fp16" in said
+
+
+def test_without_matplotlib_there_is_a_report_and_it_says_that_there_is_no_picture(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    _, infos = embq_index(pictures, tmp_path / "index", "--recall", "0.5@10")
+
+    assert infos["picture"].startswith("none: matplotlib is not installed")
+    assert "matplotlib" in summary(infos, report=tmp_path)
+    assert not list(tmp_path.rglob("report.png"))
 
 
 def test_no_number_of_numpy_and_none_that_json_has_not_gets_into_the_report() -> None:
