@@ -10,7 +10,7 @@ import numpy as np
 from core.durable import drop
 from core.errors import InputError
 from indexer.building import BuildSpec
-from indexer.coarse import list_space, settle
+from indexer.coarse import learn, list_space, settle
 from indexer.codebooks import train_codes
 from indexer.faiss_module import faiss, set_threads
 from indexer.kmeans import kmeans
@@ -79,7 +79,7 @@ def _train_transforms(template: Template, points: np.ndarray) -> np.ndarray:
     for at in range(index.chain.size()):
         transform: Any = module.downcast_VectorTransform(index.chain.at(at))
         if not transform.is_trained:
-            transform.train(seen)
+            learn(transform, seen)
         seen = transform.apply(seen)
     index.is_trained = False
     return np.ascontiguousarray(seen, np.float32)

@@ -10,6 +10,7 @@ import pytest
 
 from indexer.coarse import list_space, settle
 from indexer.codebooks import product_words, train_codes
+from indexer.codecs import codec
 from indexer.kmeans import kmeans
 
 
@@ -103,6 +104,14 @@ def test_lists_told_apart_in_a_quarter_of_the_dimensions_hold_the_neighbours() -
     whole = found(trained("IVF64,Flat", base), base, queries, probes=8, among=10)
     leading = found(trained("IVF64(PCA32,Flat),Flat", base), base, queries, probes=8, among=10)
     assert leading > whole - 0.05
+
+
+def test_an_index_takes_no_more_than_its_plan_says() -> None:
+    base = rows(3000, 128)
+    known = codec("PQ64x4", 128, list_dim=32)
+    index = trained(known.factory(32), base)
+    index.add(base)
+    assert faiss.serialize_index(index).nbytes < known.index_bytes(3000, 32, 128)
 
 
 def test_an_index_with_leading_dimensions_is_the_same_after_it_was_written() -> None:
