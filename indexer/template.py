@@ -12,7 +12,6 @@ from indexer.faiss_module import faiss, gpus
 from indexer.lists import Lists, empty_lists
 from indexer.writing import write_by_faiss
 
-
 MOST_LOCATED = 4_000_000
 """Rows of an index whose codes are found by id; the table of more would take long to make, and much memory."""
 
@@ -91,7 +90,7 @@ class Template:
         return numbers
 
     def decoded(self, ids: np.ndarray) -> np.ndarray:
-        """What the codes of rows stand for: float32 (n, dim). RuntimeError where they cannot be decoded, or are not there.
+        """What the codes of rows stand for: float32 (n, dim). RuntimeError where that is not known.
 
         The first call notes where each row is, which takes some 50 bytes per row.
         """
