@@ -15,16 +15,18 @@ from typing import Any, Protocol
 
 from core.errors import InputError
 from core.units import content_hash
-from indexer.build import Steps, mean_residual, run_stage
+from indexer.build import Steps, run_stage
 from indexer.building import BuildSpec
 from indexer.collection import Block, Collection
 from indexer.compaction import Compaction, compacted, due
 from indexer.faiss_module import faiss
+from indexer.growth_report import told_of
 from indexer.queries import QueryPlan
 from indexer.runners import Runner
-from indexer.succession import imbalance, succeed, tidy
+from indexer.succession import succeed, tidy
 from indexer.units import IndexUnit, Sidecar, write_inputs
 from indexer.version import Slice, Span, Version, current_name, read_current, read_version
+from indexer.wish import bytes_text, parse_bytes
 from indexer.workshop import Workshop, alone
 
 RETUNE_SHARE = 0.10
@@ -33,8 +35,6 @@ EXACT_ROWS, EXACT_SHARE = 200_000, 50
 """Exact search through the whole collection tells which rows are the nearest where that is so small, or the new rows
 are at least one in so many; else a search that looks much farther than usual does."""
 RETUNE_QUERIES = 300
-WARN_CHANGE = 0.10
-"""Drift beyond this is worth a warning."""
 
 
 class Course(Steps, Protocol):
@@ -159,7 +159,7 @@ def grow(
         growth = Growth.from_description(workshop.read_spec())
         course.growing(growth, resumed=resumed)
         stages = _stages(growth, workshop, runner, course)
-        told = _told(growth, base, stages)
+        told = told_of(growth, base, stages)
         retuned = stages["retune"][0].stats
         version = replace(
             growth.draft(base, stages["grow"]),
@@ -202,6 +202,7 @@ def _continued(collection: Collection, base: Version) -> Collection:
 
 def _growth(now: Collection, base: Version, *, drop_invalid: bool, memory_bytes: int) -> Growth:
     new = now.n - base.next_id
+    _check_memory(now, base)
     retunes = now.n - _tuned_rows(base) > RETUNE_SHARE * _tuned_rows(base)
     return Growth(
         spec=BuildSpec(
@@ -218,6 +219,20 @@ def _growth(now: Collection, base: Version, *, drop_invalid: bool, memory_bytes:
         retunes=retunes,
         exact=retunes or now.n <= max(EXACT_ROWS, EXACT_SHARE * new),
     )
+
+
+def _check_memory(now: Collection, base: Version) -> None:
+    """Refuse what would take more memory than the index may."""
+    said = base.notes["asked"].get("max_index_memory_usage")
+    lists = sum(one.file.bytes for group in base.groups for one in group)
+    needed = base.trained.bytes + lists * now.n / max(1, base.next_id - base.dropped)
+    if said is not None and needed > parse_bytes(said) * base.plan.indices:
+        raise InputError(
+            f"with {now.n - base.next_id:,} rows more the index takes {bytes_text(needed)} of memory, "
+            f"--max-index-memory-usage is {said}",
+            next_step="--rebuild builds one of all rows that fits; a larger limit builds anew as well",
+            code="index_memory",
+        )
 
 
 def _queries(base: Version) -> QueryPlan:
@@ -271,57 +286,6 @@ def _check_vectors(growth: Growth, added: Sequence[Sidecar]) -> None:
             next_step="add --drop-invalid to leave them out of the index; they keep their ids, and are counted",
             code="bad_vectors",
         )
-
-
-def _told(growth: Growth, base: Version, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
-    """What infos.json says of the growth."""
-    added, retuned = stages["grow"], stages["retune"][0].stats
-    collection, plan = growth.spec.collection, growth.spec.plan
-    at_training, residual = float(base.notes["residual"]), mean_residual(added)
-    before = float(base.notes.get("imbalance_factor") or imbalance(base))
-    now = imbalance(growth.draft(base, added))
-    change = residual / at_training - 1.0 if at_training > 0.0 and residual else 0.0
-    warnings = []
-    if change > WARN_CHANGE:
-        warnings.append(
-            "the new rows are unlike those that the index was trained on: their mean squared distance to the centres "
-            f"of their lists is {residual:.4g}, {100 * change:.0f} % more than at training; consider --rebuild"
-        )
-    if now > before * (1.0 + WARN_CHANGE):
-        warnings.append(
-            f"the lists have become less equal, so that searches take longer: imbalance factor {now:.3g}, "
-            f"{before:.3g} at training; consider --rebuild"
-        )
-    if retuned["met"] is False:
-        warnings.append(
-            f"recall@{retuned['k']} of searches for new rows is {retuned['recall']:.3f}, below what was asked for; "
-            "consider --rebuild"
-        )
-    every = [one for units in stages.values() for one in units]
-    return {
-        "rows_added": growth.rows,
-        "excluded": sum(one.stats["excluded"] for one in added),
-        "rows_at_training": plan.n,
-        "rows_since_training": collection.n - plan.n,
-        "drift": {
-            "residual": residual,
-            "residual_at_training": at_training,
-            "change": change,
-            "imbalance_factor": now,
-            "imbalance_factor_before": before,
-        },
-        "recall_of_new_rows": {
-            f"recall@{retuned['k']}": retuned["recall"],
-            "before_tuning": retuned["recall_before"],
-            "queries": retuned["queries"],
-            "truth": retuned["truth"],
-        },
-        "tuned_again": retuned["tuned"],
-        "warnings": warnings,
-        "seconds": {stage: sum(one.seconds for one in units) for stage, units in stages.items()},
-        "cpu_seconds": {stage: sum(one.cpu_seconds for one in units) for stage, units in stages.items()},
-        "peak_rss_bytes": max(one.peak_rss_bytes for one in every),
-    }
 
 
 def _compacted(version: Version, runner: Runner, course: Course) -> Compaction | None:

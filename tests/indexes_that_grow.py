@@ -59,8 +59,14 @@ def runner() -> InProcess:
     return InProcess(threads=1, memory_bytes=MEMORY)
 
 
-def make_index(folder: Path, *, key: str = "IVF16,RaBitQ4", refine: str = "fp16", parts: int = 3) -> Path:
-    """Files of vectors in folder/data, and an index of them, whose folder it gives; built of several blocks."""
+def make_index(
+    folder: Path, *, key: str = "IVF16,RaBitQ4", refine: str = "fp16", parts: int = 3, **options: object
+) -> Path:
+    """Files of vectors in folder/data, and an index of them, whose folder it gives; built of several blocks.
+
+    Args:
+        options: of `embq index`, beside `ASKED`.
+    """
     for number in range(parts):
         add_part(folder / "data", f"p{number}", rows(PART_ROWS, number))
     collection = open_collection(folder / "data")
@@ -77,7 +83,7 @@ def make_index(folder: Path, *, key: str = "IVF16,RaBitQ4", refine: str = "fp16"
     )
     asked = Asked(
         index=folder / "index",
-        options=ASKED,
+        options={**ASKED, **options},
         make_plan=lambda: replace(plan, block_rows=PART_ROWS, slices=2),
         queries=plan_queries(collection, count=60).describe(),
         hold_out=lambda: (),

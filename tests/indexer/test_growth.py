@@ -166,6 +166,20 @@ def test_only_an_index_that_was_asked_for_in_the_same_words_grows(index: Path, t
     assert not fits(tmp_path / "nothing", ASKED)
 
 
+def test_an_index_that_would_take_more_memory_than_it_may_is_not_grown(tmp_path: Path) -> None:
+    index = make_index(tmp_path, max_index_memory_usage="120K")
+    add_part(index.parent / "data", "q", rows(4000, 60))
+    with pytest.raises(InputError, match="4,000 rows more") as caught:
+        grown(index)
+    assert caught.value.code == "index_memory"
+    assert "--rebuild" in caught.value.next_step
+
+
+def test_an_index_that_has_outgrown_its_lists_is_warned_of(index: Path) -> None:
+    add_part(index.parent / "data", "q", rows(1300, 60))
+    assert "2.1 times the 1,200 rows" in " ".join(grown(index).told["warnings"])
+
+
 # --- deletes ---
 
 
