@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from core.errors import OutputError
-from indexer.faiss_module import faiss
+from indexer.faiss_module import faiss, matrix_products
 from indexer.faults import faults
 from indexer.recall import TOLERANCE, Truth
 
@@ -47,7 +47,8 @@ def nearest(
         if not len(ids):
             continue
         # One more than is kept, because the query itself may be among them.
-        values, at = module.knn(queries, np.ascontiguousarray(vectors), min(depth + 1, len(ids)), metric=kind)
+        with matrix_products(queries.shape[1]):
+            values, at = module.knn(queries, np.ascontiguousarray(vectors), min(depth + 1, len(ids)), metric=kind)
         found = np.where(at >= 0, ids[at], -1)
         found[found == own[:, None]] = -1
         best = merged([best, Truth(ids=found, scores=_scores(values, metric), tolerance=best.tolerance)], depth=depth)
