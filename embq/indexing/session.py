@@ -31,6 +31,9 @@ from indexer.version import Version
 from indexer.wish import Wish, available_memory, parse_bytes, parse_recall
 from indexer.workshop import read_json
 
+FEW_ROWS = 1_000
+"""So few are compared one by one, and nothing is learned of them that would favour queries among them."""
+
 DECIDING = (
     "recall",
     "max_index_memory_usage",
@@ -180,4 +183,6 @@ def account(built: Built, collection: Collection, *, as_json: bool) -> int:
 
 
 def _held_out(queries: QueryPlan, collection: Collection) -> list[int]:
+    if collection.n < FEW_ROWS:
+        return []
     return [int(id_) for id_ in queries.held_out(collection.n)]

@@ -1,0 +1,41 @@
+"""The smallest collections: each has an index that finds every row, or one clear refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from embq.cli import run
+from indexer.searcher import Searcher
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 60])
+def test_an_index_of_a_few_rows_finds_each_by_itself(tmp_path: Path, rows: int) -> None:
+    """Given a folder with so few vectors, then `embq index` builds, and each vector's nearest row is itself."""
+    vectors = np.random.default_rng(rows).normal(size=(rows, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", vectors)
+    assert run(["index", str(tmp_path / "in"), "--to", str(tmp_path / "index"), "--quiet"]) == 0
+    searcher = Searcher.open(tmp_path / "index")
+    found = searcher.search(vectors, 1)
+    assert found.ids[:, 0].tolist() == list(range(rows))
+    assert found.scores[:, 0] == pytest.approx(1.0, abs=1e-3)
+    assert searcher.rows(found.ids[:, 0])["key"].to_pylist() == [f"a.npy:{row}" for row in range(rows)]
+
+
+def test_a_dry_run_gives_the_plan_and_makes_nothing(tmp_path: Path) -> None:
+    """Given --dry-run --json, then the plan is on stdout and no folder is made."""
+    from embq.cli import cli
+
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a.npy", np.eye(40, dtype=np.float32))
+    told = CliRunner().invoke(
+        cli, ["index", str(tmp_path / "in"), "--to", str(tmp_path / "index"), "--dry-run", "--json"]
+    )
+    assert json.loads(told.stdout)["n"] == 40
+    assert not (tmp_path / "index").exists()
