@@ -7,11 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from faults.kit.disk import DiskError, SmallDisk
 from faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
 from faults.kit.table import Recovery
+from indexer.faiss_module import faiss
+from indexer.lists import empty_lists, write_lists
 
 CGROUP = Path("/sys/fs/cgroup/memory")
 MEMORY = 300 << 20
@@ -19,6 +22,8 @@ MEMORY = 300 << 20
 ROWS, DIM = 400_000, 128
 LEFT = (150_000, 100_000, 60_000)
 """Bytes that are free at each attempt. All stages write some 600 kB; each attempt goes on where the last one ended."""
+
+PAGE_BYTES = 4096
 
 
 @pytest.fixture
@@ -87,3 +92,24 @@ def test_a_build_stays_within_the_memory_that_is_stated(
     infos = json.loads((building.index / "v0001" / "infos.json").read_text())
     peaks = infos["peak_rss_bytes"]
     assert 0 < max(peaks.values()) <= MEMORY, peaks
+
+
+@pytest.mark.fault("X8", "the disk is full when the last bytes of a file of lists are written", gate=True)
+def test_a_file_of_lists_that_was_cut_is_an_error(disk: SmallDisk, tmp_path: Path, recovery: Recovery) -> None:
+    """faiss's own writer says on stderr that it could not close the file, and nothing else."""
+    lists = empty_lists(4, 32)
+    for number in range(4):
+        ids, codes = np.arange(300 + number), np.zeros((300 + number, 32), np.uint8)
+        lists.add_entries(number, len(ids), faiss().swig_ptr(ids), faiss().swig_ptr(codes))
+    write_lists(lists, tmp_path / "whole")
+    size = (tmp_path / "whole").stat().st_size
+    assert size % PAGE_BYTES
+    for pages in (0, 1, size // PAGE_BYTES):
+        disk.leave(pages * PAGE_BYTES)
+        recovery.injected()
+        with pytest.raises(OSError, match="No space left"):
+            write_lists(lists, disk.path / "cut")
+        (disk.path / "cut").unlink()
+        disk.make_room()
+    write_lists(lists, disk.path / "good")
+    assert (disk.path / "good").read_bytes() == (tmp_path / "whole").read_bytes()
