@@ -23,8 +23,17 @@ READ_ROWS = 65_536
 WORKING_BYTES = 96 << 20
 """What merging and tuning hold besides lists: buffers, queries with their true neighbours, pages of rows re-ranked."""
 
-TRUTH_QUERIES = 1_000
+TRUTH_QUERIES = 1_600
 """Queries whose true neighbours are found by comparing every row."""
+
+READ_S_PER_NUMBER = 12e-9
+"""One core's time to read a number of a row, widen it and look whether it is finite (measured on npy files)."""
+
+WRITE_S_PER_ROW = 15e-6
+"""One core's time for a row's id, key, caption and float16 vector on their way to files (measured)."""
+
+PAGES_BYTES = 160 << 20
+"""Rows that re-ranking has looked at stay mapped while memory is free, and count as the process's."""
 
 TUNE_S = 40.0
 """Sweeping probes and refinement on the queries, single-threaded: bounded by the tuning itself."""
@@ -159,7 +168,7 @@ def stage_costs(
         products += codec.coded_dim * codec.list_dim
     assign_s = 2.0 * n * products / flops_s
     rows_file = n * row_bytes if refine == "fp16" else 0
-    read_s = n * row_bytes / disk_s / 4
+    read_s = n * dim * READ_S_PER_NUMBER / pace + n * row_bytes / disk_s / 4
     return (
         StageCost(
             stage="sample",
@@ -186,7 +195,14 @@ def stage_costs(
             stage="add",
             ram_bytes=add_bytes(min(block_rows, n), codec, nlist, dim),
             disk_bytes=entries + rows_file,
-            seconds=(assign_s + n / (codec.encode_rows_s * pace) + read_s + (entries + rows_file) / disk_s) / at_once,
+            seconds=(
+                assign_s
+                + n / (codec.encode_rows_s * pace)
+                + n * WRITE_S_PER_ROW / pace
+                + read_s
+                + (entries + rows_file) / disk_s
+            )
+            / at_once,
             units=blocks,
         ),
         StageCost(
@@ -200,6 +216,7 @@ def stage_costs(
             stage="tune",
             ram_bytes=BASE_BYTES
             + WORKING_BYTES
+            + min(rows_file, PAGES_BYTES)
             + (index if index + BASE_BYTES + WORKING_BYTES <= memory else 4 * codec.list_dim * nlist),
             disk_bytes=0,
             seconds=TUNE_S * min(1.0, n / 1e6),
