@@ -8,7 +8,7 @@ from indexer.growth import Growth
 from indexer.queries import QueryPlan, draw, of_rows, write_queries
 from indexer.units import Made, Task
 
-NEW, NEW_QUERIES = "new", 200
+NEW, NEW_QUERIES = "new", 100
 
 
 def ask(task: Task) -> Made:
