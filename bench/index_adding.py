@@ -29,7 +29,7 @@ from indexer.template import Template
 DIM = 512
 LISTS = (1024, 4096, 16384)
 CODECS = ("PQ64x8", "PQ128x4", "RaBitQ4")
-TRAIN_ROWS = 4_096
+TRAIN_ROWS = 10_000
 ROUNDS = 3
 GOAL = 5_000
 

@@ -7,7 +7,7 @@ Makes, under the folder of the data:
     minilm/vectors.npy, queries.npy         of sentences and short paragraphs (`bench.index_texts`), 384 dimensions
     openclip/vectors.npy, queries.npy       of crops of photographs, 384 dimensions
     openclip/text_queries.npy               of sentences, by the text tower of the same model
-    minilm/run                              the run that the vectors come from, with keys and texts
+    minilm/run-300000                       the run that the vectors come from, with keys and texts
 
 All float16, of length 1. What is there already stays; a run that was interrupted goes on. The order of the texts is
 that of a hash, so the first n rows are a random sample. The open_clip model has random weights by a seed, because
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -69,13 +68,11 @@ def make_texts(data: Path, rows: int) -> int:
         if len(corpus) < rows:
             corpus += code(set(prose))[: rows - len(corpus)]
         source.write_text(_lines("t", corpus[:rows]))
-    if there:
-        shutil.rmtree(folder / "run")
     precision = "int8" if _computes_int8() else "fp32"
     _embed(asked, folder / "run-queries", "minilm", precision)
-    _embed(source, folder / "run", "minilm", precision)
+    _embed(source, folder / f"run-{rows}", "minilm", precision)
     _save(folder / "queries.npy", vectors_of(folder / "run-queries"))
-    _save(folder / "vectors.npy", vectors_of(folder / "run"))
+    _save(folder / "vectors.npy", vectors_of(folder / f"run-{rows}"))
     return _rows(folder / "vectors.npy")
 
 

@@ -30,10 +30,12 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--run", type=Path, default=None, help="an output of embq run  [the largest of the data]")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--index-memory", default="16G")
     options = parser.parse_args()
-    run = options.data.resolve() / "minilm" / "run"
+    there = sorted(options.data.glob("minilm/run-[0-9]*"), key=lambda path: int(path.name.removeprefix("run-")))
+    run = (options.run or there[-1]).resolve()
     index = next(iter(run.glob("index/*/CURRENT")), None)
     if index is None:
         command = ["-m", "embq", "index", run, "--max-index-memory-usage", options.index_memory, "--quiet"]
