@@ -281,6 +281,7 @@ def test_the_log_names_the_path(trunks: Callable[[str], Path], events: pytest.Lo
     assert told[1].startswith(f"attention model={spec} path=flat min_cosine=1.0")
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 def test_half_precision_agrees_within_its_rounding_and_the_fingerprint_is_one(trunks: Callable[[str], Path]) -> None:
     spec = f"st:{trunks('bert')}"
     ours, padded = flat(spec, "bf16"), loaded(spec, "bf16")
@@ -290,6 +291,7 @@ def test_half_precision_agrees_within_its_rounding_and_the_fingerprint_is_one(tr
     assert cosines.min() >= 0.9999
 
 
+@pytest.mark.usefixtures("bf16_cpu")
 @pytest.mark.parametrize("kind", [SentenceEmbedder, TransformerEmbedder])
 def test_a_trunk_that_computes_in_another_type_for_once_is_padded_for_once(
     kind: Any, trunks: Callable[[str], Path]
