@@ -66,7 +66,8 @@ def build(
         "peak_rss_bytes": meter.peak_bytes,
         "peak_anonymous_bytes": meter.peak_anonymous_bytes,
         "bytes_on_disk": sizes(index),
-        "infos": infos,
+        # Where it is built says nothing, and would differ from machine to machine.
+        "infos": {name: value for name, value in infos.items() if name != "index_path"},
     }
 
 
