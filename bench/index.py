@@ -181,7 +181,7 @@ class Bench:
 
     def _truth(self, case: Case, name: str, vectors: np.ndarray, asked: np.ndarray) -> Truth:
         """Exact search, kept."""
-        file = self._folder(case) / f"truth-{name}"
+        file = self._folder(case).parent / f"truth-{name}"
         file.mkdir(exist_ok=True)
         if not (file / "scores.npy").exists():
             truth = truth_of(vectors, asked)

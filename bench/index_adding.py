@@ -1,6 +1,6 @@
 """How many vectors one core adds to lists, for keys of the PQ kind at 512 dimensions, and what the arithmetic allows.
 
-    python -m bench.index_adding [--data bench/cache] [--rows 65536]
+    python -m bench.index_adding [--data bench/cache] [--rows 32768]
 
 Centroids are rows drawn at random, and codebooks random numbers: training makes no difference to the time. The vectors
 are rows of `minilm` with the first 128 numbers of another row behind them: real numbers, for speed alone. A
@@ -27,10 +27,10 @@ from indexer.lists import empty_lists
 from indexer.template import Template
 
 DIM = 512
-LISTS = (1024, 4096, 16384)
-CODECS = ("PQ64x8", "PQ128x4", "RaBitQ4")
+LISTS = (4096, 16384)
+CODECS = ("PQ64x8", "PQ128x4")
 TRAIN_ROWS = 10_000
-ROUNDS = 3
+ROUNDS = 2
 GOAL = 5_000
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--rows", type=int, default=65_536)
+    parser.add_argument("--rows", type=int, default=32_768)
     options = parser.parse_args()
     set_threads(1)
     vectors = _vectors(options.data, options.rows)
