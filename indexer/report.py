@@ -186,11 +186,7 @@ def _autofaiss_keys(
         "nb vectors": version.n,
         "vectors dimension": plan.dim,
         "compression ratio": 4.0 * version.n * plan.dim / max(1, index_bytes),
-        **(
-            scores.autofaiss
-            if scores
-            else dict.fromkeys(("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40"))
-        ),
+        **(scores.autofaiss if scores else dict.fromkeys(SCORE_KEYS)),
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.durable import NO_SPACE, overwrite, write_new
+from core.durable import overwrite, write_new
 from core.errors import OutputError, TryLaterError
 from indexer.writing import disk_error
 
@@ -111,6 +111,3 @@ def write_current(path: Path, data: bytes) -> None:
         overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
     except OSError as error:
         raise disk_error(error, path) from error
-
-
-__all__ = ["FILES", "LOCK", "NO_SPACE", "WORK", "Workshop", "alone", "read_json", "write_current"]
