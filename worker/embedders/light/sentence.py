@@ -88,7 +88,7 @@ def _pooled(states: np.ndarray, mode: str) -> np.ndarray:
 def _tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # tokenizers raises no type of its own
         raise ValueError(f"{path.name}: {error}") from error
 
 
