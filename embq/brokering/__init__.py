@@ -1,0 +1,1 @@
+"""What `embq broker init` makes for a broker that other machines reach: users, passwords and certificates."""
