@@ -8,6 +8,7 @@
     │   ├── SourceError       one unit cannot be read: it fails whole, the run goes on
     │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
     ├── BrokerError           wait for the broker, or mend it              exit 69
+    ├── UnwellError           a service is not well: see its log           exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
     ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
@@ -94,6 +95,13 @@ class BrokerError(EmbqError):
 
     exit_code = Exit.UNAVAILABLE
     default_code = "broker"
+
+
+class UnwellError(EmbqError):
+    """A service says that it is not well, or says nothing."""
+
+    exit_code = Exit.UNAVAILABLE
+    default_code = "unwell"
 
 
 class DeviceError(EmbqError):

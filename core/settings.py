@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ConfigError
+from core.listening import Address
 
 _ROOTS = re.compile(re.escape(os.pathsep) + "(?!//)")
 """What separates folders in EMBQ_ROOTS; the colon of a URL does not."""
@@ -29,6 +30,7 @@ class Settings:
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
+        metrics: where a service tells its metrics and its health; None for nowhere.
         compile_s: seconds that a vision model may be compiled for on a GPU when it is loaded; 0 spares it.
     """
 
@@ -43,6 +45,7 @@ class Settings:
     omp_threads: str = ""
     trace: str = ""
     compile_s: float = 0.0
+    metrics: Address | None = None
 
     @classmethod
     def from_environment(cls) -> Settings:
@@ -68,6 +71,7 @@ class Settings:
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
             trace=os.environ.get("EMBQ_TRACE", ""),
             compile_s=_seconds("EMBQ_COMPILE_S", cls_default(cls, "compile_s")),
+            metrics=_address("EMBQ_METRICS"),
         )
         if settings.lease_s < 2 * settings.beat_s:
             raise ConfigError(
@@ -96,6 +100,16 @@ def _seconds(name: str, default: float) -> float:
     if not 0 < value < float("inf"):
         raise ConfigError(f"{name}={text!r} is not a positive number of seconds", next_step=f"unset {name} or mend it")
     return value
+
+
+def _address(name: str) -> Address | None:
+    text = os.environ.get(name, "")
+    try:
+        return Address.parse(text) if text else None
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: {error}", next_step="for example 9101, or 0.0.0.0:9101 for all who reach this machine"
+        ) from error
 
 
 def state_folder() -> Path:

@@ -50,7 +50,8 @@ class Child:
         self.log = log
         self._arguments = arguments
         self._again = again
-        self._environment = {**environment, "EMBQ_BROKER_URL": broker_url}
+        # They would all ask for the one port that was meant for a service of its own.
+        self._environment = {"EMBQ_METRICS": "", **environment, "EMBQ_BROKER_URL": broker_url}
         self._started_at = 0.0
         self._quick_deaths = 0
         self._over_at: float | None = None

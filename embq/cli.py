@@ -31,6 +31,7 @@ VERBS = {
     "retry": "Do again what failed, after its cause was mended.",
     "gc": "Remove what nobody will use any more.",
     "doctor": "Check broker, devices, models and storage.",
+    "health": "Ask a service of this machine how it is.",
     "bench": "Measure workers, devices, units and images on this machine.",
     "producer": "Run the resident feeder.",
     "worker": "Run one worker process per device.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from core.errors import ConfigError
+from core.listening import Address
 from core.models import DECODES, PRECISIONS
 from core.settings import Settings
 
@@ -35,6 +36,23 @@ def broker_option(function: F) -> F:
     return click.option(
         "--broker", "broker", default="", metavar="URL", help="redis://, rediss:// or unix://.  [EMBQ_BROKER_URL]"
     )(function)
+
+
+def metrics_option(function: F) -> F:
+    """--metrics, for resident services; None where it is not given."""
+    return click.option(
+        "--metrics",
+        callback=_address,
+        metavar="[HOST:]PORT",
+        help="Answer /metrics and /healthz there; 127.0.0.1 unless HOST is given.  [EMBQ_METRICS, else nowhere]",
+    )(function)
+
+
+def _address(_context: click.Context, _option: click.Parameter, text: str | None) -> Address | None:
+    try:
+        return Address.parse(text) if text else None
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; for example 9101, or 0.0.0.0:9101 for all who reach this machine") from None
 
 
 def json_option(function: F) -> F:
@@ -312,10 +330,10 @@ def worker_options(function: F) -> F:
     return function
 
 
-def settings_with(broker: str) -> Settings:
-    """The environment's settings, with --broker above them."""
+def settings_with(broker: str, metrics: Address | None = None) -> Settings:
+    """The environment's settings, with --broker and --metrics above them."""
     settings = Settings.from_environment()
-    return replace(settings, broker_url=broker) if broker else settings
+    return replace(settings, broker_url=broker or settings.broker_url, metrics=metrics or settings.metrics)
 
 
 def service_client(settings: Settings, *, give_up: Callable[[], bool]) -> redis.Redis:

@@ -224,12 +224,20 @@ def _costs(fed: list[_Fed]) -> dict[str, float]:
     return {run: float(samples) if samples else usual for run, samples in known.items()}
 
 
-def serve(client: redis.Redis, *, lease_s: float, only: str, stopped: Callable[[], bool]) -> None:
-    """Feed until `stopped()` says so."""
+def serve(
+    client: redis.Redis,
+    *,
+    lease_s: float,
+    only: str,
+    stopped: Callable[[], bool],
+    beat: Callable[[], None] = lambda: None,
+) -> None:
+    """Feed until `stopped()` says so; `beat` is called in each round."""
     feeder = Feeder(client, lease_s=lease_s, only=only)
     feeder.log.info("started", server=_name(reach(client, "")), run=only or "all")
     while not stopped():
         started = time.monotonic()
+        beat()
         feeder.tick()
         time.sleep(max(0.01, TICK_S - (time.monotonic() - started)))
     feeder.log.info("stopped")

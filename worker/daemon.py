@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import redis
@@ -67,12 +67,14 @@ class Supervisor:
 
     Args:
         client: a patient client, for freeing the leases of processes that died.
+        beat: called in each round, also while processes drain.
     """
 
-    def __init__(self, client: redis.Redis, fleet: Fleet) -> None:
+    def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
         self.fleet = fleet
         self.slots = [Slot(device) for device in fleet.devices]
         self.freer = LeaseFreer(client)
+        self._beat = beat
         self.log = Events("supervisor")
         self._looked_at = self._watching_since = time.monotonic()
 
@@ -84,6 +86,7 @@ class Supervisor:
         self.freer.start()
         try:
             while not stopped():
+                self._beat()
                 for slot in self.slots:
                     if slot.process is None and slot.start_at <= time.monotonic():
                         slot.start(self.fleet)
@@ -98,6 +101,15 @@ class Supervisor:
         finally:
             self._stop_all(stopped)
             self.freer.close(FREE_S)
+
+    def complaint(self) -> str:
+        """What is wrong with the devices, in one line; "" as long as one of them has a process."""
+        if any(slot.process is not None for slot in self.slots):
+            return ""
+        devices = ", ".join(sorted({slot.device for slot in self.slots}))
+        if all(slot.over for slot in self.slots):
+            return f"no device is left: {devices}"
+        return f"no worker process is alive; it is started again on {devices}"
 
     def _wait(self, seconds: float) -> None:
         with selectors.DefaultSelector() as selector:
@@ -164,6 +176,7 @@ class Supervisor:
         alive = [slot for slot in self.slots if slot.process is not None]
         late: set[str] = set()
         while running := [slot for slot in alive if slot.process is not None and slot.process.poll() is None]:
+            self._beat()
             for slot in running:
                 if slot.process is None:
                     continue

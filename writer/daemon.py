@@ -29,6 +29,9 @@ class Writer:
     """Serves every registered run, or only `only`; without `only` and with `add` it takes uploads as well.
 
     With `only`, an error of the run ends `serve`. Without, it is logged, and the other runs go on.
+
+    Args:
+        beat: called as work moves; nothing of it may take WEDGED_S.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Writer:
         only: str = "",
         takeover: bool = False,
         rebuild: bool = False,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.version = version
@@ -48,7 +52,7 @@ class Writer:
         self.rebuild = rebuild
         self.log = Events("writer")
         self.runs: dict[str, RunWriter] = {}
-        self._keeper = LockKeeper()
+        self._keeper = LockKeeper(beat=beat)
         self._receiver = Receiver(client, add, self._keeper.moved) if add is not None and not only else None
         self._opened: set[str] = set()
         self._finished: dict[str, int] = {}  # run -> the units that it had then
@@ -64,13 +68,13 @@ class Writer:
         self._keeper.start()
         try:
             while not stopped():
+                self._keeper.moved()
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
                     self._open_new_runs()
                     receiving += self._receiver is not None
                 if receiving and self._receiver is not None:
                     # As long as pieces come, more are looked for at once.
-                    self._keeper.moved()
                     receiving = self._receiver.step()
                 worked = sum(self._attend(run, writer, writer.step) or 0 for run, writer in list(self.runs.items()))
                 if not worked and not receiving:

@@ -27,10 +27,12 @@ class LockKeeper:
 
     Args:
         clock: monotonic seconds.
+        beat: called too, whenever work moves.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, beat: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
+        self._beat = beat
         self._moved = clock()
         self._held: dict[str, Ledger] = {}
         self._mutex = threading.Lock()
@@ -59,6 +61,7 @@ class LockKeeper:
     def moved(self) -> None:
         """The writer has got a step done."""
         self._moved = self._clock()
+        self._beat()
 
     def renew(self) -> None:
         """Renew every lock that is still ours."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from core.errors import ConfigError, TryLaterError
+from core import listening
+from core.listening import Address
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -19,32 +19,13 @@ DRAIN_S = 30
 def bound(host: str, port: int) -> socket.socket:
     """A socket on `host`, and on `port` or, where that is 0, on a free one. It does not listen yet.
 
-    Raises:
-        TryLaterError: `port_in_use`.
-        ConfigError: `not_bindable`: the host is none of this machine's, or the port is not ours to take.
+    Raises as `core.listening.bound` does.
     """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except BaseException:
-            listener.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            raise TryLaterError(
-                f"port {port} of {host} is taken by another program",
-                next_step="stop that program, or take another port: --port 0 finds a free one",
-                code="port_in_use",
-            ) from error
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error}",
-            next_step="--host 127.0.0.1 --port 1234 is for this machine alone",
-            code="not_bindable",
-        ) from error
-    return listener
+    return listening.bound(
+        Address(host=host, port=port),
+        taken="stop that program, or take another port: --port 0 finds a free one",
+        example="--host 127.0.0.1 --port 1234 is for this machine alone",
+    )
 
 
 def _url(listener: socket.socket) -> str:

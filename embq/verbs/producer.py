@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import click
 
-from embq.options import broker_option, service_client, settings_with
+from core.listening import Address
+from embq.options import broker_option, metrics_option, service_client, settings_with
 
 
 @click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
-def command(broker: str, only: str) -> None:
+@metrics_option
+def command(broker: str, only: str, metrics: Address | None) -> None:
     """Keep the queues filled with hints from the manifests of all runs. Runs until stopped."""
     from core.log import configure
     from core.stopping import StopFlag
+    from embq.metering.service import monitored
     from producer.feeder import serve
 
     configure()
     stopped = StopFlag()
     stopped.install()
-    settings = settings_with(broker)
-    serve(service_client(settings, give_up=stopped), lease_s=settings.lease_s, only=only, stopped=stopped)
+    settings = settings_with(broker, metrics)
+    with monitored(settings, "producer") as service:
+        client = service_client(settings, give_up=stopped)
+        service.watch(client)
+        serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import click
 
 import embq
-from embq.options import broker_option, service_client, settings_with, worker_options
+from core.listening import Address
+from embq.options import broker_option, metrics_option, service_client, settings_with, worker_options
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and end when it is over.")
+@metrics_option
 @worker_options
 def command(
     broker: str,
     only: str,
+    metrics: Address | None,
     devices: str,
     workers_per_device: int,
     batch_size: int,
@@ -27,13 +30,14 @@ def command(
     from core.cores import cores
     from core.log import configure
     from core.stopping import StopFlag
+    from embq.metering.service import monitored
     from worker.daemon import Supervisor, devices_of
     from worker.slot import Fleet
 
     configure()
     stopped = StopFlag()
     stopped.install()
-    settings = settings_with(broker)
+    settings = settings_with(broker, metrics)
     names = tuple(devices_of(devices, workers_per_device, settings.cuda_visible))
     fleet = Fleet(
         devices=names,
@@ -46,4 +50,9 @@ def command(
         version=embq.__version__,
         settings=settings,
     )
-    Supervisor(service_client(settings, give_up=stopped), fleet).serve(stopped)
+    with monitored(settings, "worker") as service:
+        client = service_client(settings, give_up=stopped)
+        supervisor = Supervisor(client, fleet, service.health.beat)
+        service.health.also = supervisor.complaint
+        service.watch(client)
+        supervisor.serve(stopped)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 import embq
-from embq.options import broker_option, service_client, settings_with
+from core.listening import Address
+from embq.options import broker_option, metrics_option, service_client, settings_with
 
 
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
@@ -13,17 +14,29 @@ from embq.options import broker_option, service_client, settings_with
 @click.option("--run", "only", default="", metavar="RUN", help="Write only this run.")
 @click.option("--takeover", is_flag=True, help="Fence out a writer that still holds the run.")
 @click.option("--rebuild", is_flag=True, help="Make the queue anew from the output folder before starting.")
-def command(broker: str, only: str, takeover: bool, rebuild: bool) -> None:
+@metrics_option
+def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
     from core.log import configure
     from core.stopping import StopFlag
+    from embq.metering.service import monitored
     from producer.enqueue import add_uploaded
     from writer.daemon import Writer
+    from writer.lock import WEDGED_S
 
     configure()
     stopped = StopFlag()
     stopped.install()
-    client = service_client(settings_with(broker), give_up=stopped)
-    Writer(client, version=embq.__version__, add=add_uploaded, only=only, takeover=takeover, rebuild=rebuild).serve(
-        stopped
-    )
+    settings = settings_with(broker, metrics)
+    with monitored(settings, "writer", stands_s=WEDGED_S) as service:
+        client = service_client(settings, give_up=stopped)
+        service.watch(client)
+        Writer(
+            client,
+            version=embq.__version__,
+            add=add_uploaded,
+            only=only,
+            takeover=takeover,
+            rebuild=rebuild,
+            beat=service.health.beat,
+        ).serve(stopped)

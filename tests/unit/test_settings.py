@@ -11,6 +11,7 @@ import pytest
 
 import core
 from core.errors import ConfigError
+from core.listening import Address
 from core.settings import Settings, child_environment
 
 
@@ -35,6 +36,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("EMBQ_BEAT_S", "0.5")
     monkeypatch.setenv("EMBQ_STALL_S", "7")
     monkeypatch.setenv("EMBQ_SLICE_S", "9")
+    monkeypatch.setenv("EMBQ_METRICS", "[::1]:9101")
     monkeypatch.setenv("EMBQ_ROOTS", f"/a{os.pathsep}/b{os.pathsep}")
     assert Settings.from_environment() == Settings(
         broker_url="redis://h:1",
@@ -43,6 +45,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         beat_s=0.5,
         stall_s=7.0,
         slice_s=9.0,
+        metrics=Address(host="::1", port=9101),
         roots=("/a", "/b"),
     )
 

@@ -1,0 +1,1 @@
+"""What resident services tell Prometheus, and whether they are well."""

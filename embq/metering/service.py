@@ -1,0 +1,89 @@
+"""What a resident service tells of itself over HTTP, where that is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import redis
+from redis.exceptions import RedisError
+
+import embq
+from core.health import STANDS_S, Health
+from core.log import Events
+from core.metrics import Meter, Readings, Role
+from core.settings import Settings
+
+FRESH_S = 1.0
+"""Whoever asks more often is told the same again."""
+
+
+class Monitored:
+    """One service, and what is told of it.
+
+    Attributes:
+        health: what `/healthz` says. The service beats it from its loop.
+        told: whether anybody can ask; where not, nothing is read and nothing listened to.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, role: Role, health: Health, *, told: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.health = health
+        self.told = told
+        self._role: Role = role
+        self._meters: list[Meter] = []
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._text = b""
+        self._read_at = float("-inf")
+
+    def watch(self, client: redis.Redis, *meters: Meter) -> None:
+        """From now on note whether the broker of `client` answers, and read `meters` when somebody asks."""
+        if self.told:
+            self.health.listen_to(client)
+            self._meters = list(meters)
+
+    def exposition(self) -> bytes:
+        """What `/metrics` says, read at most once in FRESH_S."""
+        with self._lock:
+            if self._clock() - self._read_at >= FRESH_S:
+                self._text, self._read_at = self._read(), self._clock()
+            return self._text
+
+    def _read(self) -> bytes:
+        readings = Readings(self._role)
+        readings.put("embq_build_info", 1, self._role, embq.__version__)
+        for meter in self._meters:
+            with suppress(RedisError):  # what the broker knows is not told while it is away
+                meter(readings)
+        return readings.text()
+
+
+@contextmanager
+def monitored(settings: Settings, role: Role, *, stands_s: float = STANDS_S) -> Iterator[Monitored]:
+    """A service that answers `/metrics` and `/healthz` where its settings name an address.
+
+    Raises TryLaterError where the port is taken, and ConfigError where the address cannot be used.
+
+    Args:
+        stands_s: its loop stands still when it has not moved for so long.
+    """
+    health = Health(stands_s=stands_s)
+    service = Monitored(role, health, told=settings.metrics is not None)
+    if settings.metrics is None:
+        yield service
+        return
+    from core.endpoint import Endpoint
+
+    endpoint = Endpoint(settings.metrics, exposition=service.exposition, complaint=health.complaint)
+    Events(role).info("metrics_served", url=endpoint.address.url("/metrics"))
+    endpoint.start()
+    try:
+        yield service
+    finally:
+        health.stop()
+        endpoint.close()
