@@ -33,6 +33,7 @@ VERBS = {
     "doctor": "Check broker, devices, models and storage.",
     "health": "Ask a service of this machine how it is.",
     "bench": "Measure workers, devices, units and images on this machine.",
+    "broker": "Make users, passwords and certificates for a broker.",
     "producer": "Run the resident feeder.",
     "worker": "Run one worker process per device.",
     "writer": "Run the single writer.",

@@ -1,0 +1,107 @@
+"""`embq broker`: users, passwords and certificates of a broker that several people or machines reach."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from embq.options import broker_option
+
+HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
+"""By which clients always call the server: on its machine, and in its stack of containers."""
+
+
+@click.group("broker", epilog="Example: embq broker init secrets --host gpu-box.example.org")
+def command() -> None:
+    """Make users, passwords and certificates for a broker that several people or machines reach."""
+
+
+@command.command("init", epilog="Examples: embq broker init | embq broker init --user worker-gpu2")
+@click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name or address of the server in its certificate.  [this machine's name, localhost, broker]",
+)
+@click.option(
+    "--days", type=click.IntRange(min=1), default=825, show_default=True, metavar="N", help="Life of the certificate."
+)
+@click.option(
+    "--user", "users", multiple=True, metavar="ROLE-NAME", help="A further user, such as worker-gpu2 or laptop-ann."
+)
+@click.option("--remove", multiple=True, metavar="ROLE-NAME", help="Take this user's rights and password away.")
+@click.option("--owner", default="", metavar="UID:GID", help="Whose the files shall be; needs root.")
+@click.option(
+    "--give",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Give an empty folder of root to --owner, such as a volume that Docker has just made.",
+)
+def init(
+    folder: Path,
+    hosts: tuple[str, ...],
+    days: int,
+    users: tuple[str, ...],
+    remove: tuple[str, ...],
+    owner: str,
+    give: tuple[Path, ...],
+) -> None:
+    """Make what is missing in DIR: users.acl and a certificate for the server, a password for each user.
+
+    What is there stays: the same command again changes nothing, but renews a certificate that ends soon and brings the
+    users' rights up to this version. DIR/broker is for the server, DIR/laptop, DIR/worker, DIR/writer, DIR/admin and
+    DIR/monitor for whoever has that role. DIR/ca/ca.key can make certificates that all of them trust: it stays here.
+    """
+    from core.durable import output_error
+    from core.errors import UsageError
+    from embq.brokering import accounts
+    from embq.brokering.certificates import make as make_certificates
+    from embq.brokering.owner import Owner
+
+    if give and not owner:
+        raise UsageError("--give needs to know to whom", next_step="add --owner UID:GID")
+    to = Owner.parse(owner) if owner else None
+    try:
+        removed = accounts.remove(folder, remove) if remove else accounts.Made()
+        made = accounts.make(folder, users)
+        # The names that a certificate has, it keeps; a container's own name is one that nobody calls.
+        in_container = any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
+        here = () if in_container else (socket.gethostname(),)
+        certificates = make_certificates(folder, [*HOSTS, *here, *hosts], days)
+        handed = accounts.hand_out_authority(folder)
+        if to is not None:
+            to.take(folder, accounts.users_of(folder))
+        given = [path for path in give if to is not None and to.give(path)]
+    except OSError as error:
+        raise output_error(error, Path(error.filename or folder)) from error
+    for path in removed.paths:
+        click.echo(f"{'removed' if not path.exists() else 'wrote'} {path}")
+    for path in [*made.paths, *certificates, *handed]:
+        click.echo(f"wrote {path}")
+    for path in given:
+        click.echo(f"gave {path} to {owner}")
+    if not (removed.paths or made.paths or certificates or handed or given):
+        click.echo(f"{folder}: nothing was missing")
+    if removed.users_changed or made.users_changed:
+        click.echo(f"a broker that runs has to read its users again: embq broker reload {folder}", err=True)
+    for user in users:
+        click.echo(
+            f"{user} logs in with what is in {folder / user}: copy that to its machine, and nothing else", err=True
+        )
+
+
+@command.command("reload", epilog="Example: embq broker reload secrets --broker redis://localhost:6379")
+@click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
+@broker_option
+def reload(folder: Path, broker: str) -> None:
+    """Have a running broker read its users.acl again, as the user admin with the password in DIR/admin."""
+    from embq.brokering.reloading import reload as read_again
+    from embq.options import settings_with
+
+    users = read_again(settings_with(broker), folder)
+    click.echo(f"the broker has the users {', '.join(users)}")
