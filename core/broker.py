@@ -23,7 +23,9 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from core.broker_address import BrokerAddress
 from core.errors import BrokerError, ConfigError, EmbqError, OutputError
+from core.masking import masked
 
 MIN_REDIS = (6, 2)
 """First Redis with BLMOVE, XAUTOCLAIM and ACL channel rules; without BLMOVE, RQ silently loses jobs."""
@@ -67,13 +69,8 @@ class ServerInfo:
 
 
 def mask(url: str) -> str:
-    """The URL without its password, for messages and logs.
-
-    Up to the last "@", because a password that was not quoted may hold any character; and in the query, where the
-    client takes one too.
-    """
-    url = re.sub(r"(://[^:@/]*):.*@", r"\1:****@", url)
-    return re.sub(r"([?&]password=)[^&]*", r"\1****", url)
+    """The URL without its password, for messages and logs."""
+    return masked(url)
 
 
 class _Patience(ExponentialWithJitterBackoff):
@@ -119,6 +116,9 @@ def connect(
 ) -> redis.Redis:
     """A client for `url`; nothing is sent yet.
 
+    rediss:// checks the server's name and its certificate, against EMBQ_BROKER_CA or the system's CAs. redis:// is
+    for one's own networks: to an address of others it is refused, unless EMBQ_PLAIN_BROKER says yes.
+
     Args:
         url: redis://, rediss:// or unix://.
         password: used where the URL has none.
@@ -142,30 +142,49 @@ def connect(
     if patient:
         # Read-only: a failover is under way, and what we are connected to is not the server any more.
         errors += [OutOfMemoryError, ReadOnlyError]
-    options: dict[str, Any] = {"password": password} if password and not urlsplit(url).password else {}
     try:
+        address = BrokerAddress.of(url)
         return redis.Redis.from_url(
             url,
             retry=retry,
             retry_on_error=errors,
             socket_timeout=answer_s,
             socket_connect_timeout=ANSWER_S,
-            **options,
+            **address.options(),
+            **({"password": password} if password and not urlsplit(url).password else {}),
         )
     except ValueError as error:
         raise ConfigError(f"broker URL {mask(url)!r} cannot be used: {error}") from error
 
 
 def reach(client: redis.Redis, url: str) -> ServerInfo:
-    """Ask the server who it is; BrokerError or ConfigError in one line where it cannot be used at all."""
+    """Ask the server who it is; BrokerError or ConfigError in one line where it cannot be used at all.
+
+    Args:
+        client: asks.
+        url: its own, so that an error can say what is wrong there; "" where it has had answers before.
+    """
+    address = BrokerAddress.of(url)
+    address.look()
     try:
         info = client.info("server")
-    except (AuthenticationError, NoPermissionError) as error:
+    except AuthenticationError as error:
+        wrong = "invalid" in str(error) or "WRONGPASS" in str(error)
+        user = f"the user {address.user!r}" if address.user else "the default user"
+        raise ConfigError(
+            f"the broker at {mask(url)} does not take this password for {user}, or does not let that user in"
+            if wrong
+            else f"the broker at {mask(url)} wants a password",
+            next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE; `embq broker init` "
+            "makes a folder with a password for each user",
+        ) from error
+    except NoPermissionError as error:
         raise ConfigError(
             f"the broker at {mask(url)} refused us: {error}",
             next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE",
         ) from error
     except RedisError as error:
+        address.look_again()
         raise BrokerError(
             f"no broker answers at {mask(url)} ({_brief(error)})",
             next_step="start it, or correct --broker / EMBQ_BROKER_URL; `embq doctor` checks it",

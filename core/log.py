@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 
-_SECRET = re.compile(r"(://[^:@/\s]*):\S+@")
+from core.masking import masked
 
 
 class _Formatter(logging.Formatter):
@@ -16,11 +15,11 @@ class _Formatter(logging.Formatter):
         line = f"{stamp} {record.levelname.lower()} {record.name} {record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return _SECRET.sub(r"\1:****@", line)
+        return masked(line)
 
 
 def configure(level: str = "info") -> None:
-    """Send every event at `level` and above to stderr; passwords in URLs are masked."""
+    """Send every event at `level` and above to stderr; secrets are masked, see `core.masking`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     root = logging.getLogger()

@@ -127,6 +127,26 @@ def spool_folder() -> Path | None:
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None
 
 
+def broker_ca() -> str:
+    """The file of EMBQ_BROKER_CA, with the CAs that may vouch for the broker; "" for those of this system."""
+    path = os.environ.get("EMBQ_BROKER_CA", "")
+    if path and not os.access(path, os.R_OK):
+        raise ConfigError(
+            f"EMBQ_BROKER_CA names {path}, which {'cannot be read' if os.path.exists(path) else 'is not there'}",
+            next_step="point it to the ca.crt that `embq broker init` made for this broker",
+            code="tls",
+        )
+    return path
+
+
+def plain_broker_allowed() -> bool:
+    """Whether redis:// may go to public addresses, where everybody on the way can read and change it."""
+    text = os.environ.get("EMBQ_PLAIN_BROKER", "")
+    if text not in ("", "no", "yes"):
+        raise ConfigError(f"EMBQ_PLAIN_BROKER={text!r} is neither yes nor no", next_step="unset it, or write yes")
+    return text == "yes"
+
+
 def compute_in_one_thread() -> None:
     """Have numpy's OpenBLAS, where it is not imported yet, multiply matrices in the thread that asks.
 

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import click
 
 from core.errors import EmbqError, Exit
+from core.masking import masked
+from embq.arguments import keep_off_the_process_list
 
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
@@ -87,6 +89,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
+    keep_off_the_process_list(sys.argv[1:])
     sys.exit(run(sys.argv[1:]))
 
 
@@ -112,11 +115,12 @@ def run(arguments: list[str]) -> int:
         if (told := _nobodys_bug(error)) is not None:
             show_error(told)
             return told.exit_code
+        details = masked(traceback.format_exc())
         with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
-            traceback.print_exc(file=report)
+            report.write(details)
         click.echo(
             f"error[bug]: embq has a bug; the details are in {report.name}\n"
-            f"  {traceback.format_exc().strip().splitlines()[-1]}\n  next:  report it with that file",
+            f"  {details.strip().splitlines()[-1]}\n  next:  report it with that file",
             err=True,
         )
         return Exit.BUG
@@ -139,6 +143,6 @@ def _nobodys_bug(error: Exception) -> EmbqError | None:
 
 def show_error(error: EmbqError) -> None:
     """Print an error the way every embq command does: what, then what to do next."""
-    click.echo(f"error[{error.code}]: {error.message}", err=True)
+    click.echo(masked(f"error[{error.code}]: {error.message}"), err=True)
     if error.next_step:
-        click.echo(f"  next:  {error.next_step}", err=True)
+        click.echo(masked(f"  next:  {error.next_step}"), err=True)

@@ -10,6 +10,7 @@ import click
 
 from core.errors import ConfigError
 from core.listening import Address
+from core.masking import masked
 from core.models import DECODES, PRECISIONS
 from core.settings import Settings
 
@@ -331,9 +332,13 @@ def worker_options(function: F) -> F:
 
 
 def settings_with(broker: str, metrics: Address | None = None) -> Settings:
-    """The environment's settings, with --broker and --metrics above them."""
+    """The environment's settings, with --broker and --metrics above them.
+
+    A --broker that is EMBQ_BROKER_URL with its password masked is what `embq.arguments` has left of it.
+    """
     settings = Settings.from_environment()
-    return replace(settings, broker_url=broker or settings.broker_url, metrics=metrics or settings.metrics)
+    url = settings.broker_url if broker in ("", masked(settings.broker_url)) else broker
+    return replace(settings, broker_url=url, metrics=metrics or settings.metrics)
 
 
 def service_client(settings: Settings, *, give_up: Callable[[], bool]) -> redis.Redis:

@@ -1,0 +1,39 @@
+"""What is secret in a text, hidden: for logs, messages, bug reports and everything else that people read or pass on."""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "****"
+
+_USER_INFO = re.compile(r"(://[^:@/\s]*):[^\s\"]*@")
+"""Up to the last "@", because a password that was not quoted may hold any character."""
+
+_SIGNED = re.compile(
+    r"([?&](?:password|x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|signature|sig"
+    r"|policy|key-pair-id|awsaccesskeyid|(?:access_?|auth_?|id_?)?token|api_?key|secret)=)[^&\s\"'<>)]*",
+    re.IGNORECASE,
+)
+"""In the query of a URL: the broker's client takes its password there too; stores and their CDNs take signatures."""
+
+_NAMED = re.compile(
+    r"(?<![\w-])((?:password|passwd|aws_secret_access_key|aws_session_token|hf_token|client_secret|private_key)"
+    r"[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&}]+",
+    re.IGNORECASE,
+)
+_AUTHORIZATION = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+_HUGGING_FACE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
+"""Their tokens have 34 letters and digits; the functions of their library have an underscore before that."""
+
+
+def masked(text: str) -> str:
+    """The text without its secrets: passwords in URLs, what is signed in a query, bearer and Hugging Face tokens.
+
+    Nothing else changes, and a text that is masked already stays as it is. It is meant for single values and lines:
+    mask the values before they are written as JSON.
+    """
+    text = _USER_INFO.sub(rf"\1:{HIDDEN}@", text)
+    text = _SIGNED.sub(rf"\1{HIDDEN}", text)
+    text = _NAMED.sub(rf"\1{HIDDEN}", text)
+    text = _AUTHORIZATION.sub(rf"\1{HIDDEN}", text)
+    return _HUGGING_FACE.sub(f"hf_{HIDDEN}", text)

@@ -1,0 +1,96 @@
+"""Plain redis:// goes to networks of one's own, and to strangers only where somebody has said so."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from core.broker import connect
+from core.errors import ConfigError, Exit
+from core.networks import public_addresses
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.8.9.1",
+        "::1",
+        "0.0.0.0",
+        "10.1.2.3",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "169.254.1.1",
+        "fe80::1",
+        "fd00::1",
+        "100.64.0.1",
+        "100.127.255.255",
+        "::ffff:10.0.0.1",
+        "localhost",
+    ],
+)
+def test_an_address_of_ones_own_networks_is_not_public(host: str) -> None:
+    assert public_addresses(host) == []
+    with connect(f"redis://{f'[{host}]' if ':' in host else host}:6379"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "203.0.113.9",
+        "8.8.8.8",
+        "172.32.0.1",
+        "172.15.0.1",
+        "100.128.0.1",
+        "100.63.0.1",
+        "192.169.0.1",
+        "11.0.0.1",
+        "2001:db8::1",
+        "fe00::1",
+        "::ffff:8.8.8.8",
+        "::ffff:808:808",
+    ],
+)
+def test_plain_redis_to_any_other_is_refused_before_anything_is_sent(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(f"redis://worker:PASS@{f'[{host}]' if ':' in host else host}:6379")
+    assert (caught.value.code, caught.value.exit_code) == ("plain_broker", Exit.CONFIG)
+    assert "rediss://" in caught.value.next_step
+    assert "ssh -N -L" in caught.value.next_step
+    assert "PASS" not in caught.value.message + caught.value.next_step
+
+
+def test_one_public_address_among_those_of_a_name_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolved(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        found = {"box.example.org": ["10.0.0.5", "203.0.113.9"], "broker": ["172.18.0.2", "fd00::2"]}[host]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with connect("redis://broker:6379"):
+        pass
+    with pytest.raises(ConfigError, match=r"box\.example\.org has the public address 203\.0\.113\.9"):
+        connect("redis://box.example.org:6379")
+    with pytest.raises(ConfigError):
+        connect("redis://?host=box.example.org")
+
+
+def test_whoever_trusts_that_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("", "no"):
+        monkeypatch.setenv("EMBQ_PLAIN_BROKER", text)
+        with pytest.raises(ConfigError, match="public address"):
+            connect("redis://203.0.113.9")
+    monkeypatch.setenv("EMBQ_PLAIN_BROKER", "yes")
+    with connect("redis://203.0.113.9"):
+        pass
+    monkeypatch.setenv("EMBQ_PLAIN_BROKER", "true")
+    with pytest.raises(ConfigError, match="neither yes nor no"):
+        connect("redis://203.0.113.9")
+
+
+def test_tls_may_go_anywhere_and_a_socket_is_always_here() -> None:
+    for url in ("rediss://203.0.113.9:6380", "unix:///run/embq/broker.sock", "redis://no-such-host.invalid"):
+        with connect(url):
+            pass
