@@ -9,6 +9,7 @@
     │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
     ├── BrokerError           wait for the broker, or mend it              exit 69
     ├── UnwellError           a service is not well: see its log           exit 69
+    ├── ServerError           start the server of searches, or reach it    exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
     ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
@@ -102,6 +103,13 @@ class UnwellError(EmbqError):
 
     exit_code = Exit.UNAVAILABLE
     default_code = "unwell"
+
+
+class ServerError(EmbqError):
+    """No `embq serve` answers at an address, or something else does."""
+
+    exit_code = Exit.UNAVAILABLE
+    default_code = "server_away"
 
 
 class DeviceError(EmbqError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from os import PathLike
 
-    from embq.searching import Result
+    from embq.question import Result
 
 __version__ = "0.1.0"
 
@@ -22,6 +22,7 @@ def search(
     vector: Any = None,
     id: int | None = None,
     k: int = 10,
+    name: str | None = None,
     output: str | None = None,
     nprobe: int | None = None,
     refine: bool | None = None,
@@ -32,10 +33,11 @@ def search(
     """The k rows of an index that are nearest to a text, an image, a vector or another row, best first.
 
     Args:
-        index: folder of an index, of one of its versions, or the output folder of a run.
+        index: folder of an index, of one of its versions, the output folder of a run, or the URL of an `embq serve`.
         image: an encoded image, or the path of its file.
         vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
         id: of a row, which is itself no answer.
+        name: which index of a server, where it serves several.
         output: which of the vectors of a run, where several are indexed.
         nprobe: lists of the index that are looked at; None for what its tuning chose.
         refine: False leaves out the second look at the best rows by their full vectors.
@@ -45,7 +47,9 @@ def search(
     Exactly one of text, image, vector and id is given. Raises `core.errors.EmbqError` with a code and a next step.
     """
     # Here, because `import embq` must stay light.
-    from embq.searching import Question, ask, path_of
+    from core.errors import UsageError
+    from embq.question import Question, path_of
+    from embq.search_client import ask_server, is_server
 
     question = Question(
         text=text,
@@ -59,6 +63,12 @@ def search(
         prompt_text=prompt_text,
         model=model,
     )
+    if is_server(index):
+        return ask_server(str(index), question, name=name, output=output).results
+    if name is not None:
+        raise UsageError("`name` is of an index of a server", next_step="give the URL of the server as `index`")
+    from embq.searching import ask
+
     folder = path_of(index)
     assert folder is not None
     return ask(folder, question, output=output).results

@@ -1,113 +1,21 @@
-"""Asking an index one question: what `embq search` and `embq.search` do."""
+"""Asking an index of this machine one question: what `embq search` and `embq.search` do."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.errors import EmbqError, InputError, SampleError, UsageError
+from core.errors import InputError, SampleError
 from embq.query_vectors import checked_vector, first_vector, read_vector
+from embq.question import IDENTITY, Answer, Question, Result, not_embedded, read_image
 
 if TYPE_CHECKING:
     from embq.query import QueryEmbedder
     from indexer.searcher import Found, Searcher
-
-IDENTITY = ("id", "key", "caption", "source", "unit_id")
-"""Columns of a row that are no metadata."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A row that an index found.
-
-    Attributes:
-        rank: 1 for the best.
-        id: of the row.
-        key: of its sample.
-        score: its cosine with the query; for vectors that have other lengths than 1 the inner product, and with
-            metric l2 the squared distance, of which the smallest is the best.
-        caption: its text; None without one.
-        source: the input that it came from; None where that is not known.
-        metadata: its other columns.
-    """
-
-    rank: int
-    id: int
-    key: str
-    score: float
-    caption: str | None
-    source: str | None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON-ready values; metadata only where the index has such columns."""
-        said = {name: getattr(self, name) for name in ("rank", "id", "key", "score", "caption", "source")}
-        return {**said, "metadata": dict(self.metadata)} if self.metadata else said
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is asked: exactly one of the first four, and how.
-
-    Attributes:
-        text: words.
-        image: an encoded image, or the path of its file.
-        vector: numbers of shape (d,), or (n, d), of which the first row counts; or the path of a file of them.
-        id: of a row, which is itself no answer.
-        k: most results.
-        nprobe: lists of the index that are looked at; None for what its tuning chose.
-        refine: False leaves out the second look at the best rows by their full vectors.
-        prompt: name of the model's prompt before the text.
-        prompt_text: the prompt itself.
-        model: spec of the model where it is not where the run had it.
-    """
-
-    text: str | None = None
-    image: bytes | Path | None = None
-    vector: Any = None
-    id: int | None = None
-    k: int = 10
-    nprobe: int | None = None
-    refine: bool | None = None
-    prompt: str | None = None
-    prompt_text: str | None = None
-    model: str | None = None
-
-    def check(self) -> None:
-        """Raise UsageError where not exactly one thing is asked, or options do not belong to it."""
-        asked = [name for name in ("text", "image", "vector", "id") if getattr(self, name) is not None]
-        if len(asked) != 1:
-            raise UsageError(
-                f"asked by {' and by '.join(asked)}" if asked else "nothing is asked",
-                next_step="give one of a text, an image, a vector and the id of a row",
-            )
-        if self.k < 1:
-            raise UsageError(f"k is {self.k}", next_step="ask for one result or more")
-        prompted = self.prompt is not None or self.prompt_text is not None
-        if prompted and self.text is None:
-            raise UsageError("a prompt stands before a text, and none is asked", next_step="leave the prompt out")
-        if self.prompt is not None and self.prompt_text is not None:
-            raise UsageError("a prompt is named, and another one given", next_step="leave out one of the two")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What an index found, and how long that took.
-
-    Attributes:
-        results: best first.
-        timing: load_s: opening the index and the model; embed_ms: the query; search_ms: its neighbours; rows_ms: their
-            keys and captions.
-    """
-
-    results: list[Result]
-    timing: dict[str, float]
 
 
 def ask(
@@ -126,7 +34,7 @@ def ask(
     question.check()
     clock = _Clock()
     vector = read_vector(question.vector) if isinstance(question.vector, Path) else question.vector
-    image = _read_image(question.image) if isinstance(question.image, Path) else question.image
+    image = read_image(question.image) if isinstance(question.image, Path) else question.image
     searcher = open_index(index, output)
     try:
         embedder = _embedder(searcher, question, on_load)
@@ -187,7 +95,7 @@ def _query(
                 f"the index has no row {question.id}: its ids go from 0 to {searcher.version.next_id - 1}",
                 code="no_such_id",
             )
-        asked = _row_vector(searcher, question.id)
+        asked = searcher.vector_of(question.id)
     elif vector is not None:
         try:
             asked = first_vector(np.asarray(vector))
@@ -198,29 +106,8 @@ def _query(
         try:
             asked = embedder.image(image) if image is not None else embedder.text(question.text or "")
         except SampleError as error:
-            raise InputError(f"the query cannot be embedded: {error.message}", code="bad_query") from error
+            raise not_embedded(error) from error
     return checked_vector(asked, plan.dim, plan.metric)
-
-
-def _row_vector(searcher: Searcher, id_: int) -> np.ndarray:
-    """The vector of a row, float32 (dim,): of the index where it keeps it, else of what was indexed.
-
-    InputError `no_vectors` where neither has it any more.
-    """
-    ids = np.array([id_], np.int64)
-    try:
-        return np.asarray(searcher.vectors(ids)[0])
-    except InputError as error:
-        if error.code != "no_vectors":
-            raise
-        try:
-            return np.asarray(searcher.version.collection.read_rows_at(ids)[0])
-        except EmbqError as missing:
-            raise InputError(
-                f"the index keeps no vectors of its rows, and they cannot be read where they were: {missing.message}",
-                next_step=error.next_step,
-                code="no_vectors",
-            ) from missing
 
 
 def _wanted(question: Question) -> int:
@@ -246,18 +133,6 @@ def _results(searcher: Searcher, found: Found, question: Question) -> list[Resul
         )
         for rank, ((id_, score), row) in enumerate(zip(kept, rows, strict=True), start=1)
     ]
-
-
-def _read_image(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", code="bad_query") from error
-
-
-def path_of(value: Any) -> Path | None:
-    """A path that is text or path-like; None for anything else."""
-    return Path(value) if isinstance(value, (str, os.PathLike)) else None
 
 
 class _Clock:

@@ -211,6 +211,27 @@ class Searcher:
                 "the index keeps no vectors of its rows", next_step="build it with --refine fp16", code="no_vectors"
             ) from error
 
+    def vector_of(self, id_: int) -> np.ndarray:
+        """The vector of a row, float32 (dim,): of the index where it keeps it, else of what was indexed.
+
+        Raises InputError `no_vectors` where neither has it any more.
+        """
+        ids = np.array([id_], np.int64)
+        try:
+            return np.asarray(self.vectors(ids)[0])
+        except InputError as error:
+            if error.code != "no_vectors":
+                raise
+            try:
+                return np.asarray(self.version.collection.read_rows_at(ids)[0])
+            except EmbqError as missing:
+                raise InputError(
+                    "the index keeps no vectors of its rows, and they cannot be read where they were: "
+                    f"{missing.message}",
+                    next_step=error.next_step,
+                    code="no_vectors",
+                ) from missing
+
     def close(self) -> None:
         """Let the files go."""
         self._rows = None

@@ -21,12 +21,16 @@ from starlette.routing import Route
 from core.errors import EmbqError
 from core.log import Events
 from embq.serving.door import Door, DoorRules
-from embq.serving.indices import Indices, ServedIndex, Watcher
+from embq.serving.following import Following
+from embq.serving.indices import Indices, ServedIndex
 from embq.serving.knn import Answer, Knn
 from embq.serving.knn_request import knn_request, rows_request
 from embq.serving.metrics import CONTENT_TYPE, Metrics
 from embq.serving.models import Models
 from embq.serving.refusals import Refusal, status_of, told
+from embq.serving.search_request import search_request
+from embq.serving.searches import SCHEMA, Searches
+from embq.serving.watching import Watcher
 
 MOST_BODY = 14 * 2**20
 """An image of 10 MB in base64, and what stands around it."""
@@ -43,11 +47,23 @@ class Service:
     """What the routes do.
 
     Args:
+        following: what is followed; None where nothing is.
         embq: version of embq, for /health.
     """
 
-    def __init__(self, *, knn: Knn, indices: Indices, models: Models, metrics: Metrics, embq: str) -> None:
-        self._knn, self._indices, self._models, self._metrics = knn, indices, models, metrics
+    def __init__(
+        self,
+        *,
+        knn: Knn,
+        searches: Searches,
+        indices: Indices,
+        models: Models,
+        metrics: Metrics,
+        following: Following | None,
+        embq: str,
+    ) -> None:
+        self._knn, self._searches, self._indices = knn, searches, indices
+        self._models, self._metrics, self._following = models, metrics, following
         self._embq = embq
 
     def routes(self) -> list[Route]:
@@ -58,7 +74,11 @@ class Service:
             "/metrics": self.exposition,
             "/metrics-summary": self.summary,
         }
-        post: dict[str, Endpoint] = {"/knn-service": self.knn_service, "/metadata": self.metadata}
+        post: dict[str, Endpoint] = {
+            "/knn-service": self.knn_service,
+            "/metadata": self.metadata,
+            "/search": self.search,
+        }
         return [
             *(Route(path, answering(endpoint), methods=["POST"]) for path, endpoint in post.items()),
             *(Route(path, answering(endpoint), methods=["GET"]) for path, endpoint in get.items()),
@@ -68,6 +88,11 @@ class Service:
         """The nearest rows to a query."""
         asked = knn_request(await _body(request))
         return await _answered(await self._knn.nearest(asked))
+
+    async def search(self, request: Request) -> Response:
+        """What `embq search` asks."""
+        answer = await self._searches.answer(search_request(await _body(request)))
+        return await anyio.to_thread.run_sync(_json, answer)
 
     async def metadata(self, request: Request) -> Response:
         """The columns of rows."""
@@ -79,7 +104,12 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         """What is served, and whether queries can be embedded yet."""
-        return _json({"status": "ok", "embq": self._embq, "indices": [self._state(i) for i in self._indices.all]})
+        said: dict[str, Any] = {"status": "ok", "embq": self._embq, "search": SCHEMA}
+        said["indices"] = [self._state(index) for index in self._indices.all]
+        if self._following is not None:
+            failed = self._following.failed.values()
+            said["not_taken_up"] = [{"name": name, "why": why} for name, why in failed]
+        return _json(said)
 
     async def exposition(self, request: Request) -> Response:
         """For Prometheus."""
@@ -94,6 +124,7 @@ class Service:
         return {
             "name": index.name,
             "modality": index.modality,
+            "output": version.output,
             "version": version.name,
             "rows": version.rows,
             "ids": version.ids,
@@ -173,7 +204,7 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     refusal = Refusal(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
-        next_step="POST /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
+        next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
     return _json(told(refusal), refusal.status, dict(getattr(error, "headers", None) or {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +18,6 @@ from embq.serving.refusals import Refusal
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-
-LOOK_S = 1.0
-"""Between looks at CURRENT: one stat of one small file."""
-
-RETRY_S = 10.0
-"""After a version could not be opened: to open one may mean to read all of it."""
 
 _log = Events("serve")
 
@@ -42,8 +35,8 @@ class Found(Protocol):
 class Searchable(Protocol):
     """One version of an index, open. One thread at a time."""
 
-    def search(self, vectors: np.ndarray, k: int) -> Found:
-        """The nearest rows of float32 (q, d)."""
+    def search(self, vectors: np.ndarray, k: int, *, nprobe: int | None = None, refine: bool | None = None) -> Found:
+        """The nearest rows of float32 (q, d); see `indexer.searcher.Searcher.search`."""
         ...
 
     def rows(self, ids: np.ndarray) -> pa.Table:
@@ -52,6 +45,10 @@ class Searchable(Protocol):
 
     def vectors(self, ids: np.ndarray) -> np.ndarray:
         """float32 (n, d) of rows."""
+        ...
+
+    def vector_of(self, id_: int) -> np.ndarray:
+        """float32 (d,) of a row: of the index where it keeps it, else of what was indexed."""
         ...
 
     def close(self) -> None:
@@ -87,6 +84,7 @@ class Version:
         model: its spec; "" where the index does not say which model made its vectors.
         fingerprint: of the model.
         recipe: how a query becomes a vector of this index; versions with equal ones share a loaded model.
+        output: which of the vectors of a run it holds, such as image, text or clip_image.
     """
 
     name: str
@@ -97,6 +95,7 @@ class Version:
     model: str
     fingerprint: str | None
     recipe: Recipe | None
+    output: str = ""
 
 
 class Open:
@@ -151,6 +150,10 @@ class ServedIndex:
         """The current version; it stays open for as long as the block lasts, whatever is published meanwhile."""
         with self._lock:
             held = self._open
+            if held.retired:
+                raise Refusal(
+                    f"index {self.name!r} was removed", code="no_such_index", next_step="GET /indices-list", status=404
+                )
             held.users += 1
         try:
             yield held
@@ -188,6 +191,15 @@ class ServedIndex:
         """Look how many rows the collection has."""
         self.source_rows = self._counted(self.path)
 
+    def retire(self) -> None:
+        """Close it when the last request that uses it has ended; later ones are refused."""
+        with self._lock:
+            held = self._open
+            held.retired = True
+            over = held.users == 0
+        if over:
+            held.searchable.close()
+
     def close(self) -> None:
         """Close it; nobody may use it any more."""
         self._open.searchable.close()
@@ -210,88 +222,99 @@ class ServedIndex:
 
 
 class Indices:
-    """All that is served, by name and modality.
+    """All that is served, by name and modality. What it says of itself is replaced, never changed, when one comes.
 
     Args:
-        indices: at least one; the first is taken where a request names none.
+        indices: the first is taken where a request to `/knn-service` names none.
     """
 
     def __init__(self, indices: list[ServedIndex]) -> None:
-        self.all = tuple(indices)
-        self._by_name: dict[str, dict[str, ServedIndex]] = {}
+        self._changing = threading.Lock()
+        self._set(tuple(indices))
+
+    def add(self, index: ServedIndex) -> None:
+        """Serve one more; `has` does not know its name and modality."""
+        with self._changing:
+            self._set((*self.all, index))
+
+    def remove(self, index: ServedIndex) -> None:
+        """Serve it no more; requests that have begun are answered."""
+        with self._changing:
+            self._set(tuple(one for one in self.all if one is not index))
+
+    def _set(self, indices: tuple[ServedIndex, ...]) -> None:
+        by_name: dict[str, dict[str, ServedIndex]] = {}
         for index in indices:
-            self._by_name.setdefault(index.name, {})[index.modality] = index
+            by_name.setdefault(index.name, {})[index.modality] = index
+        self.all, self._by_name = indices, by_name
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they were given."""
+        """In the order in which they were given, or found."""
         return list(self._by_name)
 
+    def has(self, name: str, modality: str) -> bool:
+        """Whether there is this one."""
+        return modality in self._by_name.get(name, {})
+
     def of(self, name: str, modality: str) -> tuple[ServedIndex, bool]:
-        """The index that a request means, and whether it has the modality that was asked for.
+        """The index that a request of clip-retrieval's kind means, and whether it has the modality that it asks for.
 
         A name with one index has nothing to choose from: that one is taken. clip-retrieval's client asks for images
         unless it is told otherwise, also of a collection of texts.
         """
-        name = name or self.names[0]
-        if name not in self._by_name:
-            raise Refusal(
-                f"there is no index {name[:100]!r}",
-                code="no_such_index",
-                next_step=f"set indice_name to one of: {', '.join(self.names)}",
-                status=404,
-            )
-        of_name = self._by_name[name]
+        of_name = self._named(name or next(iter(self._by_name), ""), "indice_name")
         index = of_name.get(modality or next(iter(of_name)))
         if index is not None:
             return index, True
         if len(of_name) == 1:
             return next(iter(of_name.values())), False
-        raise Refusal(
-            f"index {name!r} has no modality {modality!r}",
-            code="no_such_index",
-            next_step=f"set modality to one of: {', '.join(of_name)}",
-            status=404,
-        )
+        raise _no_modality(name, modality, of_name)
+
+    def meant(self, name: str, modality: str) -> ServedIndex:
+        """The one index that a name and a modality, each of which may be "", can only mean."""
+        if not name and len(self._by_name) > 1:
+            raise Refusal(
+                "several indices are served",
+                code="which_index",
+                next_step=f"set index to one of: {', '.join(self._by_name)}",
+            )
+        of_name = self._named(name or next(iter(self._by_name), ""), "index")
+        if not modality and len(of_name) > 1:
+            raise Refusal(
+                "the index has several modalities",
+                code="which_index",
+                next_step=f"set modality to one of: {', '.join(of_name)}",
+            )
+        index = of_name.get(modality or next(iter(of_name)))
+        if index is None:
+            raise _no_modality(name, modality, of_name)
+        return index
+
+    def _named(self, name: str, field: str) -> dict[str, ServedIndex]:
+        by_name = self._by_name
+        if not by_name:
+            raise Refusal(
+                "no index is served yet",
+                code="no_index",
+                next_step="embq index OUT, for a run below the folder that is followed, and ask again",
+                status=503,
+                retry_after_s=10,
+            )
+        if name not in by_name:
+            raise Refusal(
+                f"there is no index {name[:100]!r}",
+                code="no_such_index",
+                next_step=f"set {field} to one of: {', '.join(by_name)}",
+                status=404,
+            )
+        return by_name[name]
 
 
-class Watcher:
-    """Takes up new versions of all indices, in a thread of its own."""
-
-    def __init__(self, indices: Indices, tell: Callable[[ServedIndex, str], None], every_s: float = LOOK_S) -> None:
-        self._indices, self._tell, self._every_s = indices, tell, every_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="versions", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more; returns when the last look is over."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        not_before: dict[ServedIndex, float] = {}
-        uncounted = set(self._indices.all)
-        while True:
-            for index in self._indices.all:
-                if time.monotonic() < not_before.get(index, 0.0):
-                    continue
-                try:
-                    if index.refresh():
-                        self._tell(index, "done")
-                        uncounted.add(index)
-                    if index in uncounted:
-                        uncounted.discard(index)
-                        index.count()
-                except (EmbqError, OSError):
-                    not_before[index] = time.monotonic() + RETRY_S
-                    self._tell(index, "failed")
-                except Exception:  # noqa: BLE001 - one version that embq has a bug with must not end the watch
-                    _log.bug("bug", index=index.name)
-                    not_before[index] = time.monotonic() + RETRY_S
-                    self._tell(index, "failed")
-            if self._stopped.wait(self._every_s):
-                return
+def _no_modality(name: str, modality: str, of_name: Mapping[str, ServedIndex]) -> Refusal:
+    return Refusal(
+        f"index {name!r} has no modality {modality!r}",
+        code="no_such_index",
+        next_step=f"set modality to one of: {', '.join(of_name)}",
+        status=404,
+    )

@@ -84,7 +84,7 @@ class Knn:
             if asked.image_url is not None:
                 image = await self._fetched(asked.image_url, steps)
             with steps.step("embed"):
-                vector = await self._models.embed(held.version, partial(_embedded, asked.text, image))
+                vector = await self._models.embed(held.version, partial(embedded, asked.text, image))
         if vector.shape != (held.version.dim,):
             raise Refusal(
                 f"the query has {vector.size:,} numbers, and the vectors of the index have {held.version.dim:,}",
@@ -108,7 +108,8 @@ class Knn:
             return await anyio.to_thread.run_sync(fetch_image, url, limiter=self._fetches)
 
 
-def _embedded(text: str | None, image: bytes | None, model: QueryModel) -> np.ndarray:
+def embedded(text: str | None, image: bytes | None, model: QueryModel) -> np.ndarray:
+    """The vector of a text or an image, float32 (d,)."""
     if text is not None:
         return model.text(text)
     assert image is not None

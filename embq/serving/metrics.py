@@ -44,7 +44,8 @@ METRICS = (
         name="embq_search_seconds",
         kind="histogram",
         labels=("step",),
-        meaning="a step of `/knn-service`: `fetch` an image by its URL, `embed` the query, `knn`, `duplicates`, `rows`",
+        meaning="a step of `/knn-service` or `/search`: `fetch` an image by its URL, `embed` the query, `knn`, "
+        "`duplicates`, `rows`",
     ),
     Metric(name="embq_index_rows", kind="gauge", labels=("index", "modality"), meaning="rows that can be found"),
     Metric(
@@ -62,6 +63,8 @@ METRICS = (
     Metric(name="embq_model_ready", kind="gauge", labels=("model",), meaning="1 once the model can embed queries"),
 )
 """Every metric; docs/operations.md has the same list."""
+
+SEARCH_ROUTES = ("/knn-service", "/search")
 
 STEPS = ("fetch", "embed", "knn", "duplicates", "rows")
 
@@ -124,12 +127,14 @@ class Metrics:
         return generate_latest(self._registry)
 
     def summary(self) -> str:
-        """Where the time of `/knn-service` goes, as a table for a person."""
-        calls, seconds = self._of("embq_http_request_seconds", {"route": "/knn-service"})
+        """Where the time of searches goes, as a table for a person."""
+        both = [self._of("embq_http_request_seconds", {"route": route}) for route in SEARCH_ROUTES]
+        calls, seconds = sum(calls for calls, _ in both), sum(seconds for _, seconds in both)
         if not calls:
-            return "No request to /knn-service yet.\n"
+            return f"No request to {SEARCH_ROUTES[0]} yet.\n"
+        routes, average_ms = " and ".join(SEARCH_ROUTES), 1000 * seconds / calls
         lines = [
-            f"{calls:,} requests to /knn-service took {1000 * seconds / calls:.2f} ms on average. Their steps:",
+            f"{calls:,} requests to {routes} took {average_ms:.2f} ms on average. Their steps:",
             "",
             f"{'step':<12}{'calls':>10}{'average ms':>12}{'share':>8}",
         ]

@@ -9,14 +9,17 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.errors import EmbqError
+from core.errors import EmbqError, InputError
 from embq.serving.app import Service, application
 from embq.serving.door import DoorRules
-from embq.serving.indices import Indices, Recipe, Searchable, ServedIndex, Version, Watcher
+from embq.serving.following import Following
+from embq.serving.indices import Indices, Recipe, Searchable, ServedIndex, Version
 from embq.serving.knn import Knn
 from embq.serving.metrics import Metrics
 from embq.serving.models import Models, QueryModel
-from embq.serving.names import named_indices
+from embq.serving.names import Named, named_indices
+from embq.serving.searches import Searches
+from embq.serving.watching import Watcher
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -28,6 +31,7 @@ def opened_service(
     folders: Sequence[str],
     names: Sequence[str],
     *,
+    follow: bool,
     memory: str,
     threads: int,
     with_models: bool,
@@ -39,20 +43,20 @@ def opened_service(
     Args:
         folders: of indices, or of runs with indices.
         names: NAME=FOLDER.
+        follow: whether `folders` hold them at any depth, and may get more of them, or have none yet.
         memory: "ram" or "mmap".
         threads: of one search.
 
-    Raises what `named_indices` and opening an index raise.
+    Raises what `named_indices` and opening an index raise; InputError where a folder to follow is not there.
     """
     metrics = Metrics()
     opener = partial(_open, memory=memory, threads=threads)
-    found = named_indices(folders, names, _modality)
-    indices = Indices(
-        [
-            ServedIndex(name=one.name, modality=one.modality, path=one.path, opener=opener, counted=_counted)
-            for one in found
-        ]
-    )
+
+    def opened(one: Named) -> ServedIndex:
+        return ServedIndex(name=one.name, modality=one.modality, path=one.path, opener=opener, counted=_counted)
+
+    found = [] if follow and folders and not names else named_indices(() if follow else folders, names, _modality)
+    indices = Indices([opened(one) for one in found])
     models = Models(
         _load if with_models else None, tell=lambda name: metrics.gauge("embq_model_ready").labels(name).set(1)
     )
@@ -63,18 +67,50 @@ def opened_service(
             _tell_version(metrics, index)
             models.want(index.version)
 
+    def appeared(index: ServedIndex) -> None:
+        _tell_version(metrics, index)
+        models.want(index.version)
+
+    def gone(index: ServedIndex) -> None:
+        for name in ("embq_index_rows", "embq_index_info"):
+            metrics.gauge(name).remove_by_labels({"index": index.name, "modality": index.modality})
+
     for index in indices.all:
         _tell_version(metrics, index)
+    following = None
+    if follow:
+        following = Following(
+            _folders(folders), indices, opened=opened, modality_of=_modality, appeared=appeared, gone=gone
+        )
+        following.look()
     knn = Knn(indices, models, metrics, image_urls=image_urls)
-    service = Service(knn=knn, indices=indices, models=models, metrics=metrics, embq=version_of("embq"))
+    service = Service(
+        knn=knn,
+        searches=Searches(indices, models, metrics),
+        indices=indices,
+        models=models,
+        metrics=metrics,
+        following=following,
+        embq=version_of("embq"),
+    )
     return application(
         service=service,
         models=models,
         indices=indices,
-        watcher=Watcher(indices, taken_up),
+        watcher=Watcher(indices, taken_up, following),
         metrics=metrics,
         rules=rules,
     )
+
+
+def _folders(given: Sequence[str]) -> list[Path]:
+    folders = [Path(folder).resolve() for folder in given]
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(
+                f"there is no folder {folder} to follow", next_step="make it; it may be empty", code="no_index"
+            )
+    return folders
 
 
 def _tell_version(metrics: Metrics, index: ServedIndex) -> None:
@@ -108,6 +144,7 @@ def _described(record: Record) -> Version:
         model="" if collection.model is None else str(collection.model["output"]["spec"]),
         fingerprint=collection.fingerprint,
         recipe=recipe,
+        output=collection.output,
     )
 
 

@@ -35,14 +35,14 @@ def rows_of(held: Open, ids: Sequence[int], modality: str) -> list[dict[str, Any
             code="index_damaged",
         )
     names = [name for name in table.column_names if name not in _OWN]
-    columns = [[_json(value) for value in table.column(name).to_pylist()] for name in names]
+    columns = [[json_value(value) for value in table.column(name).to_pylist()] for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     if modality == "image" and "image_path" not in names and "key" in names:
         rows = [{"image_path": row["key"], **row} for row in rows]
     return rows
 
 
-def _json(value: object) -> object:
+def json_value(value: object) -> object:
     """A value that JSON can hold: NaN and infinities become null, what JSON has no type for becomes text."""
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -51,7 +51,7 @@ def _json(value: object) -> object:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, list | tuple):
-        return [_json(one) for one in value]
+        return [json_value(one) for one in value]
     if isinstance(value, dict):
-        return {str(name): _json(one) for name, one in value.items()}
+        return {str(name): json_value(one) for name, one in value.items()}
     return str(value)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.errors import UsageError
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from embq.searching import Answer
+    from embq.question import Answer, Question
 
 FULL_WIDTH = 160
 """Characters of a line where no terminal says how wide it is."""
@@ -18,7 +19,11 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 """Most characters of a key and of a source."""
 
 
-@click.command("search", epilog='Example: embq search ./out "a red bicycle" -k 5')
+@click.command(
+    "search",
+    epilog='Examples: embq search ./out "a red bicycle" -k 5 | '
+    'embq search http://localhost:1234 "a red bicycle" --index notes',
+)
 @click.argument("index", metavar="INDEX", type=click.Path())
 @click.argument("text", metavar="[TEXT]", required=False)
 @click.option("--image", metavar="FILE", type=click.Path(), default=None, help="Ask by an image.")
@@ -27,6 +32,7 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 )
 @click.option("--id", type=int, metavar="N", default=None, help="Ask for what is like a row, by its id.")
 @click.option("-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Results.")
+@click.option("--index", "name", default=None, metavar="NAME", help="Which index of a server, where it serves several.")
 @click.option(
     "--output", default=None, metavar="NAME", help="Which of the vectors of a run, where several are indexed."
 )
@@ -54,6 +60,7 @@ def command(
     index: str,
     image: str | None,
     vector: str | None,
+    name: str | None,
     output: str | None,
     no_refine: bool,
     as_json: bool,
@@ -61,15 +68,13 @@ def command(
 ) -> int:
     """Ask an index for the rows that are nearest to a text, an image, a vector or another row.
 
-    INDEX is the folder of an index, of one of its versions, or the output folder of a run. Texts and images are
-    embedded by the model that made the rows; with another model nothing is answered.
+    INDEX is the folder of an index, of one of its versions, the output folder of a run, or the URL of an `embq serve`,
+    which needs nothing but embq itself here. Texts and images are embedded by the model that made the rows; with
+    another model nothing is answered.
     """
     from pathlib import Path
 
-    from core.settings import compute_in_one_thread
-
-    compute_in_one_thread()
-    from embq.searching import Question, ask
+    from embq.question import Question
 
     question = Question(
         image=None if image is None else Path(image),
@@ -78,7 +83,7 @@ def command(
         **asked,
     )
     question.check()
-    answer = ask(Path(index), question, output=output, on_load=_tell)
+    answer = _answer(index, question, name, output)
     if as_json:
         import json
 
@@ -87,6 +92,25 @@ def command(
     else:
         _print_table(answer)
     return 0
+
+
+def _answer(index: str, question: Question, name: str | None, output: str | None) -> Answer:
+    from embq.search_client import ask_server, is_server
+
+    if is_server(index):
+        return ask_server(index, question, name=name, output=output, on_load=_tell)
+    if name is not None:
+        raise UsageError(
+            "--index names an index of a server, and INDEX is a folder", next_step="give the URL of the server as INDEX"
+        )
+    from pathlib import Path
+
+    from core.settings import compute_in_one_thread
+
+    compute_in_one_thread()
+    from embq.searching import ask
+
+    return ask(Path(index), question, output=output, on_load=_tell)
 
 
 def _tell(spec: str) -> None:

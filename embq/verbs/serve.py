@@ -8,7 +8,7 @@ DEFAULT_PORT = 1234
 """clip-retrieval's back end listens there, so clients' addresses stay as they are."""
 
 
-@click.command("serve", epilog="Example: embq serve ./out")
+@click.command("serve", epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
 @click.argument("indices", metavar="INDEX...", nargs=-1, type=click.Path(file_okay=False))
 @click.option(
     "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."
@@ -22,6 +22,7 @@ DEFAULT_PORT = 1234
     metavar="N",
     help="0 finds a free one.",
 )
+@click.option("--follow", is_flag=True, help="Serve every index below INDEX, and those that are published there later.")
 @click.option("--no-model", is_flag=True, help="Load no model: only vectors are answered, and rows by their ids.")
 @click.option(
     "--memory",
@@ -53,6 +54,7 @@ DEFAULT_PORT = 1234
 def command(
     indices: tuple[str, ...],
     names: tuple[str, ...],
+    follow: bool,
     host: str,
     port: int,
     no_model: bool,
@@ -65,7 +67,8 @@ def command(
     """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
 
     INDEX is the folder of an index, or of a run with its indices, which have the run's name then. A new version of an
-    index is taken up when it is published.
+    index is taken up when it is published. With --follow INDEX is any folder: what is published below it is served
+    under the path of its run, also what comes later; it may be empty.
 
     The server knows no users: whoever reaches it may ask. It listens on this machine alone unless --host says
     otherwise.
@@ -78,18 +81,19 @@ def command(
 
     alone = is_loopback(host)
     rules = DoorRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
+    configure()
     # First, so that a port that is taken is said before an index is read for minutes.
     with bound(host, port) as listener:
         app = opened_service(
             indices,
             names,
+            follow=follow,
             memory=memory,
             threads=threads,
             with_models=not no_model,
             image_urls=fetch_image_urls,
             rules=rules,
         )
-        configure()
         # In place before uvicorn's own handlers: when it has ended it gives the signal back to these, who end nothing.
         StopFlag().install()
         if not alone:

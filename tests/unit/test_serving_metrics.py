@@ -34,7 +34,7 @@ def test_the_summary_says_where_the_time_goes() -> None:
             pass
     metrics.histogram("embq_http_request_seconds").labels("/knn-service").observe(1.0)
     summary = metrics.summary()
-    assert summary.startswith("1 requests to /knn-service took 1000.00 ms on average.")
+    assert summary.startswith("1 requests to /knn-service and /search took 1000.00 ms on average.")
     assert all(re.search(rf"^{name} +1 +\d", summary, re.MULTILINE) for name in STEPS)
     assert list(steps.seconds) == list(STEPS)
     assert steps.server_timing().startswith("fetch;dur=")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from embq.serving.duplicates import first_of_each
-from embq.serving.knn_request import MOST_RESULTS, knn_request, rows_request
+from embq.serving.fields import MOST_RESULTS
+from embq.serving.knn_request import knn_request, rows_request
 from embq.serving.refusals import Refusal
 
 CLIENT = {
