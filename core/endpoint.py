@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from core.errors import UnwellError
 from core.listening import Address, bound
 from core.log import Events
 
@@ -28,7 +29,7 @@ class Endpoint:
     Raises as `core.listening.bound` does, so that a port that is taken is said before anything else happens.
 
     Args:
-        exposition: gives what `/metrics` answers.
+        exposition: gives what `/metrics` answers; UnwellError where it cannot.
         complaint: gives what is wrong, in one line; "" where nothing is.
     """
 
@@ -97,7 +98,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            self._answer(200, self.server.exposition(), CONTENT_TYPE)
+            try:
+                self._answer(200, self.server.exposition(), CONTENT_TYPE)
+            except UnwellError as error:
+                self._answer(503, f"{error.message}\n".encode())
         elif path == "/healthz":
             complaint = self.server.complaint()
             self._answer(503 if complaint else 200, f"{complaint or 'ok'}\n".encode())

@@ -1,16 +1,9 @@
-"""What resident services tell Prometheus: a typed list for each role, and the text of what was read.
-
-Nothing is counted here. A service keeps plain numbers, and they are read when somebody asks.
-"""
+"""Every metric that resident services tell Prometheus, by role."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+from dataclasses import dataclass
+from typing import Literal
 
 Role = Literal["producer", "writer", "worker"]
 Kind = Literal["counter", "gauge", "histogram"]
@@ -41,104 +34,228 @@ EVERY_ROLE = (
     ),
 )
 
-METRICS: dict[Role, tuple[Metric, ...]] = {"producer": EVERY_ROLE, "writer": EVERY_ROLE, "worker": EVERY_ROLE}
+PRODUCER = (
+    Metric(
+        name="embq_broker_up",
+        kind="gauge",
+        meaning="1 where the broker answered; else 0, and nothing more is told",
+    ),
+    Metric(name="embq_broker_memory_bytes", kind="gauge", meaning="memory that the broker uses"),
+    Metric(name="embq_broker_memory_limit_bytes", kind="gauge", meaning="its `maxmemory`; absent where it has none"),
+    Metric(
+        name="embq_services",
+        kind="gauge",
+        labels=("role",),
+        meaning="producers, writers and worker supervisors that are heard of",
+    ),
+    Metric(name="embq_machines", kind="gauge", meaning="machines with worker processes that are heard of"),
+    Metric(
+        name="embq_workers",
+        kind="gauge",
+        labels=("model",),
+        meaning="worker processes that are heard of, by model; 0 and an empty one where there is none",
+    ),
+    Metric(
+        name="embq_worker_rows_per_second",
+        kind="gauge",
+        labels=("worker", "host", "device", "device_name"),
+        meaning="samples embedded by one process, over its last 20 s",
+    ),
+    Metric(
+        name="embq_worker_stage_share",
+        kind="gauge",
+        labels=("worker", "stage", "state"),
+        meaning="part of the last 10 s in which a stage was `busy`, `starved` or `blocked`",
+    ),
+    Metric(
+        name="embq_worker_limit",
+        kind="gauge",
+        labels=("worker", "limit"),
+        meaning="1 for the word that says what limits it",
+    ),
+    Metric(name="embq_worker_units_held", kind="gauge", labels=("worker",), meaning="units under its leases"),
+    Metric(name="embq_uploads", kind="gauge", meaning="runs that are on their way from a laptop"),
+    Metric(
+        name="embq_queue_hints",
+        kind="gauge",
+        labels=("model",),
+        meaning="hints that wait for a worker; a few seconds of work, not the whole run",
+    ),
+    Metric(
+        name="embq_runs",
+        kind="gauge",
+        labels=("state",),
+        meaning="runs that are `running`, `paused`, `cancelled`, `done`, or `waiting` for a writer to open them",
+    ),
+    Metric(
+        name="embq_run_info",
+        kind="gauge",
+        labels=("run", "name", "model", "state"),
+        meaning="1; `name` is the end of the output's path. Of a run that has ended all is told for 10 minutes",
+    ),
+    Metric(
+        name="embq_run_units",
+        kind="gauge",
+        labels=("run", "state"),
+        meaning="units: `done`, `received` by the broker and not committed, `in_flight`, `queued`, `quarantined`",
+    ),
+    Metric(
+        name="embq_run_rows_total",
+        kind="counter",
+        labels=("run",),
+        meaning="committed rows, from the run's commits, so a restart of a service changes nothing",
+    ),
+    Metric(name="embq_run_tokens_total", kind="counter", labels=("run",), meaning="tokens of the committed units"),
+    Metric(
+        name="embq_run_rows_expected",
+        kind="gauge",
+        labels=("run",),
+        meaning="samples of the run, estimated until all are done; absent before the first unit is",
+    ),
+    Metric(name="embq_run_failures", kind="gauge", labels=("run",), meaning="committed failures; fewer after a retry"),
+    Metric(
+        name="embq_run_truncated",
+        kind="gauge",
+        labels=("run",),
+        meaning="texts of which only the beginning was embedded",
+    ),
+    Metric(
+        name="embq_run_rows_per_second",
+        kind="gauge",
+        labels=("run",),
+        meaning="committed rows by the time from the first unit to the last commit",
+    ),
+    Metric(
+        name="embq_run_eta_seconds",
+        kind="gauge",
+        labels=("run",),
+        meaning="until the last commit; absent where that cannot be predicted yet",
+    ),
+    Metric(
+        name="embq_run_limit", kind="gauge", labels=("run", "limit"), meaning="1 for the word that says what limits it"
+    ),
+    Metric(name="embq_run_results", kind="gauge", labels=("run",), meaning="results that wait for the writer"),
+    Metric(
+        name="embq_run_results_limit", kind="gauge", labels=("run",), meaning="at most so many may; then workers wait"
+    ),
+    Metric(
+        name="embq_run_result_bytes",
+        kind="gauge",
+        labels=("run",),
+        meaning="their size, in the broker and in staging files together",
+    ),
+    Metric(name="embq_run_result_limit_bytes", kind="gauge", labels=("run",), meaning="at most so much may wait"),
+    Metric(
+        name="embq_run_oldest_unit_seconds",
+        kind="gauge",
+        labels=("run",),
+        meaning="since the unit was begun that has been in flight for longest; 0 where none is",
+    ),
+    Metric(
+        name="embq_run_commit_age_seconds",
+        kind="gauge",
+        labels=("run",),
+        meaning="since the last commit, or since the run was opened",
+    ),
+)
+
+WRITER = (
+    Metric(name="embq_writer_runs", kind="gauge", meaning="runs that are open"),
+    Metric(
+        name="embq_writer_runs_refused",
+        kind="gauge",
+        meaning="runs whose folder cannot be used now; they are tried again",
+    ),
+    Metric(
+        name="embq_writer_epoch",
+        kind="gauge",
+        labels=("run",),
+        meaning="which writer of the run this is, counted from 1",
+    ),
+    Metric(
+        name="embq_writer_commits_total",
+        kind="counter",
+        meaning="commit records with rows or failures, since the writer was started, as all totals below",
+    ),
+    Metric(name="embq_writer_parts_total", kind="counter", meaning="files that they name"),
+    Metric(name="embq_writer_rows_total", kind="counter", meaning="rows in them"),
+    Metric(name="embq_writer_failures_total", kind="counter", meaning="failures in them"),
+    Metric(name="embq_writer_bytes_total", kind="counter", meaning="bytes of these files"),
+    Metric(name="embq_writer_commit_seconds", kind="histogram", meaning="one commit: files, sync, record"),
+    Metric(
+        name="embq_writer_rejected_total",
+        kind="counter",
+        labels=("code",),
+        meaning="results that were refused; their units run again",
+    ),
+    Metric(
+        name="embq_writer_buffered_rows",
+        kind="gauge",
+        labels=("run",),
+        meaning="rows that are gathered for the next part",
+    ),
+    Metric(name="embq_writer_buffered_bytes", kind="gauge", labels=("run",), meaning="their size"),
+    Metric(
+        name="embq_writer_output_free_bytes",
+        kind="gauge",
+        labels=("run",),
+        meaning="room on the file system of the output; absent for object stores",
+    ),
+)
+
+WORKER = (
+    Metric(
+        name="embq_slots",
+        kind="gauge",
+        labels=("device", "state"),
+        meaning="places for a process: `up`, `starting` (no model yet), `down` (starts again), `given_up`, `over`",
+    ),
+    Metric(
+        name="embq_slot_deaths_total",
+        kind="counter",
+        labels=("device", "status"),
+        meaning="processes that ended by themselves: exit status, minus the signal, or `stuck`",
+    ),
+    Metric(
+        name="embq_slot_rows_total",
+        kind="counter",
+        labels=("device",),
+        meaning="samples that were embedded, as the processes report it",
+    ),
+    Metric(name="embq_slot_units_total", kind="counter", labels=("device",), meaning="units that were handed over"),
+    Metric(
+        name="embq_slot_stage_seconds_total",
+        kind="counter",
+        labels=("device", "stage", "state"),
+        meaning="seconds that a stage was `busy`, `starved` or `blocked`",
+    ),
+    Metric(
+        name="embq_slot_model_info",
+        kind="gauge",
+        labels=("device", "model"),
+        meaning="processes that have a model loaded",
+    ),
+    Metric(
+        name="embq_slot_model_load_seconds",
+        kind="gauge",
+        labels=("device",),
+        meaning="what loading it took, the slowest of the device",
+    ),
+    Metric(
+        name="embq_gpu_busy_ratio",
+        kind="gauge",
+        labels=("gpu", "device_name"),
+        meaning="part of the time in which it computed, by NVML; these five need `nvidia-ml-py`",
+    ),
+    Metric(name="embq_gpu_memory_used_bytes", kind="gauge", labels=("gpu", "device_name"), meaning="of all programs"),
+    Metric(name="embq_gpu_memory_total_bytes", kind="gauge", labels=("gpu", "device_name"), meaning="that it has"),
+    Metric(name="embq_gpu_power_watts", kind="gauge", labels=("gpu", "device_name"), meaning="that it draws"),
+    Metric(name="embq_gpu_celsius", kind="gauge", labels=("gpu", "device_name"), meaning="its temperature"),
+)
+
+METRICS: dict[Role, tuple[Metric, ...]] = {
+    "producer": (*EVERY_ROLE, *PRODUCER),
+    "writer": (*EVERY_ROLE, *WRITER),
+    "worker": (*EVERY_ROLE, *WORKER),
+}
 """Every metric by role, in the order of docs/deployment.md, which has the same list."""
-
-
-@dataclass(slots=True)
-class Spread:
-    """How seconds are spread: what a histogram is made of. For one thread that counts.
-
-    Attributes:
-        bounds: upper bounds of its buckets, rising.
-    """
-
-    bounds: tuple[float, ...]
-    sum: float = 0.0
-    _counts: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._counts = [0] * (len(self.bounds) + 1)
-
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        at = next((i for i, bound in enumerate(self.bounds) if seconds <= bound), len(self.bounds))
-        self._counts[at] += 1
-        self.sum += seconds
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many are not above it), as Prometheus wants it; the last one holds all."""
-        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        return [(name, float(sum(self._counts[: i + 1]))) for i, name in enumerate(names)]
-
-
-class Readings:
-    """What one look at a service has read. A metric that nobody put is not told.
-
-    Args:
-        role: only its metrics can be put.
-    """
-
-    def __init__(self, role: Role) -> None:
-        self._metrics = {metric.name: metric for metric in METRICS[role]}
-        self._read: dict[str, dict[tuple[str, ...], float | Spread]] = {}
-
-    def put(self, name: str, value: float | Spread, *labels: str) -> None:
-        """The value of a metric of this role under `labels`, one for each of its own; a later one replaces it."""
-        metric = self._metrics[name]
-        if len(labels) != len(metric.labels):
-            raise ValueError(f"{name} has the labels {metric.labels}, not {labels}")
-        self._read.setdefault(name, {})[labels] = value
-
-    def add(self, name: str, value: float, *labels: str) -> None:
-        """As `put`, on top of what is there."""
-        before = self._read.get(name, {}).get(labels, 0.0)
-        assert not isinstance(before, Spread)
-        self.put(name, before + value, *labels)
-
-    def families(self) -> Iterator[Family]:
-        """As Prometheus's client has them, in the order of the list."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-        for name, metric in self._metrics.items():
-            if name not in self._read:
-                continue
-            if metric.kind == "histogram":
-                histogram = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
-                for labels, spread in self._read[name].items():
-                    assert isinstance(spread, Spread)
-                    histogram.add_metric(labels, spread.buckets(), spread.sum)
-                yield histogram
-                continue
-            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = kind(name, metric.meaning, labels=metric.labels)
-            for labels, value in self._read[name].items():
-                assert not isinstance(value, Spread)
-                family.add_metric(labels, value)
-            yield family
-
-    def text(self) -> bytes:
-        """All of it in Prometheus's text format."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Once(self))
-        return generate_latest(registry)
-
-
-class _Once:
-    """What a registry collects from."""
-
-    def __init__(self, readings: Readings) -> None:
-        self._readings = readings
-
-    def collect(self) -> Iterator[Family]:
-        yield from self._readings.families()
-
-    def describe(self) -> Sequence[Family]:
-        return ()
-
-
-Meter = Callable[[Readings], None]
-"""Reads something of a service. It may raise redis.exceptions.RedisError where the broker is away: then what it has
-put until then is told."""

@@ -44,10 +44,23 @@ def share_of(workers: Sequence[Mapping[str, Any]], run: str) -> list[Mapping[str
 
 
 def done_in_flight(ledger: Ledger, shares: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens that are done of units which are still held under the lease of who reported them, and of batches."""
-    begun = [(int(u), str(token), int(tokens)) for share in shares for u, token, tokens in share["begun"]]
-    holders = ledger.holders([u for u, _, _ in begun])
-    of_units = sum(tokens for (_, token, tokens), holder in zip(begun, holders, strict=True) if token == holder)
+    """As `done_of`, with the holders that the broker knows."""
+    return done_of(shares, ledger.holders(holders_wanted(shares)))
+
+
+def holders_wanted(shares: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The units that are begun, whose holders `done_of` wants to know."""
+    return [int(u) for share in shares for u, _, _ in share["begun"]]
+
+
+def done_of(shares: Sequence[Mapping[str, Any]], holders: Sequence[str]) -> int:
+    """Tokens that are done of units which are still held under the lease of who reported them, and of batches.
+
+    Args:
+        holders: token of the lease on each unit of `holders_wanted`; "" where there is none.
+    """
+    begun = [(str(token), int(tokens)) for share in shares for _, token, tokens in share["begun"]]
+    of_units = sum(tokens for (token, tokens), holder in zip(begun, holders, strict=True) if token == holder)
     return of_units + sum(int(share["in_batch"]) for share in shares)
 
 

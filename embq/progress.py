@@ -196,26 +196,36 @@ class BrokerWatch:
 
     def look(self) -> Progress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
-        seen = see(self._ledger)
-        names = ("rows", "failures", "done", "quarantined", "truncated", "tokens")
-        rows, failures, done, quarantined, truncated, tokens = map(seen.number, names)
-        units = seen.number("total") or self.record.units
-        closed = seen.meta.get("state") == "done"
-        return _progress(
-            self.record.run,
-            self.record.output,
-            self.record.model.spec,
-            _Counts(rows, failures, done, quarantined, units, truncated, tokens),
-            (rows + failures, True) if closed else (self._estimate(rows + failures, done, units), False),
-            Control().with_wishes(seen.meta | seen.asked),
-            seen,
-            closed=closed,
-        )
+        return progress_of(self.record, see(self._ledger))
 
-    def _estimate(self, samples: int, done: int, units: int) -> int | None:
-        """Samples of the run, from those of the units that are done; retries, which come last, add none."""
-        units -= self.record.retries
-        return round(samples / min(done, units) * units) if done and units > 0 else None
+
+def progress_of(record: RunRecord, seen: Seen) -> Progress:
+    """A run as far as the broker alone tells.
+
+    Args:
+        record: the run as it was announced.
+        seen: one look into the broker.
+    """
+    names = ("rows", "failures", "done", "quarantined", "truncated", "tokens")
+    rows, failures, done, quarantined, truncated, tokens = map(seen.number, names)
+    units = seen.number("total") or record.units
+    closed = seen.meta.get("state") == "done"
+    estimate = _estimate(rows + failures, done, units - record.retries)
+    return _progress(
+        record.run,
+        record.output,
+        record.model.spec,
+        _Counts(rows, failures, done, quarantined, units, truncated, tokens),
+        (rows + failures, True) if closed else (estimate, False),
+        Control().with_wishes(seen.meta | seen.asked),
+        seen,
+        closed=closed,
+    )
+
+
+def _estimate(samples: int, done: int, units: int) -> int | None:
+    """Samples of `units` units, from those of the units that are done; retries, which come last, add none."""
+    return round(samples / min(done, units) * units) if done and units > 0 else None
 
 
 class _Counts(NamedTuple):

@@ -88,6 +88,11 @@ class Attribution:
                 "threads": self._stats.stages.threads,
                 "cores": self._cores,
                 "decode": self._decode,
+                # For who adds it up: not rounded to shares, so that it never becomes less.
+                "spent": {
+                    stage: {state: round(seconds, 2) for state, seconds in states.items()}
+                    for stage, states in spent.stages.items()
+                },
                 "late": self._told(late, self._verdict, tokens - tokens_first),
                 "whole": {"limit": whole, **self._told(spent, whole, tokens)},
             },

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import selectors
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,6 +76,7 @@ class Supervisor:
         self.slots = [Slot(device) for device in fleet.devices]
         self.freer = LeaseFreer(client)
         self._beat = beat
+        self.deaths: Counter[tuple[str, str]] = Counter()  # (device, status) -> processes that ended by themselves
         self.log = Events("supervisor")
         self._looked_at = self._watching_since = time.monotonic()
 
@@ -135,10 +137,12 @@ class Supervisor:
         slot.read_report()
         self._free_leases(slot, status)
         broken = slot.is_broken(status)
+        stuck = bool(slot.stuck_in)
         slot.clear()
         if status == Exit.DONE and self.fleet.run:
             slot.start_at = NEVER
             return
+        self.deaths[slot.device, "stuck" if stuck else str(status)] += 1
         self.log.warning("worker_died", worker=slot.name, status=status)
         if status in NO_RESTART:
             raise _given_up(slot, status, "starting it again cannot mend that")
@@ -148,6 +152,7 @@ class Supervisor:
         if broken:
             self.log.error("device_given_up", device=slot.device, worker=slot.name)
             slot.start_at = NEVER
+            slot.given_up = True
             if all(other.over for other in self.slots):
                 raise _given_up(slot, Exit.UNAVAILABLE, "its device failed with one unit after the other")
             return

@@ -78,6 +78,14 @@ class Slot:
         self.stuck_in: list[InHand] = []
         self._faults: list[tuple[float, set[int]]] = []
         self.start_at = 0.0
+        self.given_up = False
+
+    @property
+    def state(self) -> str:
+        """up, starting (no model is loaded, and no work has come yet), down (is started again), given_up or over."""
+        if self.process is not None:
+            return "up" if self.ready else "starting"
+        return "given_up" if self.given_up else "over" if self.over else "down"
 
     @property
     def over(self) -> bool:

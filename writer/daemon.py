@@ -13,6 +13,7 @@ from core.log import Events
 from core.objects import Place, place
 from core.protocol import run_key
 from core.registry import RunRecord, registered
+from writer.counts import Counts
 from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter
 from writer.uploads import Add, Receiver
@@ -52,6 +53,7 @@ class Writer:
         self.rebuild = rebuild
         self.log = Events("writer")
         self.runs: dict[str, RunWriter] = {}
+        self.counts = Counts()
         self._keeper = LockKeeper(beat=beat)
         self._receiver = Receiver(client, add, self._keeper.moved) if add is not None and not only else None
         self._opened: set[str] = set()
@@ -86,6 +88,10 @@ class Writer:
                 writer.release()
             self._keeper.stop()
         self.log.info("stopped")
+
+    def refused(self) -> int:
+        """Runs that could not be written when they were last tried, and are not written now."""
+        return sum(run not in self.runs for run in list(self._retry_at))
 
     def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
         """Do something for one run; a run that fails, is finished or was cancelled is let go."""
@@ -131,11 +137,13 @@ class Writer:
                 # Waiting for one run's lock would hold up every other run.
                 patience_s=LOCK_PATIENCE_S if self.only else 0.0,
                 keeper=self._keeper,
+                counts=self.counts,
             )
         except (EmbqError, OSError) as error:
             self._give_up(record.run, error, place(record.output))
         else:
             self._opened.add(record.run)
+            self._retry_at.pop(record.run, None)
             self._cancelled.discard(record.run)
             self._held_since.pop(record.run, None)
 

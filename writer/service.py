@@ -22,6 +22,7 @@ from core.registry import RunRecord, live_workers, register
 from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer
 from writer.commit import Committer
+from writer.counts import Counts
 from writer.lock import LOCK_TTL_S, RENEW_S, LockKeeper
 from writer.workload import Workload
 
@@ -44,6 +45,7 @@ class RunWriter:
         rebuild: make the queue anew even where the broker knows the run, because no worker of before is alive.
         patience_s: how long to wait for the lock of a writer that may be dead.
         keeper: renews the lock where one step takes long; without it only `step` does.
+        counts: where what is done is counted.
 
     Raises TryLaterError where another writer holds the run.
     """
@@ -58,6 +60,7 @@ class RunWriter:
         rebuild: bool = False,
         patience_s: float = LOCK_PATIENCE_S,
         keeper: LockKeeper | None = None,
+        counts: Counts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = record
@@ -68,6 +71,7 @@ class RunWriter:
         self.id = secrets.token_hex(8)
         self._clock = clock
         self._keeper = keeper
+        self.counts = counts or Counts()
         self._take_lock(takeover=takeover, patience_s=patience_s)
         try:
             self._open(version=version, rebuild=rebuild)
@@ -309,6 +313,7 @@ class RunWriter:
         try:
             result = self.acceptor.accept(entry)
         except Rejected as error:
+            self.counts.rejected[error.code] += 1
             self.log.warning("result_rejected", run=self.record.run, u=u, code=error.code, why=error)
             self.ledger.reject(entry.id, u, token, error.code, str(error))
             self._drop_staged(entry)
@@ -340,7 +345,9 @@ class RunWriter:
         results = self.buffer.take()
         if results:
             self.committer.fingerprint = self.acceptor.fingerprint
+            began = time.monotonic()
             commit = self.committer.commit(results)
+            self.counts.committed(commit, time.monotonic() - began)
             for result in results:
                 self.workload.committed(self.manifest.extent(result.u), result.tokens)
             self._mark([(result.entry, result.u) for result in results])

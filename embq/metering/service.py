@@ -11,13 +11,17 @@ import redis
 from redis.exceptions import RedisError
 
 import embq
+from core.errors import UnwellError
 from core.health import STANDS_S, Health
 from core.log import Events
-from core.metrics import Meter, Readings, Role
+from core.metrics import Role
+from core.readings import Meter, Readings
 from core.settings import Settings
 
 FRESH_S = 1.0
 """Whoever asks more often is told the same again."""
+PATIENCE_S = 5.0
+"""Whoever asks while another's answer is read waits so long for it."""
 
 
 class Monitored:
@@ -29,14 +33,24 @@ class Monitored:
 
     Args:
         clock: monotonic seconds.
+        patience_s: how long one who asks waits while another's answer is read.
     """
 
-    def __init__(self, role: Role, health: Health, *, told: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        role: Role,
+        health: Health,
+        *,
+        told: bool,
+        clock: Callable[[], float] = time.monotonic,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.health = health
         self.told = told
         self._role: Role = role
         self._meters: list[Meter] = []
         self._clock = clock
+        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._text = b""
         self._read_at = float("-inf")
@@ -48,11 +62,18 @@ class Monitored:
             self._meters = list(meters)
 
     def exposition(self) -> bytes:
-        """What `/metrics` says, read at most once in FRESH_S."""
-        with self._lock:
+        """What `/metrics` says, read at most once in FRESH_S.
+
+        Raises UnwellError where a read has hung: a folder whose storage is gone may never answer.
+        """
+        if not self._lock.acquire(timeout=self._patience_s):
+            raise UnwellError("what was asked for before is still being read")
+        try:
             if self._clock() - self._read_at >= FRESH_S:
                 self._text, self._read_at = self._read(), self._clock()
             return self._text
+        finally:
+            self._lock.release()
 
     def _read(self) -> bytes:
         readings = Readings(self._role)

@@ -16,6 +16,7 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     """Keep the queues filled with hints from the manifests of all runs. Runs until stopped."""
     from core.log import configure
     from core.stopping import StopFlag
+    from embq.metering.broker import BrokerMeter
     from embq.metering.service import monitored
     from producer.feeder import serve
 
@@ -25,5 +26,5 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     settings = settings_with(broker, metrics)
     with monitored(settings, "producer") as service:
         client = service_client(settings, give_up=stopped)
-        service.watch(client)
+        service.watch(client, BrokerMeter(client))
         serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)

@@ -30,7 +30,9 @@ def command(
     from core.cores import cores
     from core.log import configure
     from core.stopping import StopFlag
+    from embq.metering.gpus import GpuMeter
     from embq.metering.service import monitored
+    from embq.metering.worker import WorkerMeter
     from worker.daemon import Supervisor, devices_of
     from worker.slot import Fleet
 
@@ -54,5 +56,5 @@ def command(
         client = service_client(settings, give_up=stopped)
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
-        service.watch(client)
+        service.watch(client, WorkerMeter(supervisor, client), GpuMeter())
         supervisor.serve(stopped)

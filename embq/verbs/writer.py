@@ -20,6 +20,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     from core.log import configure
     from core.stopping import StopFlag
     from embq.metering.service import monitored
+    from embq.metering.writer import WriterMeter
     from producer.enqueue import add_uploaded
     from writer.daemon import Writer
     from writer.lock import WEDGED_S
@@ -30,8 +31,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     settings = settings_with(broker, metrics)
     with monitored(settings, "writer", stands_s=WEDGED_S) as service:
         client = service_client(settings, give_up=stopped)
-        service.watch(client)
-        Writer(
+        writer = Writer(
             client,
             version=embq.__version__,
             add=add_uploaded,
@@ -39,4 +39,6 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
             takeover=takeover,
             rebuild=rebuild,
             beat=service.health.beat,
-        ).serve(stopped)
+        )
+        service.watch(client, WriterMeter(writer))
+        writer.serve(stopped)

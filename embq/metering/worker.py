@@ -1,0 +1,98 @@
+"""What the processes of one supervisor do, for Prometheus."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import redis
+
+from core.health import quick
+from core.protocol import worker_key
+from core.readings import Readings
+from worker.daemon import Supervisor
+from worker.slot import Slot
+
+ANSWER_S = 2.0
+Series = tuple[str, ...]
+"""Name of a counter, then its labels."""
+
+
+class Odometer:
+    """Adds up counters of processes that come and go, and that begin at 0 again with each model."""
+
+    def __init__(self) -> None:
+        self._total: Counter[Series] = Counter()
+        self._last: dict[tuple[str, Series], float] = {}
+
+    def read(self, process: str, series: Series, value: float) -> None:
+        """A counter of a process stands at `value` now."""
+        before = self._last.get((process, series), 0.0)
+        self._last[process, series] = value
+        self._total[series] += cast("int", value - before if value >= before else value)
+
+    def keep(self, processes: set[str]) -> None:
+        """Forget what processes that are gone have said last; what they have done stays counted."""
+        self._last = {key: value for key, value in self._last.items() if key[0] in processes}
+
+    def put(self, readings: Readings) -> None:
+        """All totals."""
+        for (name, *labels), total in self._total.items():
+            readings.put(name, total, *labels)
+
+
+class WorkerMeter:
+    """Reads a supervisor and what its processes report to the broker; see `core.metrics.WORKER`.
+
+    Args:
+        client: leads to the broker. A client of its own is made of it, which does not wait for one that is away.
+    """
+
+    def __init__(self, supervisor: Supervisor, client: redis.Redis) -> None:
+        self._supervisor = supervisor
+        self._client = quick(client, answer_s=ANSWER_S)
+        self._odometer = Odometer()
+
+    def __call__(self, readings: Readings) -> None:
+        """Read all; raises redis.exceptions.RedisError where the broker is away, after what it is not needed for."""
+        slots = list(self._supervisor.slots)
+        put_slots(readings, slots)
+        for (device, status), deaths in dict(self._supervisor.deaths).items():
+            readings.put("embq_slot_deaths_total", deaths, device, status)
+        try:
+            self._read_reports(readings, {slot.name: slot.device for slot in slots if slot.process is not None})
+        finally:
+            self._odometer.put(readings)
+
+    def _read_reports(self, readings: Readings, devices: Mapping[str, str]) -> None:
+        names = [name for name in devices if name]
+        said = self._client.mget([worker_key(name) for name in names]) if names else []
+        load_s: dict[str, float] = {}
+        for name, text in zip(names, cast("list[bytes | None]", said), strict=True):
+            if text is None:
+                continue
+            report: dict[str, Any] = json.loads(text)
+            device = devices[name]
+            self._count(name, device, report)
+            if model := str(report.get("model") or ""):
+                readings.add("embq_slot_model_info", 1, device, model)
+            load_s[device] = max(load_s.get(device, 0.0), float(report.get("load_s") or 0.0))
+        for device, seconds in load_s.items():
+            readings.put("embq_slot_model_load_seconds", seconds, device)
+        self._odometer.keep(set(names))
+
+    def _count(self, name: str, device: str, report: Mapping[str, Any]) -> None:
+        for what in ("rows", "units"):
+            self._odometer.read(name, (f"embq_slot_{what}_total", device), float(report.get(what) or 0))
+        for stage, states in (report.get("attribution") or {}).get("spent", {}).items():
+            for state, seconds in states.items():
+                self._odometer.read(name, ("embq_slot_stage_seconds_total", device, stage, state), float(seconds))
+
+
+def put_slots(readings: Readings, slots: Sequence[Slot]) -> None:
+    """How many processes of each device are in which state."""
+    for device in {slot.device for slot in slots}:
+        for state in ("up", "starting", "down", "given_up", "over"):
+            readings.put("embq_slots", sum(s.device == device and s.state == state for s in slots), device, state)

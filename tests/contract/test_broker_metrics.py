@@ -1,0 +1,142 @@
+"""What the producer tells Prometheus of the broker: the figures of `embq status`, whatever the number of runs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import RunCase, make_case
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.embedded import EmbeddedServer
+from core.ledger import LIMIT_BYTES, LIMIT_ENTRIES
+from core.metrics import METRICS
+from core.protocol import run_key
+from core.readings import Readings
+from core.registry import register, report_worker
+from embq.metering.broker import SHOWN_S, BrokerMeter
+from embq.progress import BrokerWatch
+
+Told = dict[str, dict[tuple[str, ...], float]]
+
+
+def told(meter: BrokerMeter) -> Told:
+    """Metric -> values of its labels -> value; read even where the broker is away."""
+    readings = Readings("producer")
+    with suppress(redis.exceptions.RedisError):
+        meter(readings)
+    labels = {metric.name: metric.labels for metric in METRICS["producer"]}
+    found: Told = {}
+    for family in text_string_to_metric_families(readings.text().decode()):
+        for one in family.samples:
+            found.setdefault(one.name, {})[tuple(one.labels[label] for label in labels[one.name])] = one.value
+    return found
+
+
+@pytest.fixture
+def run(own_client: redis.Redis, tmp_path: Path) -> RunCase:
+    return make_case(own_client, tmp_path / "notes")
+
+
+def report(case: RunCase, name: str, **said: object) -> None:
+    """A worker says something of itself."""
+    late = {"causes": {"device": 1.0}, "stages": {"embed": {"busy": 0.9, "starved": 0.1, "blocked": 0.0}}}
+    fields = {
+        "name": name,
+        "host": "box",
+        "device": "cuda:0",
+        "device_name": "NVIDIA H100",
+        "rows_per_s": 40.0,
+        "held": 1,
+        "model": case.record.model.spec,
+        "limit": "device",
+        "attribution": {"threads": 1, "cores": 2, "decode": "", "late": late, "whole": {"limit": "device", **late}},
+        **said,
+    }
+    report_worker(case.client, name, fields, life_s=60, scripts=case.ledger._scripts)
+
+
+def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis) -> None:
+    meter, name = BrokerMeter(own_client), run.info.run
+    register(own_client, run.record)
+    before = told(meter)
+    assert before["embq_runs"][("waiting",)] == 1
+    assert "embq_run_info" not in before, "nothing is known of a run that no writer has opened"
+
+    writer = run.writer()
+    run.work_one(0)
+    run.work_one(1, failed=[2])
+    writer.step()
+    run.clock.advance(31)
+    writer.step()
+    run.work_one(2)
+    token = run.claim(3)
+    report(run, "box.cuda0.abc", runs={name: _share(3, token, tokens=2)})
+
+    seen, look = told(meter), BrokerWatch(run.record, own_client).look()
+    assert seen["embq_run_info"] == {(name, "notes", run.record.model.spec, "running"): 1}
+    units = {state: seen["embq_run_units"][name, state] for state in ("done", "received", "in_flight", "queued")}
+    assert units == {"done": look.done, "received": look.received, "in_flight": look.in_flight, "queued": look.queued}
+    assert units == {"done": 2, "received": 1, "in_flight": 1, "queued": 4}
+    assert (seen["embq_run_rows_total"][name,], seen["embq_run_failures"][name,]) == (5, 1)
+    assert seen["embq_run_rows_expected"][name,] == look.rows_total == 24
+    assert seen["embq_run_limit"] == {(name, look.limit): 1}
+    assert (seen["embq_run_results"][name,], seen["embq_run_result_bytes"][name,]) == (1, 100)
+    assert seen["embq_run_results_limit"][name,] == LIMIT_ENTRIES
+    assert seen["embq_run_result_limit_bytes"][name,] == LIMIT_BYTES
+    assert 0 <= seen["embq_run_commit_age_seconds"][name,] < 60
+    assert 0 <= seen["embq_run_oldest_unit_seconds"][name,] < 60
+    assert seen["embq_runs"][("running",)] == 1
+    assert (seen["embq_broker_up"][()], seen["embq_machines"][()]) == (1, 1)
+    assert seen["embq_broker_memory_bytes"][()] > 0
+    assert seen["embq_workers"] == {(run.record.model.spec,): 1}
+    assert seen["embq_worker_rows_per_second"] == {("box.cuda0.abc", "box", "cuda:0", "NVIDIA H100"): 40}
+    assert seen["embq_worker_stage_share"]["box.cuda0.abc", "embed", "busy"] == 0.9
+
+    run.client.hset(run.key("busy"), token, int(own_client.time()[0]) * 1000 - 90_000)
+    assert 89 < told(meter)["embq_run_oldest_unit_seconds"][name,] < 100
+    writer.release()
+
+
+def _share(u: int, token: str, *, tokens: int) -> dict[str, object]:
+    return {"tokens_per_s": 9.0, "units": 1, "size": 9, "begun": [(u, token, tokens)], "in_batch": 0}
+
+
+def test_a_run_that_has_ended_is_told_for_a_while_and_then_only_counted(run: RunCase, own_client: redis.Redis) -> None:
+    run.finish(run.writer())
+    seen = told(BrokerMeter(own_client))
+    assert seen["embq_run_rows_total"] == {(run.info.run,): 24}
+    assert seen["embq_run_eta_seconds"] == {(run.info.run,): 0}
+    earlier = int(own_client.time()[0]) * 1000 - int(SHOWN_S * 1000) - 1
+    own_client.hset(run_key(run.info.run, "meta"), "last_commit_ms", earlier)
+    later = told(BrokerMeter(own_client))
+    assert "embq_run_rows_total" not in later
+    assert later["embq_runs"][("done",)] == 1
+
+
+def test_many_runs_cost_no_more_exchanges_with_the_broker_than_one(own_client: redis.Redis, tmp_path: Path) -> None:
+    cases = [make_case(own_client, tmp_path / f"out{i}") for i in range(30)]
+    for case in cases:
+        case.build()
+    meter, exchanges = BrokerMeter(own_client), 0
+    pipeline = meter._client.pipeline
+
+    def counted(**options: bool) -> object:
+        nonlocal exchanges
+        exchanges += 1
+        return pipeline(**options)
+
+    meter._client.pipeline = counted  # type: ignore[method-assign, assignment]
+    assert len(told(meter)["embq_run_info"]) == 30
+    assert exchanges == 3
+
+
+def test_a_broker_that_is_away_is_told_as_such(own_client: redis.Redis, own_server: EmbeddedServer) -> None:
+    meter = BrokerMeter(own_client)
+    assert told(meter)["embq_broker_up"] == {(): 1}
+    own_server.stop()
+    assert told(meter) == {"embq_broker_up": {(): 0}}
+    own_server.start()
+    assert told(meter)["embq_broker_up"] == {(): 1}

@@ -1,0 +1,129 @@
+"""The metrics of producer, writer and worker are those that are documented, and what is read of them is told."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import FakeClock
+from prometheus_client.parser import text_string_to_metric_families
+
+from core.errors import UnwellError
+from core.health import Health
+from core.metrics import METRICS, Metric, Role
+from core.readings import Readings, Spread
+from embq.metering.service import FRESH_S, Monitored
+from embq.metering.worker import Odometer
+
+DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
+ROLES: tuple[Role, ...] = ("producer", "writer", "worker")
+
+
+def row(metric: Metric) -> str:
+    labels = ", ".join(metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |".replace("|  |", "| |")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_documents_have_every_metric_of_a_role_in_order(role: Role) -> None:
+    told = [line for line in DEPLOYMENT.read_text("utf-8").splitlines() if re.match(r"\| `embq_\w+` \|", line)]
+    rows = [row(metric) for metric in METRICS[role]]
+    assert [line for line in told if line in rows] == rows
+    assert set(told) <= {row(metric) for metrics in METRICS.values() for metric in metrics}
+
+
+def test_every_metric_has_one_role_and_a_name_that_says_what_it_is() -> None:
+    names = [metric.name for role in ROLES for metric in METRICS[role][1:]]
+    assert len(set(names)) == len(names)
+    for metric in (metric for role in ROLES for metric in METRICS[role]):
+        assert re.fullmatch(r"embq_[a-z_]+", metric.name)
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_was_read_can_be_scraped(role: Role) -> None:
+    readings = Readings(role)
+    for metric in METRICS[role]:
+        spread = Spread((0.1, 1.0))
+        spread.observe(0.5)
+        readings.put(metric.name, spread if metric.kind == "histogram" else 7.0, *metric.labels)
+    families = {family.name: family for family in text_string_to_metric_families(readings.text().decode())}
+    for metric in METRICS[role]:
+        family = families[metric.name.removesuffix("_total")]
+        assert (family.type, family.documentation) == (metric.kind, metric.meaning)
+        assert set(family.samples[0].labels) - {"le"} == set(metric.labels)
+        if metric.kind == "histogram":
+            assert [sample.value for sample in family.samples] == [0, 1, 1, 1, 0.5]
+        else:
+            assert [sample.value for sample in family.samples] == [7.0]
+
+
+def test_a_metric_of_another_role_or_without_its_labels_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        Readings("writer").put("embq_machines", 1)
+    with pytest.raises(ValueError, match="embq_run_units"):
+        Readings("producer").put("embq_run_units", 1, "r")
+
+
+def test_a_distance_is_added_up_over_processes_and_over_their_models() -> None:
+    odometer, rows = Odometer(), ("embq_slot_rows_total", "cpu")
+
+    def total() -> float:
+        readings = Readings("worker")
+        odometer.put(readings)
+        (family,) = text_string_to_metric_families(readings.text().decode())
+        return family.samples[0].value
+
+    odometer.read("a", rows, 100)
+    odometer.read("a", rows, 150)
+    odometer.read("b", rows, 30)
+    assert total() == 180
+    odometer.read("a", rows, 20)  # another model, counted from 0
+    assert total() == 200
+    odometer.keep({"b"})
+    odometer.read("c", rows, 5)  # the process in the place of `a`
+    odometer.read("b", rows, 31)
+    assert total() == 206
+
+
+def test_a_service_is_read_once_for_all_who_ask_at_about_the_same_time(clock: FakeClock, client: redis.Redis) -> None:
+    reads = 0
+
+    def meter(readings: Readings) -> None:
+        nonlocal reads
+        reads += 1
+        readings.put("embq_writer_runs", reads)
+
+    service = Monitored("writer", Health(clock=clock), told=True, clock=clock)
+    service.watch(client, meter)
+    first = service.exposition()
+    assert b"embq_writer_runs 1.0" in first
+    assert service.exposition() == first
+    clock.advance(FRESH_S)
+    assert b"embq_writer_runs 2.0" in service.exposition()
+    service.health.stop()
+
+
+def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock, client: redis.Redis) -> None:
+    """A folder that was mounted over a network and is gone."""
+    held, let_go = threading.Event(), threading.Event()
+
+    def meter(_readings: Readings) -> None:
+        held.set()
+        assert let_go.wait(60)
+
+    service = Monitored("writer", Health(clock=clock), told=True, clock=clock, patience_s=0.1)
+    service.watch(client, meter)
+    first = threading.Thread(target=service.exposition)
+    first.start()
+    assert held.wait(60)
+    with pytest.raises(UnwellError, match="still being read"):
+        service.exposition()
+    let_go.set()
+    first.join(60)
+    assert not first.is_alive()
+    assert b"embq_build_info" in service.exposition()
+    service.health.stop()
