@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from core.masking import masked
+
 
 class Exit(IntEnum):
     """The exit statuses of every embq command."""
@@ -43,6 +45,9 @@ class Exit(IntEnum):
 class EmbqError(Exception):
     """Something went wrong that a user can understand and mend.
 
+    Secrets in what it says are masked, because it goes into logs, records of failures and the broker: a store's library
+    may tell of a signed URL that nobody has asked for.
+
     Args:
         message: what happened, and to which object.
         next_step: what the user can do now; printed on a line of its own.
@@ -53,9 +58,9 @@ class EmbqError(Exception):
     default_code = "bug"
 
     def __init__(self, message: str, *, next_step: str = "", code: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.next_step = next_step
+        self.message = masked(message)
+        super().__init__(self.message)
+        self.next_step = masked(next_step)
         self.code = code or self.default_code
 
 

@@ -143,6 +143,6 @@ def _nobodys_bug(error: Exception) -> EmbqError | None:
 
 def show_error(error: EmbqError) -> None:
     """Print an error the way every embq command does: what, then what to do next."""
-    click.echo(masked(f"error[{error.code}]: {error.message}"), err=True)
+    click.echo(f"error[{error.code}]: {error.message}", err=True)
     if error.next_step:
-        click.echo(masked(f"  next:  {error.next_step}"), err=True)
+        click.echo(f"  next:  {error.next_step}", err=True)
