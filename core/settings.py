@@ -122,6 +122,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embq"
 
 
+def log_format() -> str:
+    """How this process logs, by EMBQ_LOG: "text" or "json"; ConfigError for anything else."""
+    text = os.environ.get("EMBQ_LOG", "") or "text"
+    if text not in ("text", "json"):
+        raise ConfigError(f"EMBQ_LOG={text!r} is neither text nor json", next_step="unset it, or write json")
+    return text
+
+
 def spool_folder() -> Path | None:
     """The folder of EMBQ_SPOOL for files on their way to or from an object store; None where it is not set."""
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None

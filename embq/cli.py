@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from core.errors import EmbqError, Exit
+from core.log import Events, is_json
 from core.masking import masked
 from embq.arguments import keep_off_the_process_list
 
@@ -118,6 +119,9 @@ def run(arguments: list[str]) -> int:
         details = masked(traceback.format_exc())
         with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
             report.write(details)
+        if is_json():
+            Events("embq").error("bug", report=report.name, traceback=details)
+            return Exit.BUG
         click.echo(
             f"error[bug]: embq has a bug; the details are in {report.name}\n"
             f"  {details.strip().splitlines()[-1]}\n  next:  report it with that file",
@@ -142,7 +146,10 @@ def _nobodys_bug(error: Exception) -> EmbqError | None:
 
 
 def show_error(error: EmbqError) -> None:
-    """Print an error the way every embq command does: what, then what to do next."""
+    """Print an error the way every embq command does: what, then what to do next. A log in JSON stays one."""
+    if is_json():
+        Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
+        return
     click.echo(f"error[{error.code}]: {error.message}", err=True)
     if error.next_step:
         click.echo(f"  next:  {error.next_step}", err=True)

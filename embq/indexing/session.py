@@ -148,11 +148,15 @@ def query_files(said: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def runner_of(options: Mapping[str, Any], wish: Wish) -> Iterator[Runner]:
-    """Who does the work: processes here, or the workers of a broker."""
-    settings = settings_with(options["broker"])
-    if not settings.broker_url:
+    """Who does the work: processes here, or the workers of the broker that --broker names.
+
+    Not of EMBQ_BROKER_URL alone: it stands in every environment from which runs are enqueued, by users of the broker
+    that may not do this, and in folders that its workers do not see.
+    """
+    if not options["broker"]:
         yield local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
         return
+    settings = settings_with(options["broker"])
     client = service_client(settings, give_up=lambda: False)
     runner = QueueRunner(
         client,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from embq.options import broker_option, json_option
+from embq.options import json_option
 
 
 @click.command(
@@ -107,7 +107,12 @@ from embq.options import broker_option, json_option
 )
 @click.option("--compact", is_flag=True, help="Merge what was added, and drop what was deleted.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, and do nothing.")
-@broker_option
+@click.option(
+    "--broker",
+    default="",
+    metavar="URL",
+    help="Have the workers of this broker do the steps.  [this machine does them, whatever EMBQ_BROKER_URL says]",
+)
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
 def command(**options: Any) -> int:
