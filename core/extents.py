@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.units import Unit
+
+if TYPE_CHECKING:
+    # Who plans a run reads no extents, and need not have numpy.
+    import numpy as np
 
 COLUMNS = ["kind", "start", "stop", "samples", "size"]
 """Of a segment of the manifest; segments of earlier versions have no `size`."""
@@ -54,6 +57,8 @@ class Extents:
     @classmethod
     def of_table(cls, table: pa.Table) -> Extents:
         """From the columns `COLUMNS` of a segment, which must not be one of retries."""
+        import numpy as np
+
         samples = pc.max_element_wise(pc.fill_null(table["samples"], 1), 1).to_numpy()
         size = np.maximum(0, table["stop"].to_numpy() - table["start"].to_numpy())
         if "size" in table.column_names:
@@ -63,6 +68,8 @@ class Extents:
     @classmethod
     def of_units(cls, units: Iterator[Unit]) -> Extents:
         """From the units themselves."""
+        import numpy as np
+
         each = [extent_of(unit) for unit in units]
         kinds = pa.array([one.kind for one in each], pa.string())
         return cls(kinds, np.array([one.samples for one in each]), np.array([one.bytes for one in each]))

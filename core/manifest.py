@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -201,6 +200,8 @@ class Manifest:
         Args:
             done: bitmap of units, as the log has it.
         """
+        import numpy as np
+
         left: dict[str, Extent] = {}
         waits = np.unpackbits(np.frombuffer(done, np.uint8)) == 0
         for segment, start in enumerate(self._starts):

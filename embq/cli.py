@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from core.errors import EmbqError, Exit
+from core.errors import ConfigError, EmbqError, Exit
 from core.log import Events, is_json
 from core.masking import masked
 from embq.arguments import keep_off_the_process_list
@@ -45,6 +45,9 @@ VERBS = {
 
 FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 """What clip-retrieval calls it."""
+
+OPTIONAL = {"faiss", "h5py", "matplotlib", "numpy", "psutil", "starlette", "torch", "transformers", "uvicorn"}
+"""Packages that come with extras, and that some verbs import without asking first."""
 
 
 class Verbs(click.Group):
@@ -131,7 +134,15 @@ def run(arguments: list[str]) -> int:
 
 
 def _nobodys_bug(error: Exception) -> EmbqError | None:
-    """The error for a user where the disk or the broker refused something wherever it was; None for any other."""
+    """The error for a user where the disk or the broker refused something, or a package of an extra is not there.
+
+    None for any other.
+    """
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
+        return ConfigError(
+            f"this needs the package {package}, which is not installed here",
+            next_step="pip install 'embq[all]', or the extra of what this machine is for: README.md has the list",
+        )
     if isinstance(error, OSError):
         from core.durable import NO_SPACE, NOT_WRITABLE, output_error
 
