@@ -11,6 +11,7 @@
     ├── UnwellError           a service is not well: see its log           exit 69
     ├── ServerError           start the server of searches, or reach it    exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
+    ├── NoDeviceError         mend the driver, or choose another device    exit 69
     ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
     │   └── AwayError         its storage does not answer: wait, or mend it  exit 69
@@ -122,6 +123,13 @@ class DeviceError(EmbqError):
 
     exit_code = Exit.DEVICE
     default_code = "device"
+
+
+class NoDeviceError(EmbqError):
+    """A kind of device was asked for that this machine does not have, or does not show."""
+
+    exit_code = Exit.UNAVAILABLE
+    default_code = "no_device"
 
 
 class DeviceFullError(EmbqError):

@@ -9,6 +9,9 @@ key                       type    content                                       
 embq:runs                 hash    run id -> run record (JSON)                           run
 embq:workers              zset    worker name -> ms of its last report, for people      until it is found gone
 embq:worker:<name>        string  what one worker last said of itself (JSON)            three leases
+embq:services             zset    name of a producer, writer or supervisor -> ms of its  until a producer or a
+                                  last report                                           writer finds it gone
+embq:service:<name>       string  what one of them last said of itself (JSON)           20 s
 embq:rates                hash    model config and device -> measured speed (JSON)      256 fields
 embq:turns                string  virtual times of the models that share workers (JSON) models with work of late
 embq:indexing             hash    queue of a build of an index -> what of it is at work   30 s, renewed; then removed
@@ -65,6 +68,7 @@ other's hints; records, queues and results of another version are not read."""
 
 RUNS = "embq:runs"
 WORKERS = "embq:workers"
+SERVICES = "embq:services"
 RATES = "embq:rates"
 TURNS = "embq:turns"
 INDEXING = "embq:indexing"
@@ -87,6 +91,11 @@ failure and the rest is tried again; where no sample can be named, the unit is q
 def worker_key(name: str) -> str:
     """Key of one worker's stats."""
     return f"embq:worker:{name}"
+
+
+def service_key(name: str) -> str:
+    """Key of what one service says of itself."""
+    return f"embq:service:{name}"
 
 
 def upload_key(name: str, part: str) -> str:
@@ -531,7 +540,7 @@ FREEING = frozenset(
 )
 """Scripts that must run although the server is out of memory, or the backlog could never drain (Redis >= 7)."""
 
-# report(worker name, what it says of itself, life_ms): KEYS are the list of workers and the worker's own key
+# report(name, what it says of itself, life_ms): KEYS are the list of workers or services, and the reporter's own key
 REPORT = """
 local t = redis.call('TIME')
 redis.call('ZADD', KEYS[1], t[1] * 1000 + math.floor(t[2] / 1000), ARGV[1])

@@ -52,9 +52,9 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunRecord | None:
-        """The record in `text`; None where another version of embq wrote it."""
+        """The record in `text`; None where another version of embq wrote it (`core.fleet.foreign_runs` tells of it)."""
         data = json.loads(text)
-        if data.get("v") != protocol.VERSION:
+        if not isinstance(data, dict) or data.get("v") != protocol.VERSION:
             return None
         return cls(
             run=data["run"],

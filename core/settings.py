@@ -130,6 +130,15 @@ def log_format() -> str:
     return text
 
 
+def model_cache() -> Path:
+    """Where the Hugging Face libraries keep the models of this machine (huggingface_hub, environment variables)."""
+    if hub := os.environ.get("HF_HUB_CACHE"):
+        return Path(hub)
+    home = os.environ.get("HF_HOME")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(home) if home else caches / "huggingface") / "hub"
+
+
 def spool_folder() -> Path | None:
     """The folder of EMBQ_SPOOL for files on their way to or from an object store; None where it is not set."""
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None

@@ -7,7 +7,6 @@ a crash in native code becomes a row of the table.
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import resource
 import shutil
@@ -24,6 +23,7 @@ from core.cores import cores
 from core.durable import output_error, publish, write_new
 from core.embedded import EmbeddedServer, server_binary
 from core.errors import ConfigError, EmbqError
+from core.memory import container_bytes, machine_bytes
 from core.objects import ObjectPath, is_url, place, probe
 from core.settings import Settings
 from embq.verification.findings import Check
@@ -193,9 +193,8 @@ def _commit_like(folder: Path) -> tuple[float, str]:
 
 def machine() -> Iterator[Check]:
     """Cores, memory, shared memory and the limit of open files."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _cgroup_memory()
-    bound = f", of which this container may use {limit / 1024**3:,.1f}" if limit and limit < memory else ""
+    memory, limit = machine_bytes(), container_bytes()
+    bound = f", of which this container may use {limit / 1024**3:,.1f}" if limit else ""
     yield Check("machine", "ok", f"{cores()} CPU cores, {memory / 1024**3:,.1f} GiB memory{bound}")
     shm = Path("/dev/shm")
     if shm.is_dir():
@@ -207,15 +206,6 @@ def machine() -> Iterator[Check]:
     few = 0 <= soft < FILES_LOW
     fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}" if few else ""
     yield Check("open files", "warn" if few else "ok", f"at most {soft:,}" if soft >= 0 else "unlimited", fix)
-
-
-def _cgroup_memory() -> int:
-    """The memory limit of this container in bytes; 0 where there is none."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return 0
-    return int(text) if text.isdigit() else 0
 
 
 def _version(name: str) -> str:

@@ -17,6 +17,9 @@ from core.settings import Settings
 if TYPE_CHECKING:
     import redis
 
+    from core.fleet import Service
+    from core.reporting import Reporter
+
 INPUT_FORMATS = {
     "webdataset": "tar",
     "files": "files",
@@ -91,7 +94,8 @@ def devices_option(function: F) -> F:
         default="auto",
         show_default=True,
         metavar="LIST",
-        help="auto (every CUDA device, else the CPU), or such as cuda:0,cuda:2,cpu; sim:SPEED for stub models.",
+        help="auto (every CUDA device, else the CPU), cuda (every CUDA device), or such as cuda:0,cuda:2,cpu; "
+        "sim:SPEED for stub models.",
     )(function)
 
 
@@ -352,6 +356,26 @@ def service_client(settings: Settings, *, give_up: Callable[[], bool]) -> redis.
     url = required_url(settings)
     check(connect(url, password=settings.broker_password), url)
     return connect(url, password=settings.broker_password, patient=True, give_up=give_up)
+
+
+def reporter(
+    settings: Settings, role: str, *, only: str, look: Callable[[Service], Service] = lambda service: service
+) -> Reporter:
+    """Reports this process to the broker as a service, by a client of its own.
+
+    Args:
+        role: see `core.fleet.ROLES`.
+        only: the one run that it serves; "" for all.
+        look: see `core.reporting.Reporter`.
+    """
+    import embq
+    from core.broker import connect
+    from core.reporting import Reporter, this_service
+
+    def client(give_up: Callable[[], bool]) -> redis.Redis:
+        return connect(settings.broker_url, password=settings.broker_password, give_up=give_up)
+
+    return Reporter(client, this_service(role, version=embq.__version__, run=only), look=look)
 
 
 def required_url(settings: Settings) -> str:

@@ -8,7 +8,6 @@ import selectors
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import redis
 
@@ -17,6 +16,7 @@ from core.log import Events
 from core.stopping import StopFlag
 from worker.embedders.hardware import simulated_speed
 from worker.freeing import Death, LeaseFreer
+from worker.gpus import gpu_count, no_gpu
 from worker.slot import BLAMELESS, NEVER, Fleet, Slot
 
 EARLY_DEATHS = 5
@@ -30,32 +30,35 @@ FREE_S = 5.0
 """What the broker gets at the end to take back the leases of processes that did not give them back themselves."""
 DRAIN_GRACE_S = 15.0
 """What a process gets beyond its drain timeout to give its leases back and end."""
+DEVICES_NEXT = "use auto, cpu, cuda (every CUDA device), cuda:0 or a list such as cuda:0,cuda:2"
 NO_RESTART = {Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG}
 """Exit statuses that a restart cannot mend."""
 
 
 def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
-    """The devices that `--devices` names: "auto" is every CUDA device, or the CPU where there is none.
+    """The devices that `--devices` names: "cuda" is every CUDA device, "auto" the same, or the CPU where there is none.
 
     Nothing is initialised on a device here: a CUDA context in the supervisor would outlive every worker.
 
     Args:
-        wanted: "auto" or a list of devices.
+        wanted: "auto", "cuda" or a list of devices.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+
+    Raises NoDeviceError where "cuda" is asked for and there is none, ConfigError where a name is unknown.
     """
-    if wanted != "auto":
-        names = tuple(part.strip() for part in wanted.split(",") if part.strip())
-        for name in names:
-            if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
-                raise ConfigError(
-                    f"unknown device {name!r}", next_step="use cpu, cuda:0 or a list such as cuda:0,cuda:2"
-                )
-        return names
-    if cuda_visible is not None:
-        count = len([part for part in cuda_visible.split(",") if part.strip() not in ("", "-1")])
-    else:
-        count = len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
-    return tuple(f"cuda:{i}" for i in range(count)) or ("cpu",)
+    gpus = tuple(f"cuda:{i}" for i in range(gpu_count(cuda_visible)))
+    if wanted == "auto":
+        return gpus or ("cpu",)
+    names: list[str] = []
+    for name in (part.strip() for part in wanted.split(",") if part.strip()):
+        if name == "cuda" and not gpus:
+            raise no_gpu(cuda_visible)
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
+            raise ConfigError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
+        names += gpus if name == "cuda" else (name,)
+    if not names:
+        raise ConfigError("--devices names no device", next_step=DEVICES_NEXT)
+    return tuple(names)
 
 
 def devices_of(wanted: str, per_device: int, cuda_visible: str | None) -> Sequence[str]:
@@ -69,6 +72,9 @@ class Supervisor:
     Args:
         client: a patient client, for freeing the leases of processes that died.
         beat: called in each round, also while processes drain.
+
+    Attributes:
+        draining: no process is started any more; those that are there finish what they have begun.
     """
 
     def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
@@ -78,6 +84,7 @@ class Supervisor:
         self._beat = beat
         self.deaths: Counter[tuple[str, str]] = Counter()  # (device, status) -> processes that ended by themselves
         self.log = Events("supervisor")
+        self.draining = False
         self._looked_at = self._watching_since = time.monotonic()
 
     def serve(self, stopped: StopFlag) -> None:
@@ -101,6 +108,7 @@ class Supervisor:
                 if all(slot.over for slot in self.slots):
                     return
         finally:
+            self.draining = True
             self._stop_all(stopped)
             self.freer.close(FREE_S)
 

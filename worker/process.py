@@ -28,7 +28,7 @@ from worker.index_access import IndexAccess
 from worker.index_service import IndexService
 from worker.progress import ProgressBoard
 from worker.scheduler import Scheduler, Turn
-from worker.serving import ModelService, Options, Report
+from worker.serving import LOADING, READY, WAITING, ModelService, Options, Report
 
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
@@ -46,7 +46,9 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
     board = ProgressBoard(options.progress_fd)
     turn: Turn | None = None
     while not stopped():
-        turn = turn or scheduler.wait(stopped)
+        if turn is None:
+            report.say(WAITING)
+            turn = scheduler.wait(stopped)
         if turn is None:
             return
         model = turn.model
@@ -54,9 +56,10 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         board.reset()
         if isinstance(model, IndexBuild):
             log.info("index_turn", index=model.index, build=model.build)
-            report.ready()
+            report.say(READY)
             turn = IndexService(options, settings, stopped, scheduler, turn, model, board).serve()
             continue
+        report.say(LOADING)
         try:
             embedder = load(model, options.device)
         except ModelError as error:
@@ -79,7 +82,7 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         )
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
-        report.ready()
+        report.say(READY)
         turn = ModelService(options, settings, stopped, scheduler, turn, model, embedder, board, load_s=load_s).serve()
         if turn is not None:
             log.info("turn_ended", model=model.spec, next=turn.name)

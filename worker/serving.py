@@ -39,8 +39,9 @@ from worker.stats import Stats
 from worker.trace import Trace
 from worker.work import Leases
 
-READY = b"R"
-"""What the process tells its supervisor through a pipe: the model is loaded and has embedded something."""
+WAITING, LOADING, READY = b"W", b"L", b"R"
+"""What the process tells its supervisor through a pipe: it waits for work; loads a model; the model is loaded and has
+embedded something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Options:
 
 
 class Report:
-    """Tells the supervisor, once, that this process is ready for work.
+    """Tells the supervisor what this process is at.
 
     Args:
         descriptor: the pipe to it; -1 for nowhere.
@@ -84,13 +85,13 @@ class Report:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._said = False
+        self._said = b""
 
-    def ready(self) -> None:
-        """Say READY."""
-        if self._descriptor >= 0 and not self._said:
-            self._said = True
-            os.write(self._descriptor, READY)
+    def say(self, word: bytes) -> None:
+        """Say WAITING, LOADING or READY, where that was not said last."""
+        if self._descriptor >= 0 and word != self._said:
+            self._said = word
+            os.write(self._descriptor, word)
 
 
 class ModelService:

@@ -18,7 +18,7 @@ from core.errors import Exit
 from core.settings import Settings, child_environment
 from worker.embedders.hardware import simulated_speed
 from worker.progress import InHand, ProgressBoard, Span
-from worker.serving import READY
+from worker.serving import LOADING, READY, WAITING
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """So many device faults with different units within this time are the fault of the device, and not of a unit."""
@@ -36,6 +36,8 @@ some MB back to the kernel again and again, which then clears each page anew: wi
 """
 BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
 """Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
+WORDS = {WAITING[0]: "idle", LOADING[0]: "loading", READY[0]: "serving"}
+"""What a process says -> what it is at, as `core.fleet.STATES` has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Slot:
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self._said = "starting"
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.report: int = -1
@@ -88,6 +91,13 @@ class Slot:
         return "given_up" if self.given_up else "over" if self.over else "down"
 
     @property
+    def doing(self) -> str:
+        """What its process is at: one of `core.fleet.STATES`."""
+        if self.process is not None:
+            return self._said
+        return "starting" if self.state == "down" else self.state
+
+    @property
     def over(self) -> bool:
         """Whether no process will be started any more: the one run asked for is over, or the device was given up."""
         return self.process is None and self.start_at == NEVER
@@ -97,6 +107,7 @@ class Slot:
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
         self.ready = False
+        self._said = "starting"
         self.stuck_in = []
         self.report, report_for_child = os.pipe()
         os.set_blocking(self.report, False)
@@ -136,6 +147,7 @@ class Slot:
             said = os.read(self.report, 64)
         except BlockingIOError:
             return
+        self._said = WORDS.get(said[-1], self._said) if said else self._said
         if READY in said:
             self.ready = True
             self.early_deaths = 0

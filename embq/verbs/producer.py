@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from core.listening import Address
-from embq.options import broker_option, metrics_option, service_client, settings_with
+from embq.options import broker_option, metrics_option, reporter, service_client, settings_with
 
 
 @click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")
@@ -27,4 +27,5 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     with monitored(settings, "producer") as service:
         client = service_client(settings, give_up=stopped)
         service.watch(client, BrokerMeter(client))
-        serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)
+        with reporter(settings, "producer", only=only):
+            serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)

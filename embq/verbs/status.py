@@ -23,17 +23,23 @@ WATCH_S = 1.0
 
 @click.command("status", epilog="Examples: embq status out | embq status out --watch | embq status --json")
 @click.argument("run", required=False, default="")
-@click.option("--watch", is_flag=True, help="Go on until the run is done or cancelled.")
+@click.option("--watch", is_flag=True, help="Go on until the run is done or cancelled; without RUN, until interrupted.")
 @broker_option
 @json_option
 def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
-    """Show how far RUN is: a run id or its output folder. Without RUN, all runs that the broker knows."""
+    """Show how far RUN is: a run id or its output folder.
+
+    Without RUN, all runs that the broker knows, and the machines that it hears of.
+    """
     from rich.console import Console
 
     from embq import arriving
     from embq.display import Display, panel
     from embq.progress import BrokerWatch, Watch
 
+    if not run:
+        _show_everything(_connected(broker), watch=watch, as_json=as_json)
+        return
     found, client, uploads = _find(run, broker)
     while uploads and not found and watch:
         click.echo(json.dumps(_of_uploads(uploads)) if as_json else arriving.line(uploads[0]))
@@ -62,20 +68,45 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     if as_json:
         shapes = [look.to_json() for look in looks]
         told = [arriving.to_json(one) for one in uploads]
-        if not run:
-            click.echo(json.dumps({"schema": 1, "runs": shapes, "uploads": told}))
-        elif shapes:
+        if shapes:
             click.echo(json.dumps({**shapes[0], "uploads": told} if told else shapes[0]))
         else:
             click.echo(json.dumps(_of_uploads(uploads)))
         return
-    if not found and not uploads:
-        click.echo("the broker knows no run")
     console = Console(highlight=False)
     for look in looks:
         console.print(panel(look))
     for one in uploads:
         click.echo(arriving.line(one))
+
+
+def _show_everything(client: redis.Redis, *, watch: bool, as_json: bool) -> None:
+    from embq.everything import Everything, follow, follow_as_json
+
+    if watch:
+        follow_as_json(client) if as_json else follow(client)
+        return
+    look = Everything(client).look()
+    if as_json:
+        click.echo(json.dumps(look.to_json()))
+    else:
+        look.tell()
+
+
+def _connected(broker: str) -> redis.Redis:
+    """The broker, where no run is named."""
+    from core.broker import connect, reach
+    from core.errors import InputError
+
+    settings = settings_with(broker)
+    if not settings.broker_url:
+        raise InputError(
+            "no run is named, and no broker is configured",
+            next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
+        )
+    client = connect(settings.broker_url, password=settings.broker_password)
+    reach(client, settings.broker_url)
+    return client
 
 
 def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
@@ -85,6 +116,20 @@ def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
     first = uploads[0].upload
     told = [to_json(one) for one in uploads]
     return {"schema": 1, "run": first.run, "output": first.output, "state": "arriving", "uploads": told}
+
+
+def _unknown(client: redis.Redis, run: str) -> EmbqError:
+    from core.errors import InputError
+    from core.fleet import foreign_runs
+    from core.notices import FOREIGN_NEXT
+
+    for foreign in foreign_runs(client):
+        if foreign.run == run:
+            return InputError(
+                f"the run {run} was announced under protocol version {foreign.protocol}, which this embq does not read",
+                next_step=FOREIGN_NEXT,
+            )
+    return InputError(f"the broker knows no run {run}", next_step="`embq status` lists the runs that it knows")
 
 
 def _find(run: str, broker: str) -> tuple[list[tuple[Place, RunRecord | None]], redis.Redis | None, list[UnderWay]]:
@@ -97,7 +142,7 @@ def _find(run: str, broker: str) -> tuple[list[tuple[Place, RunRecord | None]], 
     from embq.arriving import arriving, became_of
 
     settings = settings_with(broker)
-    folder = place(run) if run and is_folder(run) else None
+    folder = place(run) if is_folder(run) else None
     url = settings.broker_url
     if folder is not None and not broker:
         url = EmbeddedServer.find(Layout(folder).broker) or url
@@ -107,19 +152,16 @@ def _find(run: str, broker: str) -> tuple[list[tuple[Place, RunRecord | None]], 
     if folder is not None:
         return [(folder, None)], client, arriving(client, run, str(folder)) if client is not None else []
     if client is None:
-        what = f"{run} is not a folder" if run else "no run is named"
         raise InputError(
-            f"{what}, and no broker is configured",
+            f"{run} is not a folder, and no broker is configured",
             next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
         )
     records, asked = registered(client), run
-    if run and run not in records:
+    if run not in records:
         if uploads := arriving(client, run):
             return [], client, uploads
         run = became_of(client, run)
         if run not in records:
-            raise InputError(f"the broker knows no run {asked}", next_step="`embq status` lists the runs that it knows")
-    found: list[tuple[Place, RunRecord | None]] = [
-        (place(record.output), record) for record in records.values() if run in ("", record.run)
-    ]
-    return found, client, arriving(client, run, records[run].output if run else "")
+            raise _unknown(client, asked)
+    record = records[run]
+    return [(place(record.output), record)], client, arriving(client, run, record.output)

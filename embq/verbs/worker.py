@@ -6,7 +6,7 @@ import click
 
 import embq
 from core.listening import Address
-from embq.options import broker_option, metrics_option, service_client, settings_with, worker_options
+from embq.options import broker_option, metrics_option, reporter, service_client, settings_with, worker_options
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
@@ -28,12 +28,14 @@ def command(
 ) -> None:
     """Pull units and embed them, with one persistent process per device. Runs until stopped."""
     from core.cores import cores
-    from core.log import configure
+    from core.log import Events, configure
     from core.stopping import StopFlag
     from embq.metering.gpus import GpuMeter
     from embq.metering.service import monitored
     from embq.metering.worker import WorkerMeter
     from worker.daemon import Supervisor, devices_of
+    from worker.gpus import why_no_gpu
+    from worker.machine import Machine
     from worker.slot import Fleet
 
     configure()
@@ -41,6 +43,12 @@ def command(
     stopped.install()
     settings = settings_with(broker, metrics)
     names = tuple(devices_of(devices, workers_per_device, settings.cuda_visible))
+    log = Events("supervisor")
+    if devices == "auto" and names[0] == "cpu":
+        why, mend = why_no_gpu(settings.cuda_visible)
+        log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
+    else:
+        log.info("devices", devices=",".join(names))
     fleet = Fleet(
         devices=names,
         run=only,
@@ -57,4 +65,5 @@ def command(
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
         service.watch(client, WorkerMeter(supervisor, client), GpuMeter())
-        supervisor.serve(stopped)
+        with reporter(settings, "worker", only=only, look=Machine(supervisor, settings.cuda_visible).look):
+            supervisor.serve(stopped)

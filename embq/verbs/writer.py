@@ -6,7 +6,7 @@ import click
 
 import embq
 from core.listening import Address
-from embq.options import broker_option, metrics_option, service_client, settings_with
+from embq.options import broker_option, metrics_option, reporter, service_client, settings_with
 
 
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
@@ -41,4 +41,5 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
             beat=service.health.beat,
         )
         service.watch(client, WriterMeter(writer))
-        writer.serve(stopped)
+        with reporter(settings, "writer", only=only):
+            writer.serve(stopped)

@@ -1,0 +1,257 @@
+"""Services tell the broker that they are there, and notice in their logs who else is."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from conftest import make_case
+from waiting import wait_until
+
+from core import reporting
+from core.broker import connect
+from core.embedded import EmbeddedServer
+from core.fleet import (
+    Device,
+    Service,
+    foreign_runs,
+    report_service,
+    services,
+    sign_off_service,
+    two_of_a_kind,
+)
+from core.ledger import load_scripts
+from core.notices import CLOCK_OFFSET_S
+from core.protocol import RUNS, SERVICES, VERSION, service_key
+from core.registry import registered
+from core.reporting import Reporter, this_service
+
+EVERY_S = 0.05
+DEVICES = (Device(device="cuda:0", name="NVIDIA H200", state="idle", worker="box.cuda0.abc"),)
+
+
+@pytest.fixture
+def report(own_server: EmbeddedServer) -> Any:
+    """Starts reporters on this test's own server, all ended with the test."""
+    with ExitStack() as stack:
+
+        def start(service: Service, **options: Any) -> Reporter:
+            def client(give_up: Callable[[], bool]) -> redis.Redis:
+                return connect(own_server.url, give_up=give_up)
+
+            return stack.enter_context(Reporter(client, service, every_s=EVERY_S, **options))
+
+        yield start
+
+
+def of(role: str, **changes: Any) -> Service:
+    return replace(this_service(role, version="1.0"), **changes)
+
+
+def heard(client: redis.Redis) -> dict[str, Service]:
+    return {one.service.name: one.service for one in services(client)}
+
+
+def events(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith(name)]
+
+
+# --- being there ---
+
+
+def test_a_service_is_heard_of_from_its_first_moment_on_and_forgotten_when_it_ends(
+    own_server: EmbeddedServer, own_client: redis.Redis, report: Any
+) -> None:
+    worker = of("worker", cores=8, memory_bytes=1 << 40, cache_free_bytes=1 << 41)
+    reporter = report(worker, look=lambda service: replace(service, devices=DEVICES))
+    wait_until(lambda: heard(own_client))
+    (one,) = services(own_client)
+    assert one.service == replace(worker, devices=DEVICES, began_ms=one.service.began_ms, clock_s=one.service.clock_s)
+    assert abs(one.last_ms - one.service.began_ms) < 10_000
+    assert abs(one.service.clock_s) < CLOCK_OFFSET_S
+    reporter.__exit__(None, None, None)
+    assert heard(own_client) == {}
+    assert own_client.keys("embq:service*") == []
+
+
+def test_a_broker_that_is_away_costs_a_service_nothing_and_gets_the_report_when_it_is_back(
+    own_server: EmbeddedServer, own_client: redis.Redis, report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    report(of("producer"))
+    wait_until(lambda: heard(own_client))
+    (before,) = heard(own_client).values()
+    own_client.delete(SERVICES, service_key(before.name))
+    own_server.stop()
+    time.sleep(4 * EVERY_S)
+    own_server.start()
+    wait_until(lambda: heard(own_client))
+    assert heard(own_client)[before.name].began_ms == before.began_ms
+    assert events(caplog, "service_not_reported") == []
+
+
+def test_a_service_that_may_not_report_says_so_once(
+    own_client: redis.Redis, own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    rights = {"keys": ["*"], "categories": ["+@all"], "commands": ["-evalsha", "-eval"]}
+    own_client.acl_setuser("mute", enabled=True, nopass=True, **rights)  # type: ignore[arg-type]
+    url = own_server.url.replace("unix://", "unix://mute:x@")
+
+    with Reporter(lambda give_up: connect(url, give_up=give_up), of("writer"), every_s=EVERY_S):
+        wait_until(lambda: events(caplog, "service_not_reported"))
+        time.sleep(5 * EVERY_S)
+
+    assert len(events(caplog, "service_not_reported")) == 1
+
+
+def test_reports_are_taken_while_the_server_is_out_of_memory(own_client: redis.Redis, report: Any) -> None:
+    own_client.config_set("maxmemory", 1)
+    report(of("producer"))
+    wait_until(lambda: heard(own_client))
+
+
+def test_names_of_those_that_are_gone_leave_the_list(own_client: redis.Redis, report: Any) -> None:
+    own_client.zadd(SERVICES, {"gone": 1.0})
+    report(of("worker"))
+    wait_until(lambda: heard(own_client))
+    time.sleep(3 * EVERY_S)
+    assert own_client.zscore(SERVICES, "gone") == 1.0, "a worker may have no right to remove it"
+    report(of("producer"))
+    wait_until(lambda: own_client.zscore(SERVICES, "gone") is None)
+    assert len(heard(own_client)) == 2
+
+
+def test_reports_and_farewells_that_are_sent_twice_change_nothing_more(own_client: redis.Redis) -> None:
+    service, scripts = of("writer"), load_scripts(own_client)
+    for _ in range(2):
+        report_service(own_client, service, scripts=scripts)
+    assert own_client.zrange(SERVICES, 0, -1) == [service.name.encode()]
+    assert 0 < own_client.pttl(service_key(service.name)) <= 20_000
+    for _ in range(2):
+        sign_off_service(own_client, service.name)
+    assert own_client.exists(SERVICES) == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"name": "x"}',
+        json.dumps({**json.loads(of("worker").to_json()), "clock_s": "late"}).encode(),
+        json.dumps({**json.loads(of("worker").to_json()), "devices": [1]}).encode(),
+        json.dumps({**json.loads(of("worker").to_json()), "host": None}).encode(),
+    ],
+)
+def test_what_is_no_report_is_not_heard(own_client: redis.Redis, said: bytes) -> None:
+    own_client.zadd(SERVICES, {"odd": 1e13})
+    own_client.set(service_key("odd"), said)
+    assert services(own_client) == []
+
+
+def test_a_report_with_fields_of_a_later_version_is_heard(own_client: redis.Redis) -> None:
+    service = of("writer", protocol=VERSION + 1)
+    own_client.zadd(SERVICES, {service.name: 1e13})
+    own_client.set(service_key(service.name), json.dumps({**json.loads(service.to_json()), "planets": 9}))
+    assert heard(own_client) == {service.name: service}
+
+
+# --- who else is there ---
+
+
+def test_services_of_two_versions_say_so_once_each(
+    own_client: redis.Redis, report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    report(of("writer", host="box"))
+    report(of("worker", host="old", version="0.9", devices=DEVICES))
+    report(of("worker", host="strange", protocol=VERSION + 1))
+    wait_until(lambda: len(events(caplog, "versions_differ")) >= 6)
+    time.sleep(5 * EVERY_S)
+    said = events(caplog, "versions_differ")
+    assert len(said) == 6
+    assert any("other='worker on old'" in line and "they work together" in line for line in said)
+    assert any("other='worker on strange'" in line and "do not see each other's runs" in line for line in said)
+
+
+@pytest.mark.parametrize("role", ["producer", "writer"])
+def test_two_of_a_kind_name_both_hosts_once(
+    own_client: redis.Redis, report: Any, caplog: pytest.LogCaptureFixture, role: str
+) -> None:
+    report(of(role, host="box"))
+    report(of(role, host="attic"))
+    report(of("worker", host="box"))
+    report(of("worker", host="attic"))
+    wait_until(lambda: len(events(caplog, "two_of_a_kind")) >= 2)
+    time.sleep(5 * EVERY_S)
+    assert [f"role={role} hosts='attic and box'" in line for line in events(caplog, "two_of_a_kind")] == [True, True]
+    ((one, other),) = two_of_a_kind(services(own_client))
+    assert {one.host, other.host} == {"attic", "box"}
+
+
+def test_services_of_different_runs_and_one_that_follows_a_killed_one_are_not_two_of_a_kind(
+    own_client: redis.Redis, report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = round(time.time() * 1000)
+    killed = of("producer", host="box", version="0.9", began_ms=now - 60_000)
+    report_service(own_client, killed, scripts=load_scripts(own_client))
+    wait_until(lambda: time.time() * 1000 > now + 20)
+    report(of("producer", host="box"))
+    report(of("producer", host="laptop", run="0123456789abcdef"))
+    wait_until(lambda: len(heard(own_client)) == 3)
+    time.sleep(5 * EVERY_S)
+    assert two_of_a_kind(services(own_client)) == []
+    assert events(caplog, "two_of_a_kind") == events(caplog, "versions_differ") == []
+
+
+def test_a_run_of_another_protocol_version_is_told_of_instead_of_unseen(
+    own_client: redis.Redis, tmp_path: Path, report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = make_case(own_client, tmp_path / "out")
+    case.build()
+    announced = json.loads(own_client.hget(RUNS, case.info.run) or b"")
+    own_client.hset(RUNS, "f" * 16, json.dumps({**announced, "v": VERSION - 1, "output": "/data/old"}))
+    own_client.hset(RUNS, "no record", "[]")
+    assert [(run.run, run.output, run.protocol) for run in foreign_runs(own_client)] == [
+        ("f" * 16, "/data/old", str(VERSION - 1)),
+        ("no record", "?", "?"),
+    ]
+    assert list(registered(own_client)) == [case.info.run]
+    report(of("writer"))
+    wait_until(lambda: len(events(caplog, "run_of_another_version")) >= 2)
+    time.sleep(5 * EVERY_S)
+    assert len(events(caplog, "run_of_another_version")) == 2
+
+
+@pytest.mark.parametrize("hours", [-3, 5])
+def test_a_clock_that_is_hours_off_is_told_of_once_and_changes_nothing(
+    own_client: redis.Redis, report: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hours: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    real = time.time
+
+    class Wrong:
+        """The clock of this one client."""
+
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def time() -> float:
+            return real() + hours * 3600
+
+    monkeypatch.setattr(reporting, "time", Wrong)
+    report(of("worker", host="late"))
+    wait_until(lambda: len(events(caplog, "clock_differs")) >= 1)
+    time.sleep(5 * EVERY_S)
+    (one,) = services(own_client)
+    assert len(events(caplog, "clock_differs")) == 1
+    assert abs(one.service.clock_s - hours * 3600) < 2
+    assert abs(one.last_ms - one.service.began_ms) < 10_000, "the broker's clock counts"
+    assert one.silent_s < 5
