@@ -51,7 +51,7 @@ class Settings:
     def from_environment(cls) -> Settings:
         """Read every EMBQ_* variable; ConfigError names the variable that cannot be used."""
         password = ""
-        if path := os.environ.get("EMBQ_BROKER_PASSWORD_FILE", ""):
+        if path := password_file():
             try:
                 password = Path(path).read_text(encoding="utf-8").strip()
             except OSError as error:
@@ -142,6 +142,11 @@ def model_cache() -> Path:
 def spool_folder() -> Path | None:
     """The folder of EMBQ_SPOOL for files on their way to or from an object store; None where it is not set."""
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None
+
+
+def password_file() -> str:
+    """The file of EMBQ_BROKER_PASSWORD_FILE; "" where there is none."""
+    return os.environ.get("EMBQ_BROKER_PASSWORD_FILE", "")
 
 
 def broker_ca() -> str:

