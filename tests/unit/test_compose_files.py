@@ -113,7 +113,7 @@ def test_a_service_sees_its_own_secrets_and_writes_where_its_work_is(file: str, 
     own = {f"./secrets/{ROLES[name]}"} if name in ROLES else set()
     assert secret == own | ({"./secrets/monitor"} if name == "broker" else set())
     writable = {target for target, (_, writable) in found.items() if writable}
-    assert writable <= {"/out", "/models", "/state", "/broker"}
+    assert writable <= {"/out", "/models", "/state", "/broker", "/monitoring"}
     assert name != "serve" or "/out" not in writable
 
 
@@ -141,7 +141,7 @@ def test_writer_and_broker_get_a_minute_to_finish() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_every_command_is_one_that_embq_understands(file: str) -> None:
     for name, service in as_started(file).items():
-        if name in ("broker", "shards") or "command" not in service or service["command"] == ["--help"]:
+        if service.get("command", ["--help"]) == ["--help"] or name in ("broker", "shards", "prometheus"):
             continue
         verb, *options = service["command"]
         command = cli.get_command(click.Context(cli), verb)
@@ -217,6 +217,23 @@ def test_each_image_ends_as_a_user_without_rights_with_a_check_of_its_health() -
     for stage in targets:
         assert re.findall(r"^USER (.*)$", stage, re.MULTILINE) == ["embq"]
         assert 'CMD ["embq", "health"]' in stage
+
+
+def test_monitoring_is_started_only_when_asked_for_and_reads_files_that_are_there() -> None:
+    services = as_started(STACK)
+    found = {name for name, service in services.items() if service.get("profiles") == ["monitoring"]}
+    assert found == {"prometheus", "grafana"}
+    for name in found:
+        source, writable = mounts(services[name])["/etc/embq"]
+        named = re.findall(r"/etc/embq/([\w./]+)", str(services[name]))
+        assert not writable
+        assert named
+        assert all((ROOT / source / path).exists() for path in named)
+    jobs = yaml.safe_load(text_of("deploy/monitoring/prometheus.yml"))["scrape_configs"]
+    assert {job["job_name"] for job in jobs} <= services.keys()
+    for job in jobs:
+        port = services[job["job_name"]].get("environment", {}).get("EMBQ_METRICS", "serve:1234").rpartition(":")[2]
+        assert f":{port}" in str(job) or f"'port': {port}" in str(job)
 
 
 def test_only_named_files_travel_to_the_builder() -> None:
