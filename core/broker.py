@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -19,26 +16,20 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TimeoutError,
 )
-from redis.retry import Retry
 
 from core.broker_address import BrokerAddress
 from core.errors import BrokerError, ConfigError, EmbqError, OutputError
 from core.masking import masked
+from core.patience import FEW_TRIES, WAIT_FOR_EVER, NotAllowedError, Patience, Tries
 
 MIN_REDIS = (6, 2)
 """First Redis with BLMOVE, XAUTOCLAIM and ACL channel rules; without BLMOVE, RQ silently loses jobs."""
 
 MIN_VALKEY = (7, 2)
 """First Valkey release."""
-
-WAIT_FOR_EVER = -1
-FEW_TRIES = 5
-"""As often does a client try again that does not wait for ever: about two seconds."""
-
-STOPPING_S = 3.0
-"""So long does a service that is to stop wait for a broker that is away; one that restarts is back by then."""
 
 ANSWER_S = 5.0
 """A connection that gives no answer for this long is taken for dead, and the command is sent again on a new one. Much
@@ -73,39 +64,6 @@ def mask(url: str) -> str:
     return masked(url)
 
 
-class _Patience(ExponentialWithJitterBackoff):
-    """Pauses of at most a second between tries; once a stop was asked for, tries for a few seconds only.
-
-    Args:
-        give_up: whether a stop was asked for.
-        answer_s: how long one try may take.
-    """
-
-    def __init__(self, give_up: Callable[[], bool], answer_s: float) -> None:
-        super().__init__(base=0.05, cap=1.0)
-        self._give_up = give_up
-        self._answer_s = answer_s
-        self._away_since = self._failed = float("-inf")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Patience:
-        # redis-py copies it for every connection; what is asked must stay the one that was given.
-        return _Patience(self._give_up, self._answer_s)
-
-    def compute(self, failures: int) -> float:
-        """The pause before the next try; BrokerError instead of it where nobody wants to wait any longer."""
-        now = time.monotonic()
-        # `failures` counts from each new connection on, which a server that stands still accepts again and again.
-        if now - self._failed > self._answer_s + STOPPING_S:
-            self._away_since = now
-        self._failed = now
-        if self._give_up() and now - self._away_since > STOPPING_S:
-            raise BrokerError(
-                "the broker was away when the stop was asked for",
-                next_step="nothing that was committed is lost; what was in hand is done again once the broker is back",
-            )
-        return super().compute(failures)
-
-
 def connect(
     url: str,
     *,
@@ -136,14 +94,14 @@ def connect(
             f"broker URL {mask(url)!r} must start with redis://, rediss:// or unix://",
             next_step="for example --broker redis://localhost:6379",
         )
-    # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
-    retry = Retry(_Patience(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES)
     errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
     if patient:
         # Read-only: a failover is under way, and what we are connected to is not the server any more.
         errors += [OutOfMemoryError, ReadOnlyError]
     try:
         address = BrokerAddress.of(url)
+        # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
+        retry = Tries(Patience(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES, address.user)
         return redis.Redis.from_url(
             url,
             retry=retry,
@@ -195,6 +153,15 @@ def reach(client: redis.Redis, url: str) -> ServerInfo:
     return ServerInfo(name, version, int(info.get("uptime_in_seconds", 0)), str(info.get("run_id", "")))
 
 
+def user_of(client: redis.Redis) -> str:
+    """The name under which we are logged in; "" where the broker does not tell."""
+    try:
+        user = client.acl_whoami()
+    except ResponseError:
+        return ""
+    return user.decode() if isinstance(user, bytes) else str(user)
+
+
 def now_ms(client: redis.Redis) -> int:
     """Milliseconds by the broker's clock, the only one that all clients share."""
     seconds, micros = client.time()
@@ -243,6 +210,19 @@ def refusal(error: RedisError) -> EmbqError:
             next_step="make room (`embq run` keeps its broker in the output folder), then run `embq resume` on the "
             "output folder; committed rows are safe",
             code="no_space",
+        )
+    if isinstance(error, AuthenticationError):
+        return ConfigError(
+            f"the broker does not take our password any more ({_brief(error)})",
+            next_step="give this process the user's present password (EMBQ_BROKER_PASSWORD_FILE), and start it again",
+            code="broker",
+        )
+    if isinstance(error, NotAllowedError):
+        return ConfigError(
+            f"the broker does not let its user {error.user or 'default'} do this ({_brief(error)})",
+            next_step="log in as a user that may (docs/deployment.md says who may do what), or bring the users' rights "
+            "up to this version: `embq broker init`, then `embq broker reload`",
+            code="role",
         )
     if isinstance(error, (ConnectionError, TimeoutError, BusyLoadingError)):
         return BrokerError(

@@ -230,6 +230,16 @@ def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
     return len(ours)
 
 
+def remove(client: redis.Redis, queue: Queue) -> None:
+    """Remove a queue with all its hints. RQ would load a script of its own for that, which not every user may."""
+    lists = (queue.key, queue.intermediate_queue.key)
+    listed = [as_text(raw) for key in lists for raw in client.lrange(key, 0, -1)]
+    with client.pipeline() as pipe:
+        pipe.delete(*lists, *(HintJob.key_for(job_id) for job_id in listed))
+        pipe.srem(Queue.redis_queues_keys, queue.key)
+        pipe.execute()
+
+
 def sweep(client: redis.Redis, queue: Queue) -> int:
     """Remove popped hints of workers that died before they dropped them; gives their number."""
     popped = client.lrange(queue.intermediate_queue.key, 0, -1)

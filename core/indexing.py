@@ -6,7 +6,7 @@ A stage of a build is a run of its own in the broker, so leases, heartbeats and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -81,18 +81,25 @@ def announce(client: redis.Redis, stage: IndexStage) -> None:
     client.hset(INDEXING, stage.build.queue_key, replace(stage, seen_ms=now_ms(client)).to_json())
 
 
-def announced(client: redis.Redis, *, scripts: Mapping[str, Script]) -> list[IndexStage]:
-    """The builds that have a conductor. What others left is removed."""
+def announced(client: redis.Redis) -> list[IndexStage]:
+    """The builds that have a conductor."""
+    return [stage for _, _, stage, renewed in _found(client) if renewed]
+
+
+def forget_abandoned(client: redis.Redis, *, scripts: Mapping[str, Script]) -> None:
+    """Remove what builds have left whose conductor is gone."""
+    for queue_key, text, stage, renewed in _found(client):
+        if not renewed:
+            _forget(client, queue_key, text, stage, scripts)
+
+
+def _found(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]:
+    """(queue key, record, what it says, whether a conductor has renewed it of late) of each build of this version."""
     found = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
     now = now_ms(client) if found else 0
-    live = []
     for key, text in found.items():
-        stage = IndexStage.from_json(text)
-        if stage is not None and abs(now - stage.seen_ms) <= INDEXING_MS:
-            live.append(stage)
-        elif stage is not None:
-            _forget(client, key.decode(), text, stage, scripts)
-    return live
+        if (stage := IndexStage.from_json(text)) is not None:
+            yield key.decode(), text, stage, abs(now - stage.seen_ms) <= INDEXING_MS
 
 
 def withdraw(client: redis.Redis, build: IndexBuild, *, scripts: Mapping[str, Script]) -> None:
@@ -107,6 +114,4 @@ def _forget(client: redis.Redis, queue_key: str, text: bytes, stage: IndexStage,
     keys = [INDEXING, *(run_key(stage.run, part) for part in RUN_PARTS)]
     if scripts["forget"](keys=keys, args=[queue_key, text], client=client):
         # Where a conductor comes back at this very moment, the hints that it loses are given again.
-        queue = hints.hint_queue(client, queue_key)
-        queue.delete(delete_jobs=True)
-        client.delete(queue.intermediate_queue.key)
+        hints.remove(client, hints.hint_queue(client, queue_key))

@@ -127,16 +127,16 @@ def fresh_workers(client: redis.Redis, *, within_s: float) -> list[tuple[dict[st
 
 
 def live_workers(client: redis.Redis) -> list[dict[str, Any]]:
-    """What each worker that is heard of last said of itself, and how many seconds ago it did, as `silent_s`.
-
-    Those not heard of for three leases are forgotten.
-    """
+    """What each worker last said of itself that is heard of, and how many seconds ago it did, as `silent_s`."""
     ages = _ages(client)
-    said = _said(client, ages)
-    if gone := [name for name, text in said.items() if text is None]:
-        client.zrem(WORKERS, *gone)
-    alive = {name: text for name, text in said.items() if text is not None}
+    alive = {name: text for name, text in _said(client, ages).items() if text is not None}
     return [{**json.loads(text), "silent_s": round(ages[name], 1)} for name, text in alive.items()]
+
+
+def forget_silent(client: redis.Redis) -> None:
+    """Take workers off the list that were not heard of for three leases."""
+    if gone := [name for name, text in _said(client, _ages(client)).items() if text is None]:
+        client.zrem(WORKERS, *gone)
 
 
 def _ages(client: redis.Redis) -> dict[str, float]:

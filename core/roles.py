@@ -14,7 +14,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.protocol import INDEXING, RATES, RUNS, TURNS, UPLOADS, WORKERS, run_key, upload_key, worker_key
+from core.protocol import (
+    INDEXING,
+    RATES,
+    RUNS,
+    SERVICES,
+    TURNS,
+    UPLOADS,
+    WORKERS,
+    run_key,
+    service_key,
+    upload_key,
+    worker_key,
+)
 
 _NAME = re.compile(r"([a-z]+)(-[A-Za-z0-9][A-Za-z0-9_.-]{0,60})?")
 
@@ -82,7 +94,7 @@ def _of_runs(*parts: str) -> list[str]:
 
 _RUNS = _of_runs("*")
 _QUEUES, _JOBS = ["rq:queue:embq.*"], ["rq:job:*"]
-_SERVICES = ["embq:services", "embq:service:*"]
+_SERVICES = [SERVICES, service_key("*")]
 _OF_WORKERS = [WORKERS, worker_key("*")]
 
 _LOOK = (
@@ -94,7 +106,9 @@ _LOOK = (
     ),
     Grant(commands="llen lrange", keys=_QUEUES, access="R"),
 )
-_LOOK_AT_UPLOADS = Grant(commands="hget hgetall hkeys hexists", keys=[UPLOADS, upload_key("*", "state")], access="R")
+_LOOK_AT_UPLOADS = Grant(
+    commands="hget hgetall hkeys hexists hlen", keys=[UPLOADS, upload_key("*", "state")], access="R"
+)
 
 ROLES = {
     "laptop": Role(

@@ -98,7 +98,9 @@ def ask(
 
     from core.hints import hint_queue, withdraw
     from core.ledger import Ledger
+    from embq.rights import require
 
+    require(client, {"paused": "pause", "cancelled": "cancel"}.get(wishes.get("state", ""), "resume"))
     ledger = Ledger(client, record.run)
     ledger.ask(wishes)
     end = clock() + CONFIRM_S

@@ -147,7 +147,7 @@ def _nobodys_bug(error: Exception) -> EmbqError | None:
         from core.durable import NO_SPACE, NOT_WRITABLE, output_error
 
         return output_error(error, Path(error.filename or "a file")) if error.errno in NO_SPACE + NOT_WRITABLE else None
-    if type(error).__module__.startswith("redis."):
+    if any(base.__module__.startswith("redis.") for base in type(error).__mro__):
         from redis.exceptions import RedisError
 
         from core.broker import refusal

@@ -345,16 +345,21 @@ def settings_with(broker: str, metrics: Address | None = None) -> Settings:
     return replace(settings, broker_url=url, metrics=metrics or settings.metrics)
 
 
-def service_client(settings: Settings, *, give_up: Callable[[], bool]) -> redis.Redis:
-    """A patient client for a resident service, after checking that the broker can be used.
+def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool], instead: str = "") -> redis.Redis:
+    """A patient client for a resident service, after checking that the broker can be used, and by our user.
 
     Args:
+        verb: the service.
         give_up: whether it is to stop; then it does not wait for a broker that is away.
+        instead: what else a user can do whom the broker does not let do this.
     """
     from core.broker import check, connect
+    from embq.rights import require
 
     url = required_url(settings)
-    check(connect(url, password=settings.broker_password), url)
+    with connect(url, password=settings.broker_password) as client:
+        check(client, url)
+        require(client, verb, instead=instead)
     return connect(url, password=settings.broker_password, patient=True, give_up=give_up)
 
 

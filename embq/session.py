@@ -21,6 +21,7 @@ from core.stopping import REPEAT_S
 from embq.children import Child
 from embq.display import Display
 from embq.progress import Progress, Watch
+from embq.rights import require
 from producer.enqueue import announce
 
 LOOK_S = 0.25
@@ -84,6 +85,7 @@ class Session:
             # Not a patient one: whoever is to start a server that died must not wait for it.
             client = connect(url, password=self.settings.broker_password)
             check(client, url)
+            require(client, "run")
             announce(client, self.info, self.layout.root)
             Ledger(client, self.info.run).ask(self.wishes)
             self.layout.logs.mkdir(exist_ok=True)

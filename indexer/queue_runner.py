@@ -23,7 +23,7 @@ from core.indexing import SHARED, IndexBuild, IndexStage
 from core.ledger import Entry, Ledger, load_scripts
 from core.log import Events
 from core.protocol import RUN_PARTS
-from core.scripts import Script
+from core.scripts import Loader, Script
 from core.steady import Steady
 from core.units import content_hash
 from indexer.runners import Done, told_error
@@ -68,6 +68,7 @@ class QueueRunner:
         self._lease_s = lease_s
         self._say = say
         self._scripts = load_scripts(client)
+        self._loader = Loader(client, self._scripts)
         self._log = Events("index")
         self._build: IndexBuild | None = None
 
@@ -83,6 +84,7 @@ class QueueRunner:
         lonely = _Lonely(lambda: self._say(self._call_for_workers()))
         with stage.at_work():
             while not stage.over:
+                self._loader.look()
                 lonely.look(stage.turn())
 
     def close(self) -> None:
@@ -97,6 +99,7 @@ class QueueRunner:
         if self._build is not None and (self._build.index, self._build.build) == (unit.index, unit.build):
             return self._build
         self.close()
+        indexing.forget_abandoned(self._client, scripts=self._scripts)
         path = unit.workshop.folder / SHARED
         try:
             nonce = path.read_text(encoding="utf-8").strip()

@@ -18,12 +18,14 @@ from core.broker import ServerInfo, reach
 from core.control import PRIORITY
 from core.errors import EmbqError
 from core.hints import Hint
+from core.indexing import forget_abandoned
 from core.layout import Layout
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
-from core.registry import RunRecord, live_workers, register_again, registered
+from core.registry import RunRecord, forget_silent, live_workers, register_again, registered
+from core.scripts import Loader
 from core.steady import Steady
 from producer.shares import Claimant, Shares
 from producer.window import Window
@@ -94,6 +96,7 @@ class Feeder:
         self.log = Events("producer")
         self._clock = clock
         self._scripts = load_scripts(client)
+        self._loader = Loader(client, self._scripts)
         self._manifests: dict[str, Manifest] = {}
         self._unreadable: set[str] = set()
         self._unfinished: dict[str, RunRecord] = {}
@@ -104,6 +107,7 @@ class Feeder:
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
         self.steady.listen()
+        self._loader.look()
         records = [record for record in self._records() if self.only in ("", record.run)]
         queues: dict[str, list[RunRecord]] = defaultdict(list)
         for record in records:
@@ -111,6 +115,9 @@ class Feeder:
         pushed = sum(self._feed_queue(key, runs) for key, runs in queues.items())
         if self._clock() - self._last_sweep > SWEEP_S:
             self._last_sweep = self._clock()
+            with self.steady.answered():
+                forget_silent(self.client)
+                forget_abandoned(self.client, scripts=self._scripts)
             for key in queues:
                 with self.steady.answered():
                     hints.sweep(self.client, hints.hint_queue(self.client, key))

@@ -15,7 +15,6 @@ from core.indexing import announced
 from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.registry import registered, sign_off
-from core.scripts import Script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class LeaseFreer(threading.Thread):
                 scripts = load_scripts(self.client)
                 freed = sum(
                     Ledger(self.client, run, scripts=scripts).abandon(death.worker, death.message, blame=death.blame)
-                    for run in (*registered(self.client), *_stages(self.client, scripts))
+                    for run in (*registered(self.client), *_stages(self.client))
                 )
                 sign_off(self.client, death.worker)
                 self.log.info("leases_freed", worker=death.worker, units=freed)
@@ -74,6 +73,6 @@ class LeaseFreer(threading.Thread):
         self.join(timeout_s)
 
 
-def _stages(client: redis.Redis, scripts: Mapping[str, Script]) -> list[str]:
+def _stages(client: redis.Redis) -> list[str]:
     """The runs that are stages of builds of an index."""
-    return [stage.run for stage in announced(client, scripts=scripts)]
+    return [stage.run for stage in announced(client)]

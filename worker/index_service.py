@@ -162,7 +162,7 @@ class IndexService:
 
     def _is_ours(self, hint: IndexHint) -> bool:
         """Whether a unit is one of the build that is served, and so of a folder that this machine agreed to."""
-        runs = {stage.run for stage in announced(self._client, scripts=self._scripts) if stage.build == self.build}
+        runs = {stage.run for stage in announced(self._client) if stage.build == self.build}
         same = hint.unit.get("index") == self.build.index and hint.unit.get("build") == self.build.build
         return hint.run in runs and same
 

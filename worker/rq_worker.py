@@ -161,6 +161,10 @@ class HintWorker(SimpleWorker, Generic[H]):
             self._beat_at = seconds
             super().heartbeat(timeout, pipeline)
 
+    def _set_ip_address(self, connection: redis.Redis) -> None:
+        """Nothing: RQ would look for our address in the list of all clients, which is not for workers to see."""
+        self.ip_address = "unknown"
+
     def run_maintenance_tasks(self) -> None:
         """Nothing: RQ's sweep would fail hints that are merely being claimed. The feeder sweeps."""
         self.last_cleaned_at = now()  # type: ignore[assignment]

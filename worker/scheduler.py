@@ -225,7 +225,7 @@ class Scheduler:
     def _stages(self) -> list[IndexStage]:
         if self.can_index is None:
             return []
-        return [stage for stage in announced(self.client, scripts=self._scripts) if self.can_index(stage.build)]
+        return [stage for stage in announced(self.client) if self.can_index(stage.build)]
 
 
 def _has_work(meta: Mapping[str, str], hinted: int, results: int) -> bool:

@@ -9,10 +9,12 @@ import redis
 
 from core.durable import output_error
 from core.errors import EmbqError, TryLaterError
+from core.ledger import load_scripts
 from core.log import Events
 from core.objects import Place, place
 from core.protocol import run_key
 from core.registry import RunRecord, registered
+from core.scripts import Loader
 from writer.counts import Counts
 from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter
@@ -65,6 +67,7 @@ class Writer:
     def serve(self, stopped: Callable[[], bool]) -> None:
         """Work until `stopped()`, then drain, commit and let go."""
         self.log.info("started", run=self.only or "all")
+        loader = Loader(self.client, load_scripts(self.client))
         looked = float("-inf")
         receiving = 0
         self._keeper.start()
@@ -73,6 +76,7 @@ class Writer:
                 self._keeper.moved()
                 if time.monotonic() - looked > LOOK_S:
                     looked = time.monotonic()
+                    loader.look()
                     self._open_new_runs()
                     receiving += self._receiver is not None
                 if receiving and self._receiver is not None:

@@ -157,7 +157,9 @@ def runner_of(options: Mapping[str, Any], wish: Wish) -> Iterator[Runner]:
         yield local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
         return
     settings = settings_with(options["broker"])
-    client = service_client(settings, give_up=lambda: False)
+    client = service_client(
+        settings, "index", give_up=lambda: False, instead="; or build it on this machine alone, without --broker"
+    )
     runner = QueueRunner(
         client,
         url=settings.broker_url,

@@ -53,6 +53,7 @@ def command(
     from core.errors import TryLaterError
     from core.layout import Layout
     from core.objects import place
+    from embq.rights import require
     from producer.enqueue import hand_over, prepare
 
     settings = settings_with(broker)
@@ -62,6 +63,7 @@ def command(
     url = required_url(settings)
     client = connect(url, password=settings.broker_password)
     check(client, url)
+    require(client, "enqueue --upload" if upload or inline else "enqueue")
     request = request_from(inputs, options)
     if upload or inline:
         from core.broker import RESULT_S

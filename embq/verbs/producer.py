@@ -25,7 +25,7 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     stopped.install()
     settings = settings_with(broker, metrics)
     with monitored(settings, "producer") as service:
-        client = service_client(settings, give_up=stopped)
+        client = service_client(settings, "producer", give_up=stopped)
         service.watch(client, BrokerMeter(client))
         with reporter(settings, "producer", only=only):
             serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)

@@ -65,11 +65,13 @@ def _hand_over(info: RunInfo, root: Place, broker: str, *, as_json: bool) -> int
     from core.broker import check, connect
     from core.commits import CommitLog
     from core.layout import Layout
+    from embq.rights import require
     from producer.enqueue import hand_over
 
     settings = settings_with(broker)
     client = connect(settings.broker_url, password=settings.broker_password)
     check(client, settings.broker_url)
+    require(client, "resume")
     done = CommitLog(Layout(root)).replay(info.units).count
     hand_over(client, info, root, RUNNING)
     if as_json:

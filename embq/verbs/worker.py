@@ -61,7 +61,7 @@ def command(
         settings=settings,
     )
     with monitored(settings, "worker") as service:
-        client = service_client(settings, give_up=stopped)
+        client = service_client(settings, "worker", give_up=stopped)
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
         service.watch(client, WorkerMeter(supervisor, client), GpuMeter())

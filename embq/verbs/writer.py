@@ -30,7 +30,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     stopped.install()
     settings = settings_with(broker, metrics)
     with monitored(settings, "writer", stands_s=WEDGED_S) as service:
-        client = service_client(settings, give_up=stopped)
+        client = service_client(settings, "writer", give_up=stopped)
         writer = Writer(
             client,
             version=embq.__version__,

@@ -13,7 +13,7 @@ from conftest import make_case
 
 from core import indexing
 from core.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
-from core.indexing import SHARED, IndexBuild, IndexStage, announce, announced
+from core.indexing import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
 from core.ledger import Ledger, load_scripts
 from core.protocol import INDEXING, INDEXING_MS, run_key
 from worker.index_access import IndexAccess
@@ -101,10 +101,12 @@ def test_a_build_that_nobody_renews_is_removed_with_all_that_it_left(
     own_client: redis.Redis, waiting: IndexBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = load_scripts(own_client)
-    assert [stage.build for stage in announced(own_client, scripts=scripts)] == [waiting]
+    forget_abandoned(own_client, scripts=scripts)
+    assert [stage.build for stage in announced(own_client)] == [waiting]
     now = indexing.now_ms(own_client)
     monkeypatch.setattr(indexing, "now_ms", lambda _: now + INDEXING_MS + 1_000)
-    assert announced(own_client, scripts=scripts) == []
+    assert announced(own_client) == []
+    forget_abandoned(own_client, scripts=scripts)
     assert not own_client.exists(INDEXING)
     assert own_client.keys(run_key(RUN, "*")) == []
     assert own_client.keys("rq:job:*") == own_client.keys("rq:queue:*") == []
