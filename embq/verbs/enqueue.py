@@ -9,7 +9,6 @@ import click
 
 from embq.options import broker_option, json_option, priority_option, required_url, run_options, settings_with
 from embq.planning import PlanningCommand
-from embq.request import request_from
 
 if TYPE_CHECKING:
     from core.settings import Settings
@@ -53,6 +52,7 @@ def command(
     from core.errors import TryLaterError
     from core.layout import Layout
     from core.objects import place
+    from embq.request import request_from
     from embq.rights import require
     from producer.enqueue import hand_over, prepare
 
