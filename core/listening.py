@@ -35,10 +35,13 @@ class Address:
             raise ValueError(f"{text!r}: an IPv6 host stands in brackets, as in [::1]:9101")
         return cls(host=host.strip("[]") or LOOPBACK, port=int(port))
 
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def url(self, path: str) -> str:
         """Where this machine finds `path` of who listens there."""
         host = _EVERYWHERE.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}{path}" if ":" in host else f"http://{host}:{self.port}{path}"
+        return f"http://{Address(host=host, port=self.port)}{path}"
 
 
 def bound(address: Address, *, taken: str, example: str) -> socket.socket:

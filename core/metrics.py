@@ -48,7 +48,13 @@ PRODUCER = (
         labels=("role",),
         meaning="producers, writers and worker supervisors that are heard of",
     ),
-    Metric(name="embq_machines", kind="gauge", meaning="machines with worker processes that are heard of"),
+    Metric(name="embq_machines", kind="gauge", meaning="machines with workers that are heard of"),
+    Metric(
+        name="embq_devices",
+        kind="gauge",
+        labels=("state",),
+        meaning="their places for a process, with the states of `embq_slots`",
+    ),
     Metric(
         name="embq_workers",
         kind="gauge",
@@ -208,7 +214,7 @@ WORKER = (
         name="embq_slots",
         kind="gauge",
         labels=("device", "state"),
-        meaning="places for a process: `up`, `starting` (no model yet), `down` (starts again), `given_up`, `over`",
+        meaning="places for a process: `starting`, `idle`, `loading` a model, `serving` it, `given_up`, `over`",
     ),
     Metric(
         name="embq_slot_deaths_total",

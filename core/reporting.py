@@ -31,12 +31,13 @@ STOP_S = 3.0
 """What the broker gets at the end to forget a service; it does so by itself as well."""
 
 
-def this_service(role: str, *, version: str, run: str = "") -> Service:
+def this_service(role: str, *, version: str, run: str = "", metrics: str = "") -> Service:
     """A service in this process, under a name of its own.
 
     Args:
         version: of embq.
         run: the one run that it serves; "" for all.
+        metrics: HOST:PORT of its metrics; "" for none.
     """
     host = socket.gethostname()
     return Service(
@@ -47,6 +48,7 @@ def this_service(role: str, *, version: str, run: str = "") -> Service:
         version=version,
         python=platform.python_version(),
         run=run,
+        metrics=metrics,
     )
 
 

@@ -364,13 +364,19 @@ def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool]
 
 
 def reporter(
-    settings: Settings, role: str, *, only: str, look: Callable[[Service], Service] = lambda service: service
+    settings: Settings,
+    role: str,
+    *,
+    only: str,
+    metrics: str = "",
+    look: Callable[[Service], Service] = lambda service: service,
 ) -> Reporter:
     """Reports this process to the broker as a service, by a client of its own.
 
     Args:
         role: see `core.fleet.ROLES`.
         only: the one run that it serves; "" for all.
+        metrics: HOST:PORT of its metrics; "" for none.
         look: see `core.reporting.Reporter`.
     """
     import embq
@@ -380,7 +386,7 @@ def reporter(
     def client(give_up: Callable[[], bool]) -> redis.Redis:
         return connect(settings.broker_url, password=settings.broker_password, give_up=give_up)
 
-    return Reporter(client, this_service(role, version=embq.__version__, run=only), look=look)
+    return Reporter(client, this_service(role, version=embq.__version__, run=only, metrics=metrics), look=look)
 
 
 def required_url(settings: Settings) -> str:

@@ -84,18 +84,11 @@ class Slot:
         self.given_up = False
 
     @property
-    def state(self) -> str:
-        """up, starting (no model is loaded, and no work has come yet), down (is started again), given_up or over."""
-        if self.process is not None:
-            return "up" if self.ready else "starting"
-        return "given_up" if self.given_up else "over" if self.over else "down"
-
-    @property
     def doing(self) -> str:
         """What its process is at: one of `core.fleet.STATES`."""
         if self.process is not None:
             return self._said
-        return "starting" if self.state == "down" else self.state
+        return "given_up" if self.given_up else "over" if self.over else "starting"
 
     @property
     def over(self) -> bool:

@@ -11,8 +11,9 @@ from typing import Any, cast
 import redis
 
 from core.control import Control
+from core.fleet import ROLES, STATES, Service
 from core.health import quick
-from core.protocol import RUNS, UPLOADS, WORKERS, queue_name, run_key, worker_key
+from core.protocol import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from core.readings import Readings
 from core.registry import RunRecord
 from embq.eta import done_of, holders_wanted, share_of
@@ -35,12 +36,14 @@ class _First:
     Attributes:
         now_ms: by the broker's clock.
         silent_s: name of each worker that is listed -> seconds since it reported.
+        services: names of those that are listed.
     """
 
     now_ms: int
     memory: Mapping[str, Any]
     records: Sequence[RunRecord]
     silent_s: Mapping[str, float]
+    services: Sequence[str]
     uploads: int
 
 
@@ -85,8 +88,9 @@ class BrokerMeter:
         readings.put("embq_broker_up", 1)
         put_memory(readings, first.memory)
         readings.put("embq_uploads", first.uploads)
-        runs, workers = self._second(first)
+        runs, workers, services = self._second(first)
         put_workers(readings, workers)
+        put_services(readings, services, workers)
         for state in ("running", "paused", "cancelled", "done", "waiting"):
             readings.put("embq_runs", sum(run.state == state for run in runs), state)
         self._third(readings, first, [run for run in runs if run.shown(first.now_ms)], workers)
@@ -97,8 +101,9 @@ class BrokerMeter:
             pipe.info("memory")
             pipe.hgetall(RUNS)
             pipe.zrange(WORKERS, 0, -1, withscores=True)
-            pipe.hlen(UPLOADS)
-            (seconds, micros), memory, records, scored, uploads = pipe.execute()
+            pipe.hkeys(UPLOADS)
+            pipe.zrange(SERVICES, 0, -1)
+            (seconds, micros), memory, records, scored, uploads, services = pipe.execute()
         now_ms = seconds * 1000 + micros // 1000
         found = (RunRecord.from_json(text) for text in records.values())
         return _First(
@@ -106,26 +111,32 @@ class BrokerMeter:
             memory=memory,
             records=[record for record in found if record is not None],
             silent_s={name.decode(): max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in scored},
-            uploads=uploads,
+            services=[name.decode() for name in services],
+            uploads=len(uploads),
         )
 
-    def _second(self, first: _First) -> tuple[list[_Run], list[dict[str, Any]]]:
-        """Every run's counters, and what each worker that is heard of says of itself."""
+    def _second(self, first: _First) -> tuple[list[_Run], list[dict[str, Any]], list[Service]]:
+        """Every run's counters, and what each worker and each service that is heard of says of itself."""
         with self._client.pipeline(transaction=False) as pipe:
             for name in first.silent_s:
                 pipe.get(worker_key(name))
+            for name in first.services:
+                pipe.get(service_key(name))
             for record in first.records:
                 pipe.hgetall(run_key(record.run, "meta"))
                 pipe.hgetall(run_key(record.run, "asked"))
             answers = pipe.execute()
-        said, rest = answers[: len(first.silent_s)], answers[len(first.silent_s) :]
+        many, more = len(first.silent_s), len(first.silent_s) + len(first.services)
+        said, of_services, rest = answers[:many], answers[many:more], answers[more:]
         workers = [
             {**json.loads(text), "silent_s": silent_s}
             for (_, silent_s), text in zip(first.silent_s.items(), said, strict=True)
             if text is not None
         ]
+        services = [Service.from_json(text) for text in of_services if text is not None]
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
-        return [_Run(record=record, meta=_text(meta), asked=_text(asked)) for record, meta, asked in pairs], workers
+        runs = [_Run(record=record, meta=_text(meta), asked=_text(asked)) for record, meta, asked in pairs]
+        return runs, workers, [service for service in services if service is not None]
 
     def _third(
         self, readings: Readings, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
@@ -176,7 +187,6 @@ def put_memory(readings: Readings, memory: Mapping[str, Any]) -> None:
 def put_workers(readings: Readings, workers: Iterable[Mapping[str, Any]]) -> None:
     """What each worker says of itself."""
     listed = list(workers)
-    readings.put("embq_machines", len({worker.get("host") for worker in listed}))
     if not listed:
         readings.put("embq_workers", 0, "")
     for worker in listed:
@@ -190,6 +200,19 @@ def put_workers(readings: Readings, workers: Iterable[Mapping[str, Any]]) -> Non
         for stage, states in told.get("late", {}).get("stages", {}).items():
             for state, share in states.items():
                 readings.put("embq_worker_stage_share", share, name, stage, state)
+
+
+def put_services(readings: Readings, services: Sequence[Service], workers: Iterable[Mapping[str, Any]]) -> None:
+    """Which services there are, and what those that have devices do with them."""
+    for role in ROLES:
+        readings.put("embq_services", sum(service.role == role for service in services), role)
+    # A worker process may be heard of before its supervisor, or where that is of another version.
+    hosts = {str(worker.get("host")) for worker in workers}
+    hosts |= {service.host for service in services if service.role == "worker"}
+    readings.put("embq_machines", len(hosts))
+    states = [device.state for service in services for device in service.devices]
+    for state in STATES:
+        readings.put("embq_devices", states.count(state), state)
 
 
 def put_run(readings: Readings, run: _Run, look: Progress, now_ms: int) -> None:

@@ -30,6 +30,7 @@ class Monitored:
     Attributes:
         health: what `/healthz` says. The service beats it from its loop.
         told: whether anybody can ask; where not, nothing is read and nothing listened to.
+        address: HOST:PORT where; "" for nowhere.
 
     Args:
         clock: monotonic seconds.
@@ -47,6 +48,7 @@ class Monitored:
     ) -> None:
         self.health = health
         self.told = told
+        self.address = ""
         self._role: Role = role
         self._meters: list[Meter] = []
         self._clock = clock
@@ -101,6 +103,7 @@ def monitored(settings: Settings, role: Role, *, stands_s: float = STANDS_S) -> 
     from core.endpoint import Endpoint
 
     endpoint = Endpoint(settings.metrics, exposition=service.exposition, complaint=health.complaint)
+    service.address = str(endpoint.address)
     Events(role).info("metrics_served", url=endpoint.address.url("/metrics"))
     endpoint.start()
     try:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import redis
 
+from core.fleet import STATES
 from core.health import quick
 from core.protocol import worker_key
 from core.readings import Readings
@@ -94,5 +95,5 @@ class WorkerMeter:
 def put_slots(readings: Readings, slots: Sequence[Slot]) -> None:
     """How many processes of each device are in which state."""
     for device in {slot.device for slot in slots}:
-        for state in ("up", "starting", "down", "given_up", "over"):
-            readings.put("embq_slots", sum(s.device == device and s.state == state for s in slots), device, state)
+        for state in STATES:
+            readings.put("embq_slots", sum(s.device == device and s.doing == state for s in slots), device, state)

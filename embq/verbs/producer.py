@@ -27,5 +27,5 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     with monitored(settings, "producer") as service:
         client = service_client(settings, "producer", give_up=stopped)
         service.watch(client, BrokerMeter(client))
-        with reporter(settings, "producer", only=only):
+        with reporter(settings, "producer", only=only, metrics=service.address):
             serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)

@@ -65,5 +65,7 @@ def command(
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
         service.watch(client, WorkerMeter(supervisor, client), GpuMeter())
-        with reporter(settings, "worker", only=only, look=Machine(supervisor, settings.cuda_visible).look):
+        with reporter(
+            settings, "worker", only=only, metrics=service.address, look=Machine(supervisor, settings.cuda_visible).look
+        ):
             supervisor.serve(stopped)

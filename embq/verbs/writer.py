@@ -41,5 +41,5 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
             beat=service.health.beat,
         )
         service.watch(client, WriterMeter(writer))
-        with reporter(settings, "writer", only=only):
+        with reporter(settings, "writer", only=only, metrics=service.address):
             writer.serve(stopped)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,16 @@ import redis
 from conftest import RunCase, make_case
 from prometheus_client.parser import text_string_to_metric_families
 
+from core.broker import connect
 from core.embedded import EmbeddedServer
-from core.ledger import LIMIT_BYTES, LIMIT_ENTRIES
+from core.fleet import Device, report_service
+from core.ledger import LIMIT_BYTES, LIMIT_ENTRIES, load_scripts
 from core.metrics import METRICS
 from core.protocol import run_key
 from core.readings import Readings
 from core.registry import register, report_worker
+from core.reporting import this_service
+from core.roles import ROLES
 from embq.metering.broker import SHOWN_S, BrokerMeter
 from embq.progress import BrokerWatch
 
@@ -140,3 +146,26 @@ def test_a_broker_that_is_away_is_told_as_such(own_client: redis.Redis, own_serv
     assert told(meter) == {"embq_broker_up": {(): 0}}
     own_server.start()
     assert told(meter)["embq_broker_up"] == {(): 1}
+
+
+@pytest.mark.parametrize("user", ["writer", "monitor"])
+def test_who_tells_may_read_all_of_it(
+    user: str, run: RunCase, own_client: redis.Redis, own_server: EmbeddedServer
+) -> None:
+    rules = re.findall(r"\([^)]*\)|\S+", ROLES[user].rules())
+    own_client.execute_command("ACL", "SETUSER", user, "on", ">secret", *rules)
+    writer = run.writer()
+    run.claim(0)
+    report(run, "box.cuda0.abc")
+    device = Device(device="cuda:0", name="NVIDIA H100", state="serving", worker="box.cuda0.abc")
+    service = replace(this_service("worker", version="1"), devices=(device,), began_ms=1)
+    report_service(own_client, service, scripts=load_scripts(own_client))
+
+    with connect(own_server.url.replace("://:", f"://{user}:").replace(own_server._password, "secret")) as restricted:
+        readings = Readings("producer")
+        BrokerMeter(restricted)(readings)
+    seen = told(BrokerMeter(own_client))
+    assert (seen["embq_services"]["worker",], seen["embq_devices"]["serving",], seen["embq_machines"][()]) == (1, 1, 2)
+    assert b'embq_services{role="worker"} 1.0' in readings.text()
+    assert readings.text().count(b"\nembq_run_") == sum(len(v) for k, v in seen.items() if k.startswith("embq_run_"))
+    writer.release()
