@@ -226,7 +226,7 @@ WORKER = (
         name="embq_slot_rows_total",
         kind="counter",
         labels=("device",),
-        meaning="samples that were embedded, as the processes report it",
+        meaning="samples that were embedded, by what the processes last reported; exact are those of the producer",
     ),
     Metric(name="embq_slot_units_total", kind="counter", labels=("device",), meaning="units that were handed over"),
     Metric(
