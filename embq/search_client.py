@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as version_of
@@ -30,6 +31,11 @@ EMBEDDED = {"off": "it was started with --no-model", "none": "the index does not
 def is_server(index: object) -> bool:
     """Whether an index is behind a server."""
     return isinstance(index, str) and index.startswith(("http://", "https://"))
+
+
+def looks_like_server(index: str) -> bool:
+    """Whether it is the address of a server without its http://, and no folder."""
+    return re.fullmatch(r"(\[[0-9a-f:]+\]|[\w.-]+):\d{1,5}/?", index) is not None and not Path(index).exists()
 
 
 def ask_server(

@@ -95,10 +95,12 @@ def command(
 
 
 def _answer(index: str, question: Question, name: str | None, output: str | None) -> Answer:
-    from embq.search_client import ask_server, is_server
+    from embq.search_client import ask_server, is_server, looks_like_server
 
     if is_server(index):
         return ask_server(index, question, name=name, output=output, on_load=_tell)
+    if looks_like_server(index):
+        raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
     if name is not None:
         raise UsageError(
             "--index names an index of a server, and INDEX is a folder", next_step="give the URL of the server as INDEX"

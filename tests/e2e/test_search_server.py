@@ -244,6 +244,9 @@ def test_where_nothing_listens_the_tunnel_is_named(capsys: pytest.CaptureFixture
         (["http://localhost:1234", "words", "--prompt-text", "query: "], "--prompt-text is for an index"),
         (["http://localhost:1234"], "nothing is asked"),
         (["out", "words", "--index", "docs"], "names an index of a server"),
+        (["localhost:1234", "words"], "embq search http://localhost:1234"),
+        (["box:1234", "words"], "embq search http://box:1234"),
+        (["10.0.0.5:1234/", "words"], "embq search http://10.0.0.5:1234/"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_refused_before_anybody_is_asked(
