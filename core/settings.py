@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from core.listening import Address
 
 _ROOTS = re.compile(re.escape(os.pathsep) + "(?!//)")
-"""What separates folders in EMBQ_ROOTS; the colon of a URL does not."""
+"""What separates folders in EMBQ_ROOTS and EMBQ_OUTPUTS; the colon of a URL does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class Settings:
         stall_s: seconds that one step of a worker may take without advancing; after that its process is replaced.
         slice_s: seconds that a worker serves one model before another one that has work may have its turn.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
+        outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
@@ -41,6 +42,7 @@ class Settings:
     stall_s: float = 45.0
     slice_s: float = 60.0
     roots: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
     cuda_visible: str | None = None
     omp_threads: str = ""
     trace: str = ""
@@ -66,7 +68,8 @@ class Settings:
             beat_s=_seconds("EMBQ_BEAT_S", cls_default(cls, "beat_s")),
             stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
             slice_s=_seconds("EMBQ_SLICE_S", cls_default(cls, "slice_s")),
-            roots=tuple(part for part in _ROOTS.split(os.environ.get("EMBQ_ROOTS", "")) if part),
+            roots=_places(os.environ.get("EMBQ_ROOTS", "")),
+            outputs=_places(os.environ.get("EMBQ_OUTPUTS", "")),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
             trace=os.environ.get("EMBQ_TRACE", ""),
@@ -87,6 +90,10 @@ def cls_default(cls: type[Settings], name: str) -> float:
     default = cls.__dataclass_fields__[name].default
     assert isinstance(default, float)
     return default
+
+
+def _places(text: str) -> tuple[str, ...]:
+    return tuple(part for part in _ROOTS.split(text) if part)
 
 
 def _seconds(name: str, default: float) -> float:

@@ -34,6 +34,7 @@ from producer.plan import Plan, plan
 from producer.recorded import CUT_UNIT_BYTES, recorded
 from producer.selection import SELECTED, Selection
 from sources.base import ReadOptions
+from sources.credentials import refuse_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +306,10 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
 
     Args:
         wishes: what is asked of it besides, see `core.control`.
+
+    Raises UsageError where its inputs, which would travel through the broker, hold a secret.
     """
+    refuse_secrets(info.inputs)
     broker = Layout(output).broker
     with kept_off(broker) as alone:
         if not alone:

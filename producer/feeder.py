@@ -24,6 +24,7 @@ from core.ledger import Ledger, load_scripts
 from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
+from core.outputs import ANYWHERE, Outputs
 from core.registry import RunRecord, forget_silent, live_workers, register_again, registered
 from core.scripts import Loader
 from core.steady import Steady
@@ -79,6 +80,7 @@ class Feeder:
         client: a patient client of its own.
         lease_s: length of a lease; no lease is taken away until one server has been heard for that long, without an
             outage, and without a jump of its clock.
+        outputs: where runs may be; one that is elsewhere is not fed.
         clock: monotonic seconds.
     """
 
@@ -88,8 +90,10 @@ class Feeder:
         *,
         lease_s: float,
         only: str = "",
+        outputs: Outputs = ANYWHERE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._outputs = outputs
         self.client = client
         self.only = only
         self.steady = Steady(client, lease_s=lease_s, pause_s=TICK_S, clock=clock)
@@ -206,6 +210,7 @@ class Feeder:
         known = self._manifests.get(record.run)
         if known is None or len(known) < total:
             try:
+                self._outputs.check(record.output)
                 self._manifests[record.run] = Manifest(Layout(place(record.output)))
             except EmbqError as error:
                 self._complain(record, error.message)
@@ -238,9 +243,10 @@ def serve(
     only: str,
     stopped: Callable[[], bool],
     beat: Callable[[], None] = lambda: None,
+    outputs: Outputs = ANYWHERE,
 ) -> None:
     """Feed until `stopped()` says so; `beat` is called in each round."""
-    feeder = Feeder(client, lease_s=lease_s, only=only)
+    feeder = Feeder(client, lease_s=lease_s, only=only, outputs=outputs)
     feeder.log.info("started", server=_name(reach(client, "")), run=only or "all")
     while not stopped():
         started = time.monotonic()

@@ -197,6 +197,7 @@ _NEXT = {
     "input_changed": "put the files back as they were sent first or leave the changed ones out, or choose another "
     "--output; rows of the old and the new content are never mixed",
     "other_run": "choose another --output",
+    "outside_outputs": "choose an --output in or below one of these; they are EMBQ_OUTPUTS of the writer",
     "foreign_output": "choose an empty or a new folder of that machine",
 }
 

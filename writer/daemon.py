@@ -8,10 +8,11 @@ from collections.abc import Callable
 import redis
 
 from core.durable import output_error
-from core.errors import EmbqError, TryLaterError
+from core.errors import EmbqError, InputError, TryLaterError
 from core.ledger import load_scripts
 from core.log import Events
 from core.objects import Place, place
+from core.outputs import ANYWHERE, Outputs
 from core.protocol import run_key
 from core.registry import RunRecord, registered
 from core.scripts import Loader
@@ -35,6 +36,7 @@ class Writer:
 
     Args:
         beat: called as work moves; nothing of it may take WEDGED_S.
+        outputs: where runs may be written. One that is elsewhere is told in the log and left alone.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Writer:
         takeover: bool = False,
         rebuild: bool = False,
         beat: Callable[[], None] = lambda: None,
+        outputs: Outputs = ANYWHERE,
     ) -> None:
         self.client = client
         self.version = version
@@ -57,7 +60,11 @@ class Writer:
         self.runs: dict[str, RunWriter] = {}
         self.counts = Counts()
         self._keeper = LockKeeper(beat=beat)
-        self._receiver = Receiver(client, add, self._keeper.moved) if add is not None and not only else None
+        self._outputs = outputs
+        self._outside: set[str] = set()
+        self._receiver: Receiver | None = None
+        if add is not None and not only:
+            self._receiver = Receiver(client, add, self._keeper.moved, outputs)
         self._opened: set[str] = set()
         self._finished: dict[str, int] = {}  # run -> the units that it had then
         self._cancelled: set[str] = set()
@@ -124,8 +131,21 @@ class Writer:
             wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
             if record.run in self._cancelled:
                 wanted = wanted and bool(self.client.exists(run_key(record.run, "asked")))
-            if wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now:
+            wanted = wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now
+            if wanted and self._may_write(record):
                 self._open(record)
+
+    def _may_write(self, record: RunRecord) -> bool:
+        try:
+            self._outputs.check(record.output)
+        except InputError as error:
+            if self.only:
+                raise
+            if record.run not in self._outside:
+                self._outside.add(record.run)
+                self.log.error("output_refused", run=record.run, why=error.message, next=error.next_step)
+            return False
+        return True
 
     def _open(self, record: RunRecord) -> None:
         # Both are said of the writers before us. Who takes our run later on may keep it.

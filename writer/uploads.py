@@ -20,6 +20,7 @@ from core.errors import InputError, OutputError
 from core.layout import INPUTS, Layout, load_run, refuse_foreign_files
 from core.ledger import Ledger
 from core.log import Events
+from core.outputs import ANYWHERE, Outputs
 from core.registry import RunRecord, register
 from core.uploads import PIECE_BYTES, End, Grown, Pieces, Upload, UploadFile
 
@@ -86,10 +87,12 @@ class Receiver:
     Args:
         add: adds to a run that is there.
         moved: called as steps get done.
+        outputs: where uploads may go.
     """
 
-    def __init__(self, client: redis.Redis, add: Add, moved: Callable[[], None]) -> None:
+    def __init__(self, client: redis.Redis, add: Add, moved: Callable[[], None], outputs: Outputs = ANYWHERE) -> None:
         self.client = client
+        self._outputs = outputs
         self._add = add
         self._moved = moved
         self.log = Events("writer")
@@ -107,7 +110,7 @@ class Receiver:
             try:
                 if name not in self._known:
                     upload = Upload.from_json(uploads.announced(self.client, name))
-                    self._known[name] = None if upload is None else _Arrival.of(name, upload)
+                    self._known[name] = self._arrival(name, upload)
                 arrival = self._known[name]
                 moved += 0 if arrival is None else self._attend(name, arrival)
             except (OutputError, OSError) as error:
@@ -117,6 +120,13 @@ class Receiver:
             except (ValueError, KeyError, TypeError) as error:
                 self._refuse(name, "bad_upload", f"this is no upload: {type(error).__name__}: {error}")
         return moved
+
+    def _arrival(self, name: str, upload: Upload | None) -> _Arrival | None:
+        """The upload that was announced under a name; None for one of another version."""
+        if upload is None:
+            return None
+        self._outputs.check(upload.output)
+        return _Arrival.of(name, upload)
 
     def _attend(self, name: str, arrival: _Arrival) -> int:
         layout = arrival.layout

@@ -55,7 +55,9 @@ def command(
     from embq.request import request_from
     from embq.rights import require
     from producer.enqueue import hand_over, prepare
+    from sources.credentials import refuse_secrets
 
+    refuse_secrets(inputs)
     settings = settings_with(broker)
     if dry_run:
         _say_what_it_would_do(request_from(inputs, options), settings, as_json=as_json)

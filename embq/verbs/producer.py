@@ -15,6 +15,7 @@ from embq.options import broker_option, metrics_option, reporter, service_client
 def command(broker: str, only: str, metrics: Address | None) -> None:
     """Keep the queues filled with hints from the manifests of all runs. Runs until stopped."""
     from core.log import configure
+    from core.outputs import Outputs
     from core.stopping import StopFlag
     from embq.metering.broker import BrokerMeter
     from embq.metering.service import monitored
@@ -28,4 +29,11 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
         client = service_client(settings, "producer", give_up=stopped)
         service.watch(client, BrokerMeter(client))
         with reporter(settings, "producer", only=only, metrics=service.address):
-            serve(client, lease_s=settings.lease_s, only=only, stopped=stopped, beat=service.health.beat)
+            serve(
+                client,
+                lease_s=settings.lease_s,
+                only=only,
+                stopped=stopped,
+                beat=service.health.beat,
+                outputs=Outputs(settings.outputs),
+            )

@@ -18,6 +18,7 @@ from embq.options import broker_option, metrics_option, reporter, service_client
 def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
     from core.log import configure
+    from core.outputs import Outputs
     from core.stopping import StopFlag
     from embq.metering.service import monitored
     from embq.metering.writer import WriterMeter
@@ -39,6 +40,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
             takeover=takeover,
             rebuild=rebuild,
             beat=service.health.beat,
+            outputs=Outputs(settings.outputs),
         )
         service.watch(client, WriterMeter(writer))
         with reporter(settings, "writer", only=only, metrics=service.address):
