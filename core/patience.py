@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 from redis.retry import Retry
 
+from core.absence import ABSENCE
 from core.errors import BrokerError
 
 T = TypeVar("T")
@@ -66,6 +68,8 @@ class Patience(ExponentialWithJitterBackoff):
         if now - self._failed > self._answer_s + STOPPING_S:
             self._away_since = now
         self._failed = now
+        # Called where redis-py has caught what the try came to.
+        ABSENCE.lasts(now - self._away_since, sys.exception())
         if self._give_up() and now - self._away_since > STOPPING_S:
             raise BrokerError(
                 "the broker was away when the stop was asked for",

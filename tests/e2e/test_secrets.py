@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 from e2e.session import Command, await_in, process_ended, started, write_shards
 from servers import serving
-from tls_servers import HOSTS, TlsServer, needs_tls_server, tls_server
+from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
 from waiting import wait_until
 
 from core.errors import Exit
@@ -169,13 +171,42 @@ def test_a_password_on_the_command_line_leaves_the_process_list(server: TlsServe
         assert PASSWORD not in " ".join(command_line(process))
         assert command_line(process)[3:-1] == [*verb, *[text.replace(PASSWORD, "****") for text in option]]
         ready = {
-            "status": lambda: command.stdout,
+            "status": lambda: command.stdout + command.stderr,
             "worker": command.workers,
             "producer": lambda: "started" in command.stderr,
         }
         await_in(command, ready[verb[0]])
         for below in [process, *command.descendants()]:
             assert PASSWORD not in " ".join(command_line(below))
+
+
+@needs_tls_server
+def test_neither_metrics_nor_health_nor_the_log_hold_a_secret(server: TlsServer, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    environment = {"EMBQ_BROKER_CA": server.ca, "EMBQ_LOG": "json", **ENVIRONMENT}
+    url = f"rediss://default:{PASSWORD}@localhost:{server.tls_port}"
+    with started("producer", "--broker", url, "--metrics", str(port), environment=environment) as command:
+        await_in(command, lambda: asked(port, "healthz").startswith("200"))
+        said = [asked(port, "metrics"), asked(port, "healthz")]
+        assert "embq_broker_up" in said[0]
+        server.process.kill()
+        await_in(command, lambda: asked(port, "healthz").startswith("503"))
+        await_in(command, lambda: "broker_awaited" in command.stderr)
+        said += [asked(port, "metrics"), asked(port, "healthz"), command.stderr]
+    for text in said:
+        assert found_in(text.encode()) == [], text
+
+
+def asked(port: int, path: str) -> str:
+    """Status and text of an answer; "" where there is none."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            return f"{answer.status} {answer.read().decode()}"
+    except HTTPError as error:
+        with error:
+            return f"{error.code} {error.read().decode()}"
+    except URLError:
+        return ""
 
 
 def test_a_command_without_a_password_is_not_started_anew(capfd: pytest.CaptureFixture[str]) -> None:

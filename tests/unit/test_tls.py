@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
+from waiting import wait_until
 
+import core.absence
+import core.patience
 from core.broker import check, connect
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
 from core.tls import context
@@ -17,7 +21,7 @@ from embq.brokering.certificates import make
 
 pytestmark = needs_tls_server
 
-PASSWORD = "a password of its own"
+PASSWORD = "a-password-of-its-own"
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +151,49 @@ def test_a_certificate_that_has_not_begun_is_a_matter_of_the_clock(
         error = refusal(server.url())
     assert f"begins on {datetime.now(UTC) + timedelta(days=10):%Y-%m-%d}" in error.message
     assert error.next_step.startswith("set the clock")
+
+
+def test_a_service_that_waits_says_why_once_a_minute(
+    good: TlsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(core.absence, "PATIENCE_S", 1.0)
+    now, tries = [1000.0], []
+
+    class Counted(core.absence.Absence):
+        def lasts(self, away_s: float, why: BaseException | None) -> None:
+            super().lasts(away_s, why)
+            tries.append(why)
+
+    monkeypatch.setattr(core.patience, "ABSENCE", Counted(lambda: now[0]))
+    stop = threading.Event()
+
+    def wait() -> None:
+        with (
+            pytest.raises(BrokerError, match="when the stop was asked for"),
+            connect(f"rediss://:{PASSWORD}@localhost:{good.tls_port}", patient=True, give_up=stop.is_set) as client,
+        ):
+            client.ping()
+
+    waiting = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    try:
+        wait_until(lambda: len(caplog.messages) == 1)
+        before = len(tries)
+        wait_until(lambda: len(tries) > before + 3)
+        assert len(caplog.messages) == 1, "two connections, and many tries"
+        now[0] += 61.0
+        wait_until(lambda: len(caplog.messages) == 2)
+    finally:
+        stop.set()
+        for thread in waiting:
+            thread.join()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    for message in caplog.messages:
+        assert message.startswith("broker_awaited away_s=")
+        assert "certificate verify failed" in message
+        assert "embq doctor" in message
+        assert PASSWORD not in message
 
 
 # --- the wrong port, the wrong language ---
