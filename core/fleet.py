@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any, cast
 
@@ -61,6 +61,7 @@ class Service:
         devices: of a supervisor of workers.
         cores, memory_bytes: that it may use; 0 where it does not say.
         cache_free_bytes: room on the disk of the model cache; 0 where it does not say.
+        packages: of a supervisor of workers: library that loads models -> version.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Service:
     cores: int = 0
     memory_bytes: int = 0
     cache_free_bytes: int = 0
+    packages: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The report as JSON text."""
@@ -109,8 +111,11 @@ def _is_sound(service: Service) -> bool:
     """Whether every field has the type that it is declared to have: a report comes from another machine."""
     texts = (*("name", "role", "host", "version", "python"), *("run", "state", "metrics"))
     numbers = ("pid", "protocol", "began_ms", "clock_s", "cores", "memory_bytes", "cache_free_bytes")
-    return all(isinstance(getattr(service, name), str) for name in texts) and all(
-        isinstance(getattr(service, name), (int, float)) for name in numbers
+    return (
+        all(isinstance(getattr(service, name), str) for name in texts)
+        and all(isinstance(getattr(service, name), (int, float)) for name in numbers)
+        and isinstance(service.packages, dict)
+        and all(isinstance(version, str) for version in service.packages.values())
     )
 
 

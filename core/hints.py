@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import redis
 from redis.client import Pipeline
@@ -216,6 +216,19 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
     """Remove a popped hint: from the list of popped ones, and its data."""
     pipe.lrem(queue.intermediate_queue.key, 1, job_id)
     pipe.delete(HintJob.key_for(job_id))
+
+
+def peek(queue: Queue, run: str, most: int) -> Hint | None:
+    """A hint of one run among the first `most` that wait, which waits on; None where there is none."""
+    client = queue.connection
+    for raw in client.lrange(queue.key, 0, most - 1):
+        job_id = as_text(raw)
+        if job_id.startswith(f"{run}-"):
+            job = HintJob(job_id, connection=client, serializer=JSONSerializer)
+            with suppress(NoSuchJobError, ValueError):
+                job.restore(cast("dict[bytes, bytes]", client.hgetall(HintJob.key_for(job_id))))
+                return Hint.from_job(job)
+    return None
 
 
 def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:

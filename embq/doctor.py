@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import embq
+from core.broker import connect
 from core.cores import cores
 from core.durable import output_error, publish, write_new
 from core.memory import container_bytes, machine_bytes
@@ -22,6 +24,7 @@ from core.objects import ObjectPath, is_url, place, probe
 from core.settings import Settings
 from embq.verification.broker_checks import broker
 from embq.verification.findings import Check, guarded
+from embq.verification.fleet_checks import fleet
 from embq.verification.probes import devices, models
 
 BROKEN_TORCH = "2.13.0"
@@ -43,11 +46,20 @@ def examine(settings: Settings, *, output: str = "", model_specs: Sequence[str] 
         model_specs: of models to load, one after the other, and to embed one sample with.
     """
     yield from packages()
-    yield from broker(settings)
+    yield from _broker_and_fleet(settings)
     yield from devices()
     yield from models(*model_specs)
     yield from storage(output)
     yield from machine()
+
+
+def _broker_and_fleet(settings: Settings) -> Iterator[Check]:
+    """The broker, and where it is one that others reach, who does."""
+    rows = list(broker(settings))
+    yield from rows
+    if settings.broker_url and not any(row.name == "broker" and row.state == "fail" for row in rows):
+        with connect(settings.broker_url, password=settings.broker_password) as client:
+            yield from guarded("services", lambda: list(fleet(client, embq.__version__)))
 
 
 def packages() -> Iterator[Check]:

@@ -19,7 +19,7 @@ from embq.verification.findings import printable
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
-    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes"),
+    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages"),
 )
 """What `embq status --json` tells of each service, of what it says of itself."""
 OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")

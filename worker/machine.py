@@ -9,6 +9,7 @@ from pathlib import Path
 from core.cores import cores
 from core.fleet import Device, Service
 from core.memory import memory_bytes
+from core.packages import model_packages
 from core.settings import model_cache
 from worker.daemon import Supervisor
 from worker.embedders.hardware import device_name
@@ -26,6 +27,7 @@ class Machine:
         self._supervisor = supervisor
         self._cuda_visible = cuda_visible
         self._names: dict[str, str] = {}
+        self._packages = model_packages()
 
     def look(self, service: Service) -> Service:
         """`service` as it is now."""
@@ -45,7 +47,8 @@ class Machine:
             ),
             cores=cores(),
             memory_bytes=memory_bytes(),
-            cache_free_bytes=_room(model_cache()),
+            cache_free_bytes=room(model_cache()),
+            packages=self._packages,
         )
 
     def _name_devices(self) -> dict[str, str]:
@@ -57,7 +60,7 @@ class Machine:
         }
 
 
-def _room(folder: Path) -> int:
+def room(folder: Path) -> int:
     """Free bytes where a folder is, or will be."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     try:

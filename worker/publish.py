@@ -128,16 +128,10 @@ class PublishStage:
         return self.transport == "staging" or (size > INLINE_BYTES and self._shares_storage(work))
 
     def _shares_storage(self, work: UnitWork) -> bool:
-        """Whether the writer's nonce can be read here and files left beside it; once per generation of a run."""
+        """Whether files can be left for the writer; looked at once per generation of a run."""
         key = (work.run, work.gen)
         if key not in self._shared:
-            nonce = work.ledger.meta().get("nonce", "")
-            folder = Layout(place(work.record.output)).staging
-            try:
-                there = (folder / ".shared").read_text()
-            except OSError:
-                there = ""
-            self._shared[key] = bool(nonce) and there == nonce and os.access(folder, os.W_OK)
+            self._shared[key] = shares_storage(work.record.output, work.ledger.meta().get("nonce", ""))
         return self._shared[key]
 
     def _stage_when_it_fits(self, work: UnitWork, data: bytes) -> Path | None:
@@ -180,6 +174,20 @@ class PublishStage:
             drop(temporary)
             raise output_error(error, temporary) from error
         return folder / name
+
+
+def shares_storage(output: str, nonce: str) -> bool:
+    """Whether this machine sees the output folder that the writer sees, and may leave files in it.
+
+    Args:
+        nonce: what the writer has left there, as the broker knows it; "" where there is no writer.
+    """
+    folder = Layout(place(output)).staging
+    try:
+        there = (folder / ".shared").read_text()
+    except OSError:
+        return False
+    return bool(nonce) and there == nonce and os.access(folder, os.W_OK)
 
 
 def _place(sample: Sample) -> tuple[int, int]:

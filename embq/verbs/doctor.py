@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from core.errors import Exit
 from embq.options import broker_option, json_option, settings_with
 
 
@@ -27,20 +26,7 @@ def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> 
 
     Exit status: 0, or 69 where a check fails; warnings do not count.
     """
-    import json
-    from dataclasses import asdict
-
     from embq.doctor import examine
-    from embq.verification.findings import printable
+    from embq.verification.told import tell
 
-    checks = []
-    for check in examine(settings_with(broker), output=output, model_specs=model):
-        checks.append(check)
-        if not as_json:
-            click.echo(f"{check.state:<4}  {check.name:<10}  {printable(check.detail)}")
-            for number, line in enumerate(check.fix.splitlines()):
-                click.echo(f"{'':>18}{'fix: ' if number == 0 else '     '}{printable(line)}")
-    ok = all(check.state != "fail" for check in checks)
-    if as_json:
-        click.echo(json.dumps({"schema": 1, "ok": ok, "checks": [asdict(check) for check in checks]}))
-    return Exit.DONE if ok else Exit.UNAVAILABLE
+    return tell(examine(settings_with(broker), output=output, model_specs=model), as_json=as_json)

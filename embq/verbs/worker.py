@@ -5,8 +5,18 @@ from __future__ import annotations
 import click
 
 import embq
+from core.errors import Exit
 from core.listening import Address
-from embq.options import broker_option, metrics_option, reporter, service_client, settings_with, worker_options
+from embq.options import (
+    broker_option,
+    json_option,
+    metrics_option,
+    reporter,
+    required_url,
+    service_client,
+    settings_with,
+    worker_options,
+)
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
@@ -14,6 +24,11 @@ from embq.options import broker_option, metrics_option, reporter, service_client
 @click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and end when it is over.")
 @metrics_option
 @worker_options
+@click.option(
+    "--check", is_flag=True, help="Do no work: say what would not work here, for the runs that the broker knows."
+)
+@click.option("--load", is_flag=True, help="With --check: also load each run's model, and compare it with the run's.")
+@json_option
 def command(
     broker: str,
     only: str,
@@ -25,8 +40,22 @@ def command(
     prefetch: int,
     transport: str,
     drain_timeout: float,
-) -> None:
-    """Pull units and embed them, with one persistent process per device. Runs until stopped."""
+    check: bool,
+    load: bool,
+    as_json: bool,
+) -> int:
+    """Pull units and embed them, with one persistent process per device. Runs until stopped.
+
+    With --check it does no work, but says what would not work on this machine: a row for each check, as of
+    `embq doctor`. Exit status then: 0, or 69 where a check fails.
+    """
+    if check or load or as_json:
+        from embq.verification.told import tell
+        from embq.verification.worker_checks import examine_worker
+
+        settings = settings_with(broker, metrics)
+        required_url(settings)
+        return tell(examine_worker(settings, devices, load=load), as_json=as_json)
     from core.cores import cores
     from core.log import Events, configure
     from core.stopping import StopFlag
@@ -69,3 +98,4 @@ def command(
             settings, "worker", only=only, metrics=service.address, look=Machine(supervisor, settings.cuda_visible).look
         ):
             supervisor.serve(stopped)
+    return Exit.DONE

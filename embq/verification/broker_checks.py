@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import redis
 from core.broker import ServerInfo, connect, mask, problems, reach
 from core.embedded import EmbeddedServer, server_binary
 from core.errors import ConfigError
+from core.notices import CLOCK_NEXT, CLOCK_OFFSET_S
+from core.reporting import clock_ahead_s
 from core.settings import Settings
 from embq.verification.broker_security import security
 from embq.verification.findings import Check, guarded
 
-CLOCK_OFFSET_S = 5.0
-"""Leases are judged by the broker's clock; logs and reports of several machines are compared by eye."""
 MEMORY_HIGH = 0.8
 """Share of the memory limit above which results may soon have to wait."""
 
@@ -74,12 +73,15 @@ def _queue(client: redis.Redis) -> Check:
 
 
 def _clock(client: redis.Redis) -> Check:
-    before = time.time()
-    seconds, microseconds = client.time()
-    offset_s = float(seconds) + float(microseconds) / 1e6 - (before + time.time()) / 2
-    if abs(offset_s) > CLOCK_OFFSET_S:
-        return Check("clock", "warn", f"the broker's clock differs by {offset_s:+.1f} s", "run NTP on both machines")
-    return Check("clock", "ok", f"{offset_s:+.3f} s from the broker's")
+    ahead_s = clock_ahead_s(client)
+    if abs(ahead_s) > CLOCK_OFFSET_S:
+        side = "ahead of" if ahead_s > 0 else "behind"
+        return Check("clock", "warn", f"this machine's is {_long(abs(ahead_s))} {side} the broker's", CLOCK_NEXT)
+    return Check("clock", "ok", f"{ahead_s:+.3f} s from the broker's")
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 3600:.1f} h"
 
 
 def _memory(client: redis.Redis) -> Check:

@@ -44,7 +44,7 @@ def devices() -> Iterator[Check]:
     if importlib.util.find_spec("torch") is None:
         yield Check("devices", "warn", "torch is not installed: no worker here", "pip install 'embq[worker]'")
         return
-    found = _child(_DEVICES, timeout_s=DEVICE_TIMEOUT_S)
+    found = child(_DEVICES, timeout_s=DEVICE_TIMEOUT_S)
     if "error" in found:
         fix = "install torch for this machine's driver anew"
         yield Check("devices", "fail", f"torch cannot be used: {found['error']}", fix)
@@ -133,7 +133,7 @@ def _examine_model(text: str) -> Check:
         return Check("model", "fail", error.message, error.next_step)
     modalities = ["image", "text"] if spec.family == "open_clip" else ["text"]
     began = time.monotonic()
-    found = _child(_MODEL, json.dumps({"spec": text, "modalities": modalities}), timeout_s=MODEL_TIMEOUT_S)
+    found = child(_MODEL, json.dumps({"spec": text, "modalities": modalities}), timeout_s=MODEL_TIMEOUT_S)
     if "error" in found:
         return Check("model", "fail", found["error"], found["fix"] or "check the spec, and the files of the model")
     dims = ", ".join(f"{name} {dim}" for name, dim in found["dims"].items())
@@ -141,7 +141,7 @@ def _examine_model(text: str) -> Check:
     return Check("model", "ok", f"{detail}fingerprint {found['fingerprint']}")
 
 
-def _child(code: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
+def child(program: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
     """The JSON object that a Python process prints last; {"error", "fix"} where it dies or hangs instead."""
     # -P keeps the current folder off the path, which stays the user's: model specs may name folders below it.
     environment = child_environment()
@@ -149,7 +149,7 @@ def _child(code: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code, *arguments],
+            [sys.executable, "-P", "-c", program, *arguments],
             env=environment,
             capture_output=True,
             text=True,

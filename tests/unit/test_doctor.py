@@ -47,7 +47,7 @@ def states(checks: Iterator[Check]) -> dict[str, str]:
 
 def answer(patch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
     """Let every child process of the probes give this answer."""
-    patch.setattr(probes, "_child", lambda code, *arguments, timeout_s: found)
+    patch.setattr(probes, "child", lambda code, *arguments, timeout_s: found)
 
 
 # --- packages ---
@@ -205,7 +205,7 @@ def test_a_torch_that_crashes_fails_and_a_missing_one_is_a_warning(monkeypatch: 
     ],
 )
 def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> None:
-    assert said in probes._child(code, timeout_s=1 if "sleep" in code else 30)["error"]
+    assert said in probes.child(code, timeout_s=1 if "sleep" in code else 30)["error"]
 
 
 def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:

@@ -1,0 +1,197 @@
+"""`embq worker --check` says beforehand what would not work on a machine, for the runs that the broker knows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+from e2e.services import MODEL, Services, hints_waiting
+from e2e.session import process_ended, run_of, started
+from guarded import SERVERS, guarded_server
+from waiting import wait_until
+
+from core.broker import connect
+from core.embedded import EmbeddedServer
+from core.errors import Exit
+from core.fleet import report_service
+from core.ledger import load_scripts
+from core.packages import model_packages
+from core.protocol import VERSION
+from core.reporting import this_service
+
+GONE = "st:/nowhere/on-this-machine"
+
+
+@pytest.fixture
+def services(own_server: EmbeddedServer) -> Iterator[Services]:
+    """A producer and a writer; the machine with the workers is still to come."""
+    with ExitStack() as stack:
+        yield Services(stack, own_server, start=("writer", "producer"))
+
+
+def checked(services: Services, *arguments: str, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """(exit status, name -> rows of that name)."""
+    environment = {"EMBQ_BROKER_URL": services.environment["EMBQ_BROKER_URL"], **environment}
+    status, stdout, _ = process_ended("worker", "--check", "--json", *arguments, environment=environment)
+    told = json.loads(stdout)
+    assert told["ok"] == (status == 0)
+    rows: dict[str, list[dict[str, str]]] = {}
+    for check in told["checks"]:
+        rows.setdefault(check["name"], []).append(check)
+    return status, rows
+
+
+def planned(services: Services, root: Path) -> None:
+    """A run whose hints are there."""
+    services.enqueue(root, 4)
+    with connect(services.environment["EMBQ_BROKER_URL"]) as client:
+        services.until(lambda: hints_waiting(client, MODEL) == 4)
+
+
+def test_a_machine_that_can_work_passes_and_says_where_results_go(services: Services, short_tmp: Path) -> None:
+    root = short_tmp / "out"
+    planned(services, root)
+    services.until((root / "_staging" / ".shared").exists)
+    status, rows = checked(services, "--devices", "sim:1")
+    assert status == 0
+    assert {name: row["state"] for name, (row, *_) in rows.items() if row["state"] == "fail"} == {}
+    assert "made up" in rows["model"][0]["detail"]
+    assert str(root.with_suffix(".jsonl")) in rows["input"][0]["detail"]
+    assert "is shared with the writer" in rows["output"][0]["detail"]
+    assert "producer on" in rows["services"][0]["detail"]
+    assert "like all services" in rows["versions"][0]["detail"]
+
+    # The same from a machine that does not see the output: a unit is taken from the queue, and results travel.
+    (root / "_staging" / ".shared").write_text("another folder under the same name")
+    (root / "manifest").rename(root / "not-here")
+    status, rows = checked(services, "--devices", "sim:1")
+    assert status == 0
+    assert "is read, as it was planned" in rows["input"][0]["detail"]
+    assert "travel through the broker" in rows["output"][0]["detail"]
+
+
+def test_inputs_that_cannot_be_read_here_fail_with_the_workers_own_reason(services: Services, short_tmp: Path) -> None:
+    root = short_tmp / "out"
+    planned(services, root)
+    status, rows = checked(services, "--devices", "sim:1", EMBQ_ROOTS="/nowhere:s3://elsewhere")
+    assert status == Exit.UNAVAILABLE
+    assert "outside of what this worker may read" in rows["input"][0]["detail"]
+    assert "EMBQ_ROOTS" in rows["input"][0]["fix"]
+
+    texts = root.with_suffix(".jsonl")
+    os.utime(texts, (1, 1))
+    status, rows = checked(services, "--devices", "sim:1")
+    assert (status, rows["input"][0]["state"]) == (Exit.UNAVAILABLE, "fail")
+    assert "changed since the run was planned" in rows["input"][0]["detail"]
+
+    texts.unlink()
+    status, rows = checked(services, "--devices", "sim:1")
+    assert status == Exit.UNAVAILABLE
+    assert "does not exist" in rows["input"][0]["detail"]
+    assert "its disk is mounted on this machine" in rows["input"][0]["fix"]
+
+
+def test_a_model_that_is_not_to_be_had_here_fails_without_being_loaded(
+    services: Services, own_client: redis.Redis, short_tmp: Path
+) -> None:
+    planned(services, short_tmp / "out")
+    run = run_of(short_tmp / "out")
+    record = json.loads(own_client.hget("embq:runs", run) or b"")
+    for model, said in {
+        GONE: "there is no model folder /nowhere/on-this-machine",
+        "st:nobody/nothing": "is not in the cache",
+    }.items():
+        own_client.hset("embq:runs", run, json.dumps({**record, "spec": model, "model": model}))
+        status, rows = checked(services, "--devices", "sim:1", HF_HOME=str(short_tmp), HF_HUB_OFFLINE="1")
+        assert status == Exit.UNAVAILABLE
+        assert said in rows["model"][0]["detail"]
+        assert rows["model"][0]["fix"]
+    assert "HF_HUB_OFFLINE is set" in rows["model"][0]["detail"]
+
+
+def test_loading_compares_the_model_with_the_one_that_a_run_was_begun_with(
+    services: Services, own_client: redis.Redis, short_tmp: Path
+) -> None:
+    planned(services, short_tmp / "out")
+    status, rows = checked(services, "--load", "--devices", "sim:1")
+    assert (status, rows["model"][0]["state"]) == (0, "ok")
+    assert "embeds a sample on sim:1" in rows["model"][0]["detail"]
+    own_client.hset(f"embq:{{{run_of(short_tmp / 'out')}}}:meta", "fingerprint", "f" * 32)
+    status, rows = checked(services, "--load", "--devices", "sim:1")
+    assert status == Exit.UNAVAILABLE
+    assert "another model here" in rows["model"][0]["detail"]
+
+
+def test_versions_that_differ_are_told_and_another_protocol_fails(services: Services, own_client: redis.Redis) -> None:
+    scripts = load_scripts(own_client)
+    other = {**model_packages(), "transformers": "1.0"}
+    old = this_service("worker", version="0.0.1")
+    report_service(own_client, replace(old, host="old", packages=other), scripts=scripts)
+    status, rows = checked(services, "--devices", "sim:1")
+    assert status == 0
+    assert [row["state"] for row in rows["versions"]] == ["warn"]
+    assert "embq 0.0.1, protocol 3 on old (worker)" in rows["versions"][0]["detail"]
+    assert "1.0 on old" in rows["libraries"][0]["detail"]
+    report_service(own_client, replace(old, host="strange", protocol=VERSION + 1), scripts=scripts)
+    status, rows = checked(services, "--devices", "sim:1")
+    assert status == Exit.UNAVAILABLE
+    assert "upgrade all machines" in rows["versions"][0]["fix"]
+
+
+def test_a_cache_that_cannot_be_written_and_a_gpu_that_is_not_there_fail(
+    own_server: EmbeddedServer, short_tmp: Path
+) -> None:
+    environment = {
+        "EMBQ_BROKER_URL": own_server.url,
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HOME": "/proc/embq",  # where nobody can make a folder, not even root
+    }
+    status, told, _ = process_ended("worker", "--check", "--devices", "cuda", environment=environment)
+    assert status == Exit.UNAVAILABLE
+    assert "fail  devices     there is no CUDA device here" in told
+    assert "fail  cache       /proc/embq/hub" in told
+    assert "warn  services    no producer and no writer reports to this broker" in told
+
+
+def test_without_a_broker_the_rest_is_still_told(short_tmp: Path) -> None:
+    environment = {"EMBQ_BROKER_URL": f"unix://{short_tmp}/nobody"}
+    status, told, _ = process_ended("worker", "--check", "--devices", "sim:2", environment=environment)
+    assert status == Exit.UNAVAILABLE
+    assert told.startswith("fail  broker      no broker answers")
+    assert "ok    devices     sim:2: simulated" in told
+    assert "services" not in told
+    status, _, said = process_ended("worker", "--check", environment={})
+    assert (status, "no broker is configured" in said) == (Exit.CONFIG, True)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves(name: str) -> None:
+    with guarded_server(name) as server, ExitStack() as stack:
+        for verb in ("producer", "writer"):
+            stack.enter_context(started(verb, environment=server.environment("writer")))
+        worker = started("worker", "--devices", "sim:1", environment=server.environment("worker-gpu2"))
+        stack.enter_context(worker)
+
+        def roles_seen_by(user: str) -> list[str]:
+            _, told, said = process_ended("status", "--json", environment=server.environment(user))
+            assert said == ""
+            return [one["role"] for one in json.loads(told)["services"]]
+
+        for user in ("laptop", "monitor"):
+            wait_until(lambda user=user: roles_seen_by(user) == ["producer", "writer", "worker"])
+        arguments = ("worker", "--check", "--devices", "sim:1")
+        status, told, _ = process_ended(*arguments, environment=server.environment("worker"))
+        assert status == 0, told
+        assert "ok    rights      the user worker may do what a worker does" in told
+        assert "ok    services    producer on" in told
+        assert server.refused() == []
+        status, told, _ = process_ended(*arguments, environment=server.environment("laptop"))
+        assert status == Exit.UNAVAILABLE
+        assert "fail  rights      the broker's user laptop may not" in told
+        assert "worker/password" in told
