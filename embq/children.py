@@ -67,7 +67,8 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=child_environment(**self._environment),
+                # In text, whatever EMBQ_LOG says: what a service said last is read from there.
+                env=child_environment(**self._environment, EMBQ_LOG="text"),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )

@@ -151,11 +151,13 @@ def test_a_model_spec_that_says_nothing_is_refused_before_anything_is_planned(
     assert_a_correct_run_can_be_made(root, short_tmp, broker)
 
 
-def test_a_model_that_the_workers_cannot_load_ends_the_run_with_their_message(short_tmp: Path) -> None:
+@pytest.mark.parametrize("log", ["text", "json"])
+def test_a_model_that_the_workers_cannot_load_ends_the_run_with_their_message(log: str, short_tmp: Path) -> None:
     texts = short_tmp / "texts.jsonl"
     write_texts(texts, 3)
     root = short_tmp / "out"
-    said = ended("run", texts, "-o", root, "-m", f"{MODEL}?speed=9", "--quiet")
+    command = ["run", texts, "-o", root, "-m", f"{MODEL}?speed=9", "--quiet"]
+    said = ended(*command, environment={"EMBQ_LOG": log})
     assert_refused(*said, exits=65, code="model", says="unknown parameter 'speed'")
     assert "Traceback" not in logs(root)
     # The next attempt is told that nothing of the first one is worth keeping.
