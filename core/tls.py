@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +24,8 @@ _NO_CHECK_TIME = 0x200000
 
 EXPIRED, NOT_YET_VALID, OTHER_NAMES, UNKNOWN_CA = 10, 9, (62, 64), (18, 19, 20, 21)
 """X509_V_ERR_* of OpenSSL, as in `ssl.SSLCertVerificationError.verify_code`."""
+WANTS_OURS = ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE")
+"""What a server says to who shows no certificate, in TLS 1.3 and before. Redis asks for one unless told not to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +61,27 @@ def context(ca: str) -> ssl.SSLContext:
 
 
 def shake_hands(host: str, port: int, ca: str) -> Handshake:
-    """Do what every client does before its first command.
+    """Do what every client does first, up to an answer to its first command.
 
     Raises:
-        ConfigError: the certificate must not be taken, or the port does not speak TLS.
+        ConfigError: the certificate must not be taken, ours is asked for, or the port does not speak TLS.
         OSError: nobody is there, or the connection broke.
     """
     try:
-        return _shaken(host, port, context(ca))
+        with _secured(host, port, context(ca)) as connection:
+            # Since TLS 1.3 a server that wants a certificate of ours says so only now; it may have hung up already.
+            with suppress(ssl.SSLEOFError, ConnectionError):
+                connection.sendall(b"PING\r\n")
+            connection.recv(1)
+            return _shown_by(connection)
     except ssl.SSLCertVerificationError as error:
         raise _not_taken(error, host, port, ca) from error
     except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason in WANTS_OURS:
+            raise _refused(
+                f"{_at(host, port)} does not finish the handshake: it seems to want a certificate of its clients",
+                "start the server with --tls-auth-clients no: clients of embq show a password, not a certificate",
+            ) from error
         if not isinstance(error, ConnectionRefusedError) and _speaks_plain(host, port):
             raise ConfigError(
                 f"{_at(host, port)} speaks plain Redis, and not TLS as rediss:// asks for",
@@ -84,26 +98,31 @@ def speaks_tls(host: str, port: int) -> bool:
     anybody.check_hostname = False
     anybody.verify_mode = ssl.CERT_NONE
     try:
-        _shaken(host, port, anybody)
+        with _secured(host, port, anybody):
+            return True
     except OSError:
         return False
-    return True
 
 
-def _shaken(host: str, port: int, trust: ssl.SSLContext) -> Handshake:
+@contextmanager
+def _secured(host: str, port: int, trust: ssl.SSLContext) -> Iterator[ssl.SSLSocket]:
     with (
         socket.create_connection((host, port), timeout=HANDSHAKE_S) as plain,
         trust.wrap_socket(plain, server_hostname=host) as secured,
     ):
-        shown = secured.getpeercert() or {}
-        names = tuple(str(name) for _, name in shown.get("subjectAltName", ()))  # type: ignore[str-unpack]
-        begins, ends = (str(shown.get(key, "")) for key in ("notBefore", "notAfter"))
-        return Handshake(
-            version=secured.version() or "",
-            names=names,
-            begins=ssl.cert_time_to_seconds(begins) if begins else 0.0,
-            ends=ssl.cert_time_to_seconds(ends) if ends else 0.0,
-        )
+        yield secured
+
+
+def _shown_by(secured: ssl.SSLSocket) -> Handshake:
+    shown = secured.getpeercert() or {}
+    names = tuple(str(name) for _, name in shown.get("subjectAltName", ()))  # type: ignore[str-unpack]
+    begins, ends = (str(shown.get(key, "")) for key in ("notBefore", "notAfter"))
+    return Handshake(
+        version=secured.version() or "",
+        names=names,
+        begins=ssl.cert_time_to_seconds(begins) if begins else 0.0,
+        ends=ssl.cert_time_to_seconds(ends) if ends else 0.0,
+    )
 
 
 def _speaks_plain(host: str, port: int) -> bool:
@@ -152,7 +171,8 @@ def _shown(host: str, port: int, ca: str) -> Handshake | None:
     lenient.check_hostname = False
     lenient.verify_flags = ssl.VerifyFlags(lenient.verify_flags | _NO_CHECK_TIME)
     try:
-        return _shaken(host, port, lenient)
+        with _secured(host, port, lenient) as connection:
+            return _shown_by(connection)
     except OSError:
         return None
 

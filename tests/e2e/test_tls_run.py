@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
 from e2e.check import check_complete
-from e2e.session import await_in, committed, ended, process_ended, started, write_texts
+from e2e.session import await_in, closed, committed, ended, process_ended, started, write_texts
 from tls_servers import HOSTS, Relay, TlsServer, needs_tls_server, tls_server
 
 from core.errors import Exit
@@ -95,6 +96,33 @@ def test_a_connection_that_is_cut_in_mid_run_is_taken_up_again(server: TlsServer
     finally:
         relay.close()
     check_complete(tmp_path / "out", expected, units=120, dim=DIM)
+
+
+def test_services_with_what_embq_broker_init_made_for_each(tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    assert process_ended("broker", "init", secrets)[0] == Exit.DONE
+    with tls_server(tmp_path / "data", secrets, f"aclfile {secrets}/broker/users.acl") as server, ExitStack() as stack:
+
+        def role(user: str) -> dict[str, str]:
+            return {
+                "EMBQ_BROKER_URL": server.url(user),
+                "EMBQ_BROKER_PASSWORD_FILE": str(secrets / user / "password"),
+                "EMBQ_BROKER_CA": str(secrets / user / "ca.crt"),
+            }
+
+        expected = write_texts(tmp_path / "texts.jsonl", 100)
+        for verb, user in (("writer", "writer"), ("producer", "writer"), ("worker", "worker")):
+            service = stack.enter_context(started(verb, environment=role(user)))
+        out = tmp_path / "out"
+        arguments = ["enqueue", tmp_path / "texts.jsonl", "-o", out, "-m", f"stub:{DIM}", "--unit-size", "5"]
+        status, _, said = process_ended(*arguments, environment=role("laptop"))
+        assert status == Exit.DONE, said
+        await_in(service, lambda: closed(out))
+        wrong = {**role("laptop"), "EMBQ_BROKER_PASSWORD_FILE": str(secrets / "worker" / "password")}
+        status, _, said = process_ended("status", environment=wrong)
+        assert status == Exit.CONFIG
+        assert "does not take this password for the user 'laptop'" in said
+    check_complete(out, expected, units=20, dim=DIM)
 
 
 @pytest.mark.parametrize("verb", ["producer", "writer", "worker", "status"])

@@ -214,6 +214,18 @@ def test_plain_redis_at_a_port_with_tls_is_told(good: TlsServer) -> None:
     assert "write rediss://" in error.next_step
 
 
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+def test_a_server_that_wants_certificates_of_its_clients_is_told_to_ask_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    make(tmp_path / "s", HOSTS, 825)
+    with tls_server(tmp_path / "d", tmp_path / "s", "tls-auth-clients yes", f"tls-protocols {version}") as server:
+        monkeypatch.setenv("EMBQ_BROKER_CA", server.ca)
+        error = refusal(server.url())
+    assert (error.exit_code, error.code) == (Exit.CONFIG, "tls")
+    assert "--tls-auth-clients no" in error.next_step
+
+
 def test_nobody_at_the_port_is_an_absent_broker(monkeypatch: pytest.MonkeyPatch, good: TlsServer) -> None:
     monkeypatch.setenv("EMBQ_BROKER_CA", good.ca)
     for scheme in ("redis", "rediss"):
