@@ -5,7 +5,7 @@ keys, as the ACLs of Redis 7 and Valkey have them (https://redis.io/docs/latest/
 Each command that a script runs is checked as if its caller had sent it; the keys that a script is given need both
 rights, whatever it does with them. So a script gives nobody a right, and anybody may run any.
 
-`core.deeds` says in words who may do what, and is tried out on the servers.
+`core.permissions` says in words who may do what, and is tried out on the servers.
 """
 
 from __future__ import annotations

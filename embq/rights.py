@@ -17,14 +17,14 @@ def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:
         instead: what else the user can do, as the end of a sentence.
     """
     from core.broker import user_of
-    from core.deeds import DEEDS, NEEDS, refusals
+    from core.permissions import NEEDS, PERMISSIONS, refusals
     from core.roles import ROLES
 
-    needed = [DEEDS[name] for name in NEEDS[verb]]
+    needed = [PERMISSIONS[name] for name in NEEDS[verb]]
     refused = refusals(client, needed)
     if not refused:
         return
-    able = next(role for role in ROLES if all(role in deed.roles for deed in needed))
+    able = next(role for role in ROLES if all(role in one.roles for one in needed))
     raise ConfigError(
         f"the broker's user {user_of(client) or 'default'} may not {refused[0].what.partition(' (')[0]}, "
         f"which `embq {verb}` needs",

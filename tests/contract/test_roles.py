@@ -13,10 +13,10 @@ from redis.exceptions import NoPermissionError
 import core.scripts
 from core import hints
 from core.broker import connect, refusal
-from core.deeds import DEEDS, NEEDS, refusals
 from core.errors import BrokerError, ConfigError, Exit
 from core.hints import Hint, hint_queue
 from core.ledger import Ledger, load_scripts, new_token
+from core.permissions import NEEDS, PERMISSIONS, refusals
 from core.roles import ROLES, role_of
 from core.scripts import LOOK_S, Loader
 from embq.rights import require
@@ -63,11 +63,11 @@ def ready(guarded: GuardedServer, as_user: Callable[..., redis.Redis]) -> Ledger
 
 
 @pytest.mark.parametrize("role", [*ROLES, "worker-gpu2"])
-def test_each_role_may_do_its_deeds_and_no_others(
+def test_each_role_may_do_what_it_is_to_do_and_nothing_else(
     role: str, guarded: GuardedServer, as_user: Callable[..., redis.Redis]
 ) -> None:
-    refused = refusals(as_user(role), list(DEEDS.values()))
-    assert {deed.what for deed in refused} == {d.what for d in DEEDS.values() if role_of(role) not in d.roles}
+    refused = refusals(as_user(role), list(PERMISSIONS.values()))
+    assert {one.what for one in refused} == {one.what for one in PERMISSIONS.values() if role_of(role) not in one.roles}
     with guarded.client("admin") as admin:
         assert admin.dbsize() == 0  # none of it was done
 
@@ -77,7 +77,7 @@ def test_no_part_of_what_only_the_admin_may_do_is_open_to_others(
     role: str, as_user: Callable[..., redis.Redis]
 ) -> None:
     admin = as_user("admin")
-    commands = [command for deed in DEEDS.values() if deed.roles == {"admin"} for command in deed.commands]
+    commands = [command for one in PERMISSIONS.values() if one.roles == {"admin"} for command in one.commands]
     assert len(commands) >= 20
     open_to_it = [command for command in commands if _allows(admin, role, command)]
     assert open_to_it == []
@@ -92,14 +92,14 @@ def _allows(admin: redis.Redis, user: str, command: str) -> bool:
 def test_the_documents_have_this_table() -> None:
     text = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
     told = table(section(text, "### Users of the broker"))
-    deeds = [[deed.what, *("yes" if role in deed.roles else "no" for role in ROLES)] for deed in DEEDS.values()]
-    assert [row for row in told if row[1:2] in (["yes"], ["no"])] == deeds
+    ours = [[one.what, *("yes" if role in one.roles else "no" for role in ROLES)] for one in PERMISSIONS.values()]
+    assert [row for row in told if row[1:2] in (["yes"], ["no"])] == ours
     assert [row for row in told if len(row) == 2] == [[f"`{name}`", role.purpose] for name, role in ROLES.items()]
 
 
 def test_every_verb_that_needs_rights_has_a_role_that_has_them() -> None:
     for verb, names in NEEDS.items():
-        assert [role for role in ROLES if all(role in DEEDS[name].roles for name in names)], verb
+        assert [role for role in ROLES if all(role in PERMISSIONS[name].roles for name in names)], verb
 
 
 # --- really tried ---

@@ -1,7 +1,7 @@
 """What the users of a broker may do and what not, in words: for documents, for tests, and for a service that starts.
 
-A deed is tried without doing it: the server checks a command's rights when it is put into a transaction, and the
-transaction is dropped.
+They are tried without doing anything: the server checks the rights of a command when it is put into a transaction, and
+the transaction is dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from core.protocol import GROUP, INDEXING, RUNS, UPLOADS, WORKERS, run_key, uplo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class Permission:
     """Something that some users do and others must not be able to.
 
     Attributes:
@@ -31,8 +31,8 @@ class Deed:
     roles: frozenset[str]
 
 
-def _deed(what: str, roles: str, *commands: str) -> Deed:
-    return Deed(what=what, commands=commands, roles=frozenset(roles.split()))
+def _may(what: str, roles: str, *commands: str) -> Permission:
+    return Permission(what=what, commands=commands, roles=frozenset(roles.split()))
 
 
 _ALL = "laptop worker writer admin monitor"
@@ -40,26 +40,24 @@ _RUN, _NONE = "none", "0" * 40
 _META, _RES, _DONE = (run_key(_RUN, part) for part in ("meta", "res", "done"))
 _QUEUE = "rq:queue:embq.none"
 
-DEEDS = {
-    "look": _deed(
-        "see runs, workers and how far they are", _ALL, f"HGETALL {RUNS}", f"HGETALL {_META}", f"XLEN {_RES}"
-    ),
-    "hand_over": _deed("hand runs over (`enqueue`, `retry`, `resume`)", "laptop writer admin", f"HSET {RUNS} r x"),
-    "send": _deed(
+PERMISSIONS = {
+    "look": _may("see runs, workers and how far they are", _ALL, f"HGETALL {RUNS}", f"HGETALL {_META}", f"XLEN {_RES}"),
+    "hand_over": _may("hand runs over (`enqueue`, `retry`, `resume`)", "laptop writer admin", f"HSET {RUNS} r x"),
+    "send": _may(
         "send runs and inputs (`--upload`, `--inline`)",
         "laptop writer admin",
         f"HSET {UPLOADS} u x",
         f"HSET {upload_key(_RUN, 'pieces')} 0 x",
     ),
-    "ask": _deed(
+    "ask": _may(
         "pause, resume, cancel and weigh runs",
         "laptop writer admin",
         f"EVALSHA {_NONE} 1 {_META}",
         f"HSET {run_key(_RUN, 'asked')} state x",
         f"DEL {run_key(_RUN, 'hinted')}",
     ),
-    "report": _deed("say what a worker does", "worker writer admin", f"ZADD {WORKERS} 1 w", "SET embq:worker:w x"),
-    "lease": _deed(
+    "report": _may("say what a worker does", "worker writer admin", f"ZADD {WORKERS} 1 w", "SET embq:worker:w x"),
+    "lease": _may(
         "take hints and lease units",
         "worker admin",
         f"BLMOVE {_QUEUE} {_QUEUE}:intermediate LEFT RIGHT 1",
@@ -67,23 +65,25 @@ DEEDS = {
         "HSET rq:worker:w name x",
         f"HSET {run_key(_RUN, 'owner')} 0 t",
     ),
-    "publish": _deed("publish results", "worker writer admin", f"XADD {_RES} * u 0"),
-    "hint": _deed("push hints", "writer admin", "HSET rq:job:j data x", f"RPUSH {_QUEUE} j"),
-    "read": _deed(
+    "publish": _may("publish results", "worker writer admin", f"XADD {_RES} * u 0"),
+    "hint": _may("push hints", "writer admin", "HSET rq:job:j data x", f"RPUSH {_QUEUE} j"),
+    "read": _may(
         "read results and what was sent",
         "writer admin",
         f"XREADGROUP GROUP {GROUP} c STREAMS {_RES} >",
         f"XRANGE {_RES} - +",
         f"HGET {upload_key(_RUN, 'pieces')} 0",
     ),
-    "commit": _deed("commit units: set done bits, take results away", "writer admin", f"SETBIT {_DONE} 0 1"),
-    "acknowledge": _deed("drop results", "writer admin", f"XACK {_RES} {GROUP} 0-1", f"XDEL {_RES} 0-1"),
-    "rebuild": _deed("build a queue anew", "writer admin", f"DEL {_META} {_DONE} {_RES}", f"SET {_DONE} x"),
-    "conduct": _deed("conduct the build of an index (`index --broker`)", "writer admin", f"HSET {INDEXING} q x"),
-    "load": _deed("load Lua scripts", "writer admin", "SCRIPT LOAD x", f"SCRIPT EXISTS {_NONE}"),
-    "eval": _deed("send Lua of their own", "admin", f"EVAL x 1 {_META}", f"EVAL_RO x 1 {_META}", "FUNCTION LIST"),
-    "forget": _deed("`FLUSHALL`, `FLUSHDB`, `SCRIPT FLUSH`", "admin", "FLUSHALL", "FLUSHDB", "SCRIPT FLUSH"),
-    "rule": _deed(
+    "commit": _may("commit units (set done bits)", "writer admin", f"SETBIT {_DONE} 0 1"),
+    "acknowledge": _may(
+        "take results off their stream", "writer admin", f"XACK {_RES} {GROUP} 0-1", f"XDEL {_RES} 0-1"
+    ),
+    "rebuild": _may("build a queue anew", "writer admin", f"DEL {_META} {_DONE} {_RES}", f"SET {_DONE} x"),
+    "conduct": _may("conduct the build of an index (`index --broker`)", "writer admin", f"HSET {INDEXING} q x"),
+    "load": _may("load Lua scripts", "writer admin", "SCRIPT LOAD x", f"SCRIPT EXISTS {_NONE}"),
+    "eval": _may("send Lua of their own", "admin", f"EVAL x 1 {_META}", f"EVAL_RO x 1 {_META}", "FUNCTION LIST"),
+    "forget": _may("`FLUSHALL`, `FLUSHDB`, `SCRIPT FLUSH`", "admin", "FLUSHALL", "FLUSHDB", "SCRIPT FLUSH"),
+    "rule": _may(
         "`ACL SETUSER`, `CONFIG`, `MODULE`, `DEBUG`, `SHUTDOWN`, `REPLICAOF`, `CLIENT KILL`",
         "admin",
         "ACL SETUSER x on",
@@ -95,10 +95,12 @@ DEEDS = {
         "REPLICAOF NO ONE",
         "CLIENT KILL ID 0",
     ),
-    "spy": _deed("`KEYS`, `MONITOR`, `CLIENT LIST`, `SUBSCRIBE`", "admin", "KEYS *", "CLIENT LIST", "PUBLISH c x"),
-    "stray": _deed("use keys that are not embq's", "admin", "GET other", "SET other x", "DEL other"),
+    "spy": _may(
+        "`KEYS`, `MONITOR`, `CLIENT LIST`, `SUBSCRIBE`", "admin", "KEYS *", "MONITOR", "CLIENT LIST", "SUBSCRIBE c"
+    ),
+    "stray": _may("use keys that are not embq's", "admin", "GET other", "SET other x", "DEL other"),
 }
-"""Name -> deed, in the order of the data path."""
+"""Name -> permission, in the order of the data path."""
 
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "status": ("look",),
@@ -108,21 +110,21 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "pause": ("look", "ask"),
     "resume": ("look", "hand_over", "ask"),
     "cancel": ("look", "ask"),
-    "worker": ("look", "report", "lease", "publish"),
+    "worker": ("look", "lease", "publish", "report"),
     "producer": ("look", "hint", "load"),
     "writer": ("look", "read", "commit", "acknowledge", "rebuild", "load"),
     "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild", "load"),
-    "index": ("look", "hint", "read", "commit", "acknowledge", "rebuild", "conduct", "load"),
+    "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild", "load"),
 }
-"""Verb -> the deeds without which it cannot do its work."""
+"""Verb -> the permissions without which it cannot do its work."""
 
 
-def refusals(client: redis.Redis, deeds: Sequence[Deed]) -> list[Deed]:
-    """Those of some deeds that the broker does not let our user do. Nothing is done and no key is touched."""
-    return [deed for deed in deeds if not all(_may(client, command.split()) for command in deed.commands)]
+def refusals(client: redis.Redis, asked: Sequence[Permission]) -> list[Permission]:
+    """Those that the broker does not give our user. Nothing is done, and no key is touched."""
+    return [one for one in asked if not all(_is_allowed(client, command.split()) for command in one.commands)]
 
 
-def _may(client: redis.Redis, command: Sequence[str]) -> bool:
+def _is_allowed(client: redis.Redis, command: Sequence[str]) -> bool:
     connection = client.connection_pool.get_connection()
     try:
         _ask(connection, "MULTI")
