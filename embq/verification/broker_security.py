@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from core.broker import ServerInfo, connect
 from core.broker_address import BrokerAddress
+from core.networks import public_addresses
 from core.roles import ROLES, role_of
 from core.settings import broker_ca, password_file
 from core.tls import shake_hands
@@ -47,6 +48,9 @@ def _transport(address: BrokerAddress) -> Iterator[Check]:
             told = "none, and none is needed on this machine"
         else:
             told = f"none: whoever listens in on the network of {address.host} reads everything"
+            if public_addresses(address.host):
+                yield Check("tls", "warn", told, "use rediss:// with the certificate that `embq broker init` makes")
+                return
         yield Check("tls", "ok", told)
         return
     try:

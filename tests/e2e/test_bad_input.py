@@ -222,7 +222,7 @@ def test_wrong_urls_and_settings_are_refused(short_tmp: Path, broker: EmbeddedSe
     assert "secret" not in said[2]
     wrong = broker.url.replace("unix://:", "unix://:x")
     said = ended("producer", environment={"EMBQ_BROKER_URL": wrong})
-    assert_refused(*said, exits=78, code="config", says="refused us")
+    assert_refused(*said, exits=78, code="config", says="does not take this password")
     said = ended("producer", environment={"EMBQ_BROKER_URL": broker.url, "EMBQ_LEASE_S": "soon"})
     assert_refused(*said, exits=78, code="config", says="EMBQ_LEASE_S='soon'")
     said = ended("producer", environment={"EMBQ_BROKER_PASSWORD_FILE": str(short_tmp / "none")})

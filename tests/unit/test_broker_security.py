@@ -132,6 +132,22 @@ def test_a_certificate_that_ended_fails_with_its_day(tmp_path: Path, monkeypatch
 
 
 @needs_tls_server
+def test_plain_redis_is_fine_here_told_of_in_ones_own_network_and_a_warning_anywhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security = "embq.verification.broker_security"
+    with server_of(tmp_path) as server:
+        url = f"redis://127.0.0.1:{server.port}"
+        assert rows(url)["tls"].detail == "none, and none is needed on this machine"
+        monkeypatch.setattr(f"{security}.is_here", lambda host: False)
+        found = rows(url)["tls"]
+        assert (found.state, "reads everything" in found.detail) == ("ok", True)
+        monkeypatch.setattr(f"{security}.public_addresses", lambda host: ["203.0.113.9"])
+        found = rows(url)["tls"]
+        assert (found.state, "rediss://" in found.fix) == ("warn", True)
+
+
+@needs_tls_server
 def test_a_server_with_known_holes_is_a_warning_on_a_network_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
