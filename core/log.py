@@ -47,7 +47,9 @@ class _JsonFormatter(logging.Formatter):
 def configure(level: str = "info") -> None:
     """Send every event at `level` and above to stderr, as EMBQ_LOG says; secrets are masked, see `core.masking`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if log_format() == "json" else _TextFormatter())
+    in_json = log_format() == "json"
+    handler.setFormatter(_JsonFormatter() if in_json else _TextFormatter())
+    logging.captureWarnings(in_json)  # which Python would print between the objects
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

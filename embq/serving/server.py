@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from core import listening
@@ -55,6 +57,14 @@ def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_S,
     )
+    server = uvicorn.Server(config)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # For a signal that comes before uvicorn's own handlers are there, which it gives back to these when it has ended.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     listener.listen(1024)
     announce(_url(listener))
-    uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])

@@ -73,8 +73,7 @@ def command(
     The server knows no users: whoever reaches it may ask. It listens on this machine alone unless --host says
     otherwise.
     """
-    from core.log import configure
-    from core.stopping import StopFlag
+    from core.log import Events, configure, is_json
     from embq.serving.door import DoorRules, is_loopback
     from embq.serving.opening import opened_service
     from embq.serving.server import bound, serve
@@ -94,8 +93,12 @@ def command(
             image_urls=fetch_image_urls,
             rules=rules,
         )
-        # In place before uvicorn's own handlers: when it has ended it gives the signal back to these, who end nothing.
-        StopFlag().install()
+        if is_json():
+            log = Events("serve")
+            if not alone:
+                log.warning("no_password", host=host)
+            serve(app, listener, announce=lambda url: log.info("listening", url=url))
+            return
         if not alone:
             click.echo(f"warning: whoever reaches {host} may search: there is no password", err=True)
         serve(app, listener, announce=lambda url: click.echo(f"listening on {url}"))

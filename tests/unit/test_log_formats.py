@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def _logging_as_before() -> Iterator[None]:
     before = root.handlers[:], root.level
     yield
     root.handlers[:], level = before
+    logging.captureWarnings(False)
     root.setLevel(level)
 
 
@@ -82,6 +84,38 @@ def test_a_traceback_and_the_words_of_other_libraries_are_fields(
         "message",
         {"text": "cannot listen"},
     )
+
+
+def test_a_server_says_in_json_where_it_listens_and_that_anybody_may_ask(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "embq", "serve", "--follow", str(tmp_path), "--port", "0", "--host", "0.0.0.0"]
+    environment = child_environment(EMBQ_LOG="json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as serve:
+        assert serve.stderr is not None
+        assert serve.stdout is not None
+        said = [json.loads(serve.stderr.readline()) for _ in range(2)]
+        serve.terminate()  # before uvicorn has handlers of its own: it ends all the same
+        assert serve.stdout.read() == ""
+        assert serve.wait(60) == Exit.DONE
+    assert [line["event"] for line in said] == ["no_password", "listening"]
+    assert said[1]["fields"]["url"].startswith("http://0.0.0.0:")
+
+
+def test_warnings_of_python_are_objects_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EMBQ_LOG", "json")
+    configure()
+    try:
+        with warnings.catch_warnings():
+            logging.captureWarnings(False)
+            logging.captureWarnings(True)
+            warnings.simplefilter("always")
+            warnings.warn("this is slow", stacklevel=1)
+    finally:
+        logging.captureWarnings(False)
+    (line,) = said(capsys)
+    assert (line["service"], line["event"]) == ("py.warnings", "message")
+    assert "this is slow" in line["fields"]["text"]  # type: ignore[index]
 
 
 def test_text_is_the_default(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
