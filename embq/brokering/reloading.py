@@ -15,7 +15,7 @@ from embq.options import required_url
 
 
 def reload(settings: Settings, folder: Path) -> list[str]:
-    """Have the broker read its users.acl again; gives the names of the users that may come in now.
+    """Have the broker read its users.acl again, and everybody log in again; gives the users that may come in now.
 
     Args:
         settings: with the broker's URL, whatever user it names.
@@ -43,7 +43,11 @@ def reload(settings: Settings, folder: Path) -> list[str]:
                 next_step="start it with --aclfile and the users.acl that `embq broker init` has made",
                 code="broker",
             ) from error
-        return sorted(filter(role_of, (_text(user) for user in client.acl_users())))
+        users = sorted(filter(role_of, (_text(user) for user in client.acl_users())))
+        for user in users:
+            # The server may leave in who came with an old password; who has the new one comes back at once.
+            client.client_kill_filter(user=user, skipme=True)
+        return users
 
 
 def _as_admin(url: str) -> str:

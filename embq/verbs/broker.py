@@ -99,7 +99,11 @@ def init(
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
 @broker_option
 def reload(folder: Path, broker: str) -> None:
-    """Have a running broker read its users.acl again, as the user admin with the password in DIR/admin."""
+    """Have a running broker read its users.acl again, as the user admin with the password in DIR/admin.
+
+    Everybody is made to log in again: who has a password that counts no more is out, and services that have one that
+    does go on.
+    """
     from embq.brokering.reloading import reload as read_again
     from embq.options import settings_with
 

@@ -281,6 +281,29 @@ def test_a_server_reads_the_users_and_reads_them_again(guarded: tuple[str, Path]
         nobody.ping()
 
 
+def test_who_has_an_old_password_or_none_any_more_is_out_at_once(guarded: tuple[str, Path]) -> None:
+    url, folder = guarded
+    accounts.make(folder, ["worker-gpu2"])
+    reload(Settings(broker_url=url), folder)
+    users = ("laptop", "worker", "worker-gpu2")
+    clients = {
+        user: connect(url.replace("://", f"://{user}@"), password=password(folder, user), patient=True)
+        for user in users
+    }
+    assert all(client.ping() for client in clients.values())
+    (folder / "worker" / "password").unlink()
+    accounts.remove(folder, ["worker-gpu2"])
+    accounts.make(folder)
+    reload(Settings(broker_url=url), folder)
+    assert clients["laptop"].ping()
+    for user in ("worker", "worker-gpu2"):
+        with pytest.raises(redis.AuthenticationError):
+            clients[user].ping()
+    assert who(url, folder, "worker") == "worker"
+    for client in clients.values():
+        client.close()
+
+
 def test_reload_without_the_admins_password_says_where_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="admin/password cannot be read"):
         reload(Settings(broker_url="redis://127.0.0.1:1"), tmp_path)
