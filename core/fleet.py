@@ -62,6 +62,7 @@ class Service:
         cores, memory_bytes: that it may use; 0 where it does not say.
         cache_free_bytes: room on the disk of the model cache; 0 where it does not say.
         packages: of a supervisor of workers: library that loads models -> version.
+        refused: of the same: model that cannot be loaded there -> why, and what to do.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Service:
     memory_bytes: int = 0
     cache_free_bytes: int = 0
     packages: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The report as JSON text."""
@@ -114,8 +116,10 @@ def _is_sound(service: Service) -> bool:
     return (
         all(isinstance(getattr(service, name), str) for name in texts)
         and all(isinstance(getattr(service, name), (int, float)) for name in numbers)
-        and isinstance(service.packages, dict)
-        and all(isinstance(version, str) for version in service.packages.values())
+        and all(
+            isinstance(told, dict) and all(isinstance(text, str) for text in told.values())
+            for told in (service.packages, service.refused)
+        )
     )
 
 

@@ -55,6 +55,8 @@ def configure(level: str = "info") -> None:
     root.setLevel(level.upper())
     for noisy in ("rq", "rq.worker", "faiss.loader", "httpx", "urllib3", "sentence_transformers", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # It tells of each of its attempts twice; what became of them is in the error that it raises at the end.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def is_json() -> bool:

@@ -12,14 +12,14 @@ from rich.text import Text
 
 from core.fleet import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind
 from core.notices import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from core.protocol import VERSION
+from core.protocol import VERSION, run_key
 from core.registry import live_workers, measured_rates, registered
 from embq.display import duration
 from embq.verification.findings import printable
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
-    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages"),
+    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
 )
 """What `embq status --json` tells of each service, of what it says of itself."""
 OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
@@ -34,12 +34,14 @@ class Fleet:
         workers: name of a worker process -> what it says of itself.
         measured: name of a device -> model -> rows per second that were last measured of a known run's model.
         foreign: runs of another protocol version.
+        wanted: models of the runs that are not over.
     """
 
     heard: list[Heard] = field(default_factory=list)
     workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     foreign: list[ForeignRun] = field(default_factory=list)
+    wanted: set[str] = field(default_factory=set)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The shape of "services" that `embq status --json` promises."""
@@ -68,7 +70,15 @@ class Fleet:
             f"speaks {VERSION}: {FOREIGN_NEXT}"
             for run in self.foreign
         ]
-        return [printable(line) for line in lines]
+        return [*map(printable, lines), *(line for model in sorted(self.wanted) for line in self.refusals(model))]
+
+    def refusals(self, model: str) -> list[str]:
+        """Where a model cannot be loaded, and why; a line for each machine."""
+        return [
+            printable(f"{model} cannot be loaded on {one.service.host}, until the worker there is started again: {why}")
+            for one in self.heard
+            if (why := one.service.refused.get(model))
+        ]
 
     def _device(self, device: Device) -> dict[str, Any]:
         said = self.workers.get(device.worker, {})
@@ -86,7 +96,8 @@ class Fleet:
 def look(client: redis.Redis) -> Fleet:
     """The machines now. Raises redis.exceptions.RedisError where the broker is away."""
     heard = services(client)
-    models = {record.model.queue_key: record.model for record in registered(client).values()}
+    records = registered(client)
+    models = {record.model.queue_key: record.model for record in records.values()}
     measured: dict[str, dict[str, float]] = {}
     for model in models.values() if heard else ():
         for rate in measured_rates(client, model):
@@ -96,7 +107,12 @@ def look(client: redis.Redis) -> Fleet:
         workers={str(worker.get("name")): worker for worker in live_workers(client)},
         measured=measured,
         foreign=foreign_runs(client),
+        wanted={record.model.spec for record in records.values() if not _is_over(client, record.run)},
     )
+
+
+def _is_over(client: redis.Redis, run: str) -> bool:
+    return client.hget(run_key(run, "meta"), "state") in (b"done", b"cancelled")
 
 
 def table(fleet: Fleet) -> Table:

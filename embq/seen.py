@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +59,7 @@ class Seen:
         return {
             "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
             "embed_s": round(max(0, last - first) / 1000, 3) if first and last else 0.0,
-            "wall_s": round(time.time() - opened / 1000, 3) if opened else 0.0,
+            "wall_s": round((self.now_ms - opened) / 1000, 3) if opened else 0.0,
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -202,9 +203,9 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
     check_source(unit.source)
     if not _is_allowed(unit.source, roots):
         raise SourceError(
-            f"{unit.source}: outside of what this worker may read ({', '.join(roots)})",
+            f"{unit.source}: outside of what the worker on {socket.gethostname()} may read ({', '.join(roots)})",
             code="source_denied",
-            next_step="move the input, or start the worker with its folder in EMBQ_ROOTS",
+            next_step="start that worker with the input's folder in EMBQ_ROOTS, or move the input; then embq retry",
         )
     source = source_for(unit.kind)
     return read_wanted(source, without_urls(unit) if roots else unit, moved)

@@ -60,6 +60,7 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
             turn = IndexService(options, settings, stopped, scheduler, turn, model, board).serve()
             continue
         report.say(LOADING)
+        log.info("model_loading", model=model.spec, device=options.device)
         try:
             embedder = load(model, options.device)
         except ModelError as error:
@@ -69,6 +70,7 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
             scheduler.refuse(turn)
             turn = None
             log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
+            report.refuse(model.spec, f"{error.message}; {error.next_step}")
             continue
         if options.batch_size:
             embedder.batch_size = options.batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -41,7 +42,9 @@ from worker.work import Leases
 
 WAITING, LOADING, READY = b"W", b"L", b"R"
 """What the process tells its supervisor through a pipe: it waits for work; loads a model; the model is loaded and has
-embedded something."""
+embedded something. Between them stand lines of JSON, each between two line ends: see `Report.refuse`."""
+PIPE_BYTES = 4096
+"""What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,14 @@ class Report:
         if self._descriptor >= 0 and word != self._said:
             self._said = word
             os.write(self._descriptor, word)
+
+    def refuse(self, model: str, why: str) -> None:
+        """Say that a model cannot be loaded here, and why."""
+        if self._descriptor >= 0:
+            line = json.dumps({"model": model, "why": why[:1000]})
+            if len(line) > PIPE_BYTES - 2:
+                line = json.dumps({"model": model[:500], "why": "its log tells"})
+            os.write(self._descriptor, f"\n{line}\n".encode())
 
 
 class ModelService:

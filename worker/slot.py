@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from core.cores import cores
@@ -66,10 +68,15 @@ class Fleet:
 
 
 class Slot:
-    """One device and the process that serves it now."""
+    """One device and the process that serves it now.
+
+    Attributes:
+        refused: model that its process cannot load -> why.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self.refused: dict[str, str] = {}
         self._said = "starting"
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -101,6 +108,7 @@ class Slot:
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
         self.ready = False
         self._said = "starting"
+        self.refused = {}
         self.stuck_in = []
         self.report, report_for_child = os.pipe()
         os.set_blocking(self.report, False)
@@ -137,11 +145,17 @@ class Slot:
     def read_report(self) -> None:
         """Take note of what the process has said since the last call."""
         try:
-            said = os.read(self.report, 64)
+            said = os.read(self.report, 65536)
         except BlockingIOError:
             return
-        self._said = WORDS.get(said[-1], self._said) if said else self._said
-        if READY in said:
+        parts = said.split(b"\n")
+        words = b"".join(parts[::2])
+        for line in parts[1::2]:
+            with suppress(ValueError, KeyError):
+                refused = json.loads(line)
+                self.refused[refused["model"]] = refused["why"]
+        self._said = WORDS.get(words[-1], self._said) if words else self._said
+        if READY in words:
             self.ready = True
             self.early_deaths = 0
 

@@ -33,7 +33,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     """
     from rich.console import Console
 
-    from embq import arriving
+    from embq import arriving, machines
     from embq.display import Display, panel
     from embq.progress import BrokerWatch, Watch
 
@@ -76,6 +76,8 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     console = Console(highlight=False)
     for look in looks:
         console.print(panel(look))
+        for line in machines.look(client).refusals(look.model) if client is not None and look.state != "done" else ():
+            click.echo(f"warning: {line}")
     for one in uploads:
         click.echo(arriving.line(one))
 

@@ -81,7 +81,7 @@ def test_inputs_that_cannot_be_read_here_fail_with_the_workers_own_reason(servic
     planned(services, root)
     status, rows = checked(services, "--devices", "sim:1", EMBQ_ROOTS="/nowhere:s3://elsewhere")
     assert status == Exit.UNAVAILABLE
-    assert "outside of what this worker may read" in rows["input"][0]["detail"]
+    assert "outside of what the worker on " in rows["input"][0]["detail"]
     assert "EMBQ_ROOTS" in rows["input"][0]["fix"]
 
     texts = root.with_suffix(".jsonl")

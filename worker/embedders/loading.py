@@ -65,10 +65,14 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
             ) from error
         if from_hub:
             offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+            mend = (
+                "unset HF_HUB_OFFLINE, so that it is downloaded once"
+                if constants.HF_HUB_OFFLINE
+                else "check the id and the way to the hub (HTTPS_PROXY, HF_ENDPOINT; HF_TOKEN for a gated model)"
+            )
             raise ModelError(
                 f"{spec} is not a folder here and cannot be had from the model hub{offline}: {reason}",
-                next_step="check the id, or download the model elsewhere and name its folder; "
-                "HF_HUB_OFFLINE=1 spares the attempts to reach the hub",
+                next_step=f"{mend}; or copy the cache (HF_HOME) of another machine, or name a folder",
             ) from error
         raise ModelError(
             f"{spec} cannot be loaded: {reason}",
