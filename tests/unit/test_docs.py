@@ -108,6 +108,22 @@ def test_every_command_of_the_readme_is_understood(line: str) -> None:
     command.make_context(verb, arguments)
 
 
+def page_commands() -> list[str]:
+    """The embq commands of the other pages, those in a container of the stack included."""
+    pages = [page.read_text(encoding="utf-8") for page in PAGES if page.name in ("deployment.md", "operations.md")]
+    blocks = [block.replace("\\\n", " ") for page in pages for block in fences(page, "sh")]
+    found = [re.sub(r"^docker compose run --rm embq ", "embq ", line) for one in blocks for line in one.splitlines()]
+    return [line for line in found if line.startswith("embq ")]
+
+
+@pytest.mark.parametrize("line", page_commands())
+def test_every_command_of_the_pages_is_understood(line: str) -> None:
+    _, verb, *arguments = shlex.split(line.rstrip("& "), comments=True)
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None, f"there is no verb {verb}"
+    command.make_context(verb, arguments)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_readme_shows_every_verb_at_work(verb: str) -> None:
     assert verb in {line.split()[1] for line in readme_commands()}
