@@ -13,15 +13,15 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN groupadd --gid 1000 embq && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp embq \
  && mkdir -m 1777 /data /models /out /state
 WORKDIR /src
-COPY constraints.txt ./
 
 FROM base AS wheel
+COPY constraints.txt ./
 RUN pip install --constraint constraints.txt hatchling
 COPY . ./
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM base AS producer-packages
-COPY pyproject.toml ./
+COPY constraints.txt pyproject.toml ./
 COPY deploy/requirements.py deploy/
 RUN python deploy/requirements.py broker gcs http s3 webhdfs > requirements.txt \
  && pip install --constraint constraints.txt --requirement requirements.txt
@@ -49,11 +49,13 @@ ENTRYPOINT ["embq"]
 CMD ["writer"]
 
 FROM base AS worker-packages
-# By itself: gigabytes that no other package's version touches. An index of builds for the CPU, such as
-# https://download.pytorch.org/whl/cpu, has these two alone; what they need comes with the rest from the usual one.
+# By itself, and named here: gigabytes that stay as they are when any other version changes. An index of builds for the
+# CPU, such as https://download.pytorch.org/whl/cpu, has these two alone; what they need comes below from the usual one.
+ARG TORCH=2.15.0
+ARG TORCHVISION=0.29.2
 ARG TORCH_INDEX=""
-RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} --constraint constraints.txt torch torchvision
-COPY pyproject.toml ./
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX" --no-deps} "torch==$TORCH" "torchvision==$TORCHVISION"
+COPY constraints.txt pyproject.toml ./
 COPY deploy/requirements.py deploy/
 # faiss for the GPU or for the CPU: index-gpu or index; further extras of embq: gpu-decode, int8.
 ARG FAISS=index-gpu

@@ -120,8 +120,9 @@ def test_a_service_sees_its_own_secrets_and_writes_where_its_work_is(file: str, 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
 def test_a_password_stands_in_no_environment_and_on_no_command_line(file: str, name: str) -> None:
     service = as_started(file)[name]
-    assert not [key for key in service.get("environment", {}) if re.search(r"PASSWORD$|TOKEN$|SECRET|_KEY$", key)]
-    assert ":" not in service.get("environment", {}).get("EMBQ_BROKER_URL", "").partition("://")[2].partition("@")[0]
+    environment = service.get("environment", {})
+    assert not [key for key in environment if re.search(r"PASSWORD$|TOKEN$|SECRET|_KEY$", key)]
+    assert ":" not in environment.get("EMBQ_BROKER_URL", "").partition("://")[2].partition("@")[0]
 
 
 @pytest.mark.parametrize("file", WHOLE)
@@ -181,9 +182,17 @@ def test_every_variable_is_explained_with_its_default_and_no_other_is() -> None:
         for name, _, default in VARIABLE.findall(text_of(file)):
             used.setdefault(name, set()).add(NEEDED.get(name, default))
     explained = dict(re.findall(r"^# ((?!COMPOSE_)[A-Z_]+)=(.*)$", text_of(".env.example"), re.MULTILINE))
-    assert explained.keys() == used.keys()
-    # A default that stands in several files is the same in all.
+    # A default that stands in several files is the same in all, but for what the machine itself is called.
+    assert used.pop("EMBQ_MACHINE") == {"box", "worker"}
+    assert explained.pop("EMBQ_MACHINE") == "box"
     assert {name: {value} for name, value in explained.items()} == used
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_what_a_service_is_told_embq_knows(file: str, name: str) -> None:
+    settings = text_of("docs/operations.md").partition("## Settings")[2].partition("\n## ")[0]
+    told = {key for key in as_started(file)[name].get("environment", {}) if key.startswith("EMBQ_")}
+    assert {key for key in told if f"| `{key}` |" not in settings} == set()
 
 
 def test_nothing_is_set_in_the_example_of_settings() -> None:
@@ -209,6 +218,12 @@ def test_images_install_what_the_project_asks_for() -> None:
     assert found == [*project["dependencies"], *extras["writer"], *extras["http"]]
     for line in re.findall(r"requirements\.py (.*?) >", text_of("Dockerfile")):
         assert {word for word in line.split() if word.isidentifier()} <= extras.keys(), line
+
+
+def test_the_image_has_the_torch_that_the_rest_is_tested_with() -> None:
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", text_of("constraints.txt"), re.MULTILINE))
+    named = dict(re.findall(r"^ARG (TORCH|TORCHVISION)=(\S+)$", text_of("Dockerfile"), re.MULTILINE))
+    assert named == {"TORCH": pinned["torch"], "TORCHVISION": pinned["torchvision"]}
 
 
 def test_each_image_ends_as_a_user_without_rights_with_a_check_of_its_health() -> None:
