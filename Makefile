@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text experiments install test-faults test-readers soak clean
+.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text experiments install test-compose test-faults test-readers soak clean
 
 install: .venv/installed
 
@@ -28,6 +28,9 @@ test-readers: install .venv-readers/installed   ## what autofaiss, embedding-rea
 	.venv-readers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--requirement tests/readers/requirements_alone.txt
 	touch $@
+
+test-compose: install   ## the stack of containers on a Docker engine, with the images built: [EMBQ_TORCH_INDEX=]
+	$(BIN)/python -m pytest -q -s tests/compose --compose
 
 check: install   ## lint, types, architecture
 	$(BIN)/ruff check .

@@ -52,10 +52,11 @@ LEASE_S = 20.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the fault tests."""
+    """Options of the fault tests, and of those that need a container engine."""
     group = parser.getgroup("faults")
     group.addoption("--all-faults", action="store_true", help="also the fault tests that take long")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
+    parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
 
 
 # --- devices ---

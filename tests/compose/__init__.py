@@ -1,0 +1,1 @@
+"""The stack on a container engine: `make test-compose`."""
