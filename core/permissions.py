@@ -111,12 +111,13 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "resume": ("look", "hand_over", "ask"),
     "cancel": ("look", "ask"),
     "worker": ("look", "lease", "publish", "report"),
-    "producer": ("look", "hint", "load"),
-    "writer": ("look", "read", "commit", "acknowledge", "rebuild", "load"),
-    "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild", "load"),
-    "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild", "load"),
+    "producer": ("look", "hint"),
+    "writer": ("look", "read", "commit", "acknowledge", "rebuild"),
+    "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild"),
+    "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild"),
 }
-"""Verb -> the permissions without which it cannot do its work."""
+"""Verb -> the permissions without which it cannot do its work. Loading scripts is not among them: on a server with other
+users than ours they may be sent instead."""
 
 
 def refusals(client: redis.Redis, asked: Sequence[Permission]) -> list[Permission]:
