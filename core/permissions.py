@@ -116,8 +116,8 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild"),
     "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild"),
 }
-"""Verb -> the permissions without which it cannot do its work. Loading scripts is not among them: on a server with other
-users than ours they may be sent instead."""
+"""Verb -> the permissions without which it cannot do its work. Loading scripts is not among them: on a server that has
+users of others they may be sent instead."""
 
 
 def refusals(client: redis.Redis, asked: Sequence[Permission]) -> list[Permission]:
