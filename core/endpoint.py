@@ -58,6 +58,7 @@ class Endpoint:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MOST_CLIENTS
 
     def __init__(self, listener: socket.socket, exposition: Callable[[], bytes], complaint: Callable[[], str]) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)

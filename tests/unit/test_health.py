@@ -8,6 +8,10 @@ from conftest import FakeClock
 
 from core.embedded import EmbeddedServer
 from core.health import Health, quick
+from core.settings import Settings
+from worker.daemon import Supervisor
+from worker.slot import NEVER, Fleet
+from writer.lock import WEDGED_S, LockKeeper
 
 
 def test_a_loop_that_does_not_move_is_told_and_so_is_that_it_moves_again(clock: FakeClock) -> None:
@@ -38,3 +42,42 @@ def test_a_quick_client_leads_to_the_same_server_and_does_not_wait(
     own_server.stop()
     with pytest.raises(redis.exceptions.ConnectionError):
         asked.get("k")
+
+
+def test_a_commit_that_sends_a_part_for_long_keeps_the_writer_well(clock: FakeClock) -> None:
+    health = Health(stands_s=WEDGED_S, clock=clock)
+    keeper = LockKeeper(clock, beat=health.beat)
+    for _ in range(10):
+        keeper.moved()
+        clock.advance(WEDGED_S)
+        assert health.complaint() == ""
+    clock.advance(1)
+    assert health.complaint() == f"the loop has stood still for {WEDGED_S + 1:.0f} s"
+
+
+def test_a_worker_is_well_as_long_as_one_device_has_a_process(own_client: redis.Redis) -> None:
+    fleet = Fleet(
+        devices=("sim:1", "cpu"),
+        run="",
+        prefetch=1,
+        threads=1,
+        batch_size=0,
+        transport="auto",
+        drain_s=1.0,
+        version="test",
+        settings=Settings(broker_url="redis://127.0.0.1:1"),
+    )
+    supervisor = Supervisor(own_client, fleet)
+    assert supervisor.complaint() == "no worker process is alive; it is started again on cpu, sim:1"
+    slot = supervisor.slots[0]
+    slot.start(fleet)
+    try:
+        assert supervisor.complaint() == ""
+    finally:
+        assert slot.process is not None
+        slot.process.kill()
+        slot.process.wait()
+        slot.clear()
+    for slot in supervisor.slots:
+        slot.start_at = NEVER
+    assert supervisor.complaint() == "no device is left: cpu, sim:1"
