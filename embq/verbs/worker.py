@@ -72,12 +72,6 @@ def command(
     stopped.install()
     settings = settings_with(broker, metrics)
     names = tuple(devices_of(devices, workers_per_device, settings.cuda_visible))
-    log = Events("supervisor")
-    if devices == "auto" and names[0] == "cpu":
-        why, mend = why_no_gpu(settings.cuda_visible)
-        log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
-    else:
-        log.info("devices", devices=",".join(names))
     fleet = Fleet(
         devices=names,
         run=only,
@@ -91,6 +85,12 @@ def command(
     )
     with monitored(settings, "worker") as service:
         client = service_client(settings, "worker", give_up=stopped)
+        log = Events("supervisor")
+        if devices == "auto" and names[0] == "cpu":
+            why, mend = why_no_gpu(settings.cuda_visible)
+            log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
+        else:
+            log.info("devices", devices=",".join(names))
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
         service.watch(client, WorkerMeter(supervisor, client), GpuMeter())
