@@ -50,6 +50,8 @@ bench: install   ## the figures of the README, written to bench/results
 	$(BIN)/python -m bench.eta
 	$(BIN)/python -m bench.devices
 	$(BIN)/python -m bench.stages
+	$(BIN)/python -m bench.sizing
+	$(BIN)/python -m bench.footprint
 
 experiments: install   ## the three experiments of `embq bench`, with their pictures, written to bench/results/experiments
 	$(BIN)/embq bench workers --model minilm --out bench/results/experiments

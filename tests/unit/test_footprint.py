@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -30,3 +31,21 @@ def test_the_help_of_every_verb_needs_none_of_the_large_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_pages_say_was_measured() -> None:
+    figures = json.loads((ROOT / "bench" / "results" / "footprint.json").read_text(encoding="utf-8"))["figures"]
+    assert figures["mb"] <= figures["goal_mb"] == 250
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    deployment = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    largest = figures["largest"][0]
+    assert f"is {figures['mb']:.0f} MB, of which {largest['name']} is {largest['mb']:.0f}" in readme
+    assert f"| laptop | {figures['mb']:.0f} MB on disk" in deployment
+
+
+def test_the_bytes_of_rows_on_the_page_are_those_that_were_measured() -> None:
+    rows = json.loads((ROOT / "bench" / "results" / "sizing.json").read_text(encoding="utf-8"))["figures"]["row_bytes"]
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    for dtype in ("float32", "float16", "int8", "binary"):
+        cells = [f"{row['bytes_per_row']:,}" for row in rows if row["dtype"] == dtype]
+        assert f"| `{dtype}` | {' | '.join(cells)} |" in page
