@@ -11,6 +11,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from core.masking import masked
+
 STANDS_S = 30.0
 """A loop that has not moved for so long stands still; a tick of one takes less than a second."""
 PING_S = 1.0
@@ -85,7 +87,7 @@ class Health:
             try:
                 client.ping()
             except RedisError as error:
-                self._refused = " ".join(str(error).split())
+                self._refused = masked(" ".join(str(error).split()))
             else:
                 self._heard, self._refused = self._clock(), ""
         client.close()

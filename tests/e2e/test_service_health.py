@@ -8,13 +8,16 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 
 import pytest
 from e2e.session import Command, await_in, process_ended, started
+from tls_servers import HOSTS, needs_tls_server, tls_server
 
 from core.embedded import EmbeddedServer
 from core.errors import Exit
+from embq.brokering.certificates import make
 
 SERVICES = {"producer": [], "writer": [], "worker": ["--devices", "cpu"]}
 Answer = tuple[int, str]
@@ -129,3 +132,38 @@ def test_a_health_check_that_cannot_be_made_says_why(
     assert ended[0] == status
     assert said in ended[2]
     assert "  next:  " in ended[2]
+
+
+@needs_tls_server
+def test_a_service_hears_a_broker_by_tls_and_with_a_password_too(tmp_path: Path) -> None:
+    make(tmp_path / "secrets", HOSTS, 825)
+    (tmp_path / "password").write_text("kept-apart\n")
+    with tls_server(tmp_path / "data", tmp_path / "secrets", "requirepass kept-apart") as server:
+        environment = {
+            "EMBQ_BROKER_URL": server.url(),
+            "EMBQ_BROKER_PASSWORD_FILE": str(tmp_path / "password"),
+            "EMBQ_BROKER_CA": server.ca,
+            "EMBQ_METRICS": "0",
+        }
+        with started("producer", environment=environment) as command:
+            service = Watched(command)
+            service.says(200, "ok")
+            status, told = ask(f"{service.url}/metrics")
+            assert (status, "embq_broker_up 1.0" in told) == (200, True)
+            server.process.kill()
+            service.says(503, "the broker has not answered for")
+            status, told = ask(f"{service.url}/metrics")
+            assert (status, "embq_broker_up 0.0" in told, "embq_runs" in told) == (200, True, False)
+            assert "kept-apart" not in told + ask(f"{service.url}/healthz")[1]
+
+
+def test_the_services_of_one_command_do_not_fight_for_the_port_of_a_resident_one(tmp_path: Path) -> None:
+    """`embq run` in a shell in which EMBQ_METRICS is set for a service."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"id": "a", "text": "one"}\n')
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        environment = {"EMBQ_METRICS": str(listener.getsockname()[1])}
+        arguments = ("run", texts, "-o", tmp_path / "out", "-m", "stub:4", "--quiet")
+        status, _, told = process_ended(*arguments, environment=environment)
+    assert status == Exit.DONE, told
+    assert "metrics_served" not in "".join(log.read_text() for log in (tmp_path / "out" / "_logs").iterdir())
