@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,29 @@ def captions(server: Server, text: str, **more: object) -> list[str]:
     return [row["caption"] for row in answer.json["results"]]
 
 
+@contextmanager
+def asking(server: Server, text: str, index: str) -> Iterator[list[tuple[int, str]]]:
+    """Two threads that search all the time: status, and the caption found or the code of the refusal."""
+    answers: list[tuple[int, str]] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            answer = server.ask("/search", {"text": text, "index": index, "k": 1})
+            said = answer.json["results"][0]["caption"] if answer.status == 200 else answer.json["code"]
+            answers.append((answer.status, said))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_a_server_starts_with_nothing_and_takes_up_what_is_published(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -66,8 +92,10 @@ def test_a_server_starts_with_nothing_and_takes_up_what_is_published(tmp_path: P
         build_index(notes, output="text")
         wait_until(lambda: server.ask("/health").json["indices"][0]["version"] == "v0002")
 
-        shutil.rmtree(team)
-        wait_until(lambda: names(server) == [("notes", "text")])
+        with asking(server, "letter 3", "team/letters") as answers:
+            shutil.rmtree(team)
+            wait_until(lambda: names(server) == [("notes", "text")])
+        assert set(answers) <= {(200, "letter 3"), (404, "no_such_index")}, "a search met an index that was half gone"
         assert "team/letters" not in server.ask("/metrics").data.decode()
         gone = server.ask("/search", {"text": "letter 3", "index": "team/letters"})
         assert (gone.status, gone.json["code"]) == (404, "no_such_index")
