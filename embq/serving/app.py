@@ -22,7 +22,7 @@ from core.errors import EmbqError
 from core.log import Events
 from embq.serving.door import Door, DoorRules
 from embq.serving.following import Following
-from embq.serving.indices import Indices, ServedIndex
+from embq.serving.indices import Indices
 from embq.serving.knn import Answer, Knn
 from embq.serving.knn_request import knn_request, rows_request
 from embq.serving.metrics import CONTENT_TYPE, Metrics
@@ -30,6 +30,7 @@ from embq.serving.models import Models
 from embq.serving.refusals import Refusal, status_of, told
 from embq.serving.search_request import search_request
 from embq.serving.searches import SCHEMA, Searches
+from embq.serving.served_index import ServedIndex
 from embq.serving.watching import Watcher
 
 MOST_BODY = 14 * 2**20

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from core.errors import EmbqError, UsageError
 from core.log import Events
-from embq.serving.indices import Indices, ServedIndex
+from embq.serving.indices import Indices
 from embq.serving.names import Named
+from embq.serving.served_index import ServedIndex
 
 LOOK_S = 5.0
 """Between walks through the folders."""

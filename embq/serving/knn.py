@@ -12,12 +12,13 @@ import numpy as np
 from core.errors import InputError
 from embq.serving.duplicates import first_of_each
 from embq.serving.image_url import fetch_image
-from embq.serving.indices import Indices, Open
+from embq.serving.indices import Indices
 from embq.serving.knn_request import KnnRequest, RowsRequest
 from embq.serving.metrics import Metrics, Steps
 from embq.serving.models import Models, QueryModel
 from embq.serving.refusals import Refusal
 from embq.serving.rows import rows_of
+from embq.serving.served_index import Open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ import anyio
 
 from core.errors import EmbqError
 from core.log import Events
-from embq.serving.indices import Version
 from embq.serving.refusals import Refusal
+from embq.serving.served_index import Version
 
 if TYPE_CHECKING:
     import numpy as np

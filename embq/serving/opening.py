@@ -13,12 +13,13 @@ from core.errors import EmbqError, InputError
 from embq.serving.app import Service, application
 from embq.serving.door import DoorRules
 from embq.serving.following import Following
-from embq.serving.indices import Indices, Recipe, Searchable, ServedIndex, Version
+from embq.serving.indices import Indices
 from embq.serving.knn import Knn
 from embq.serving.metrics import Metrics
 from embq.serving.models import Models, QueryModel
 from embq.serving.names import Named, named_indices
 from embq.serving.searches import Searches
+from embq.serving.served_index import Recipe, Searchable, ServedIndex, Version
 from embq.serving.watching import Watcher
 
 if TYPE_CHECKING:

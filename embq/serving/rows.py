@@ -13,7 +13,7 @@ from core.errors import OutputError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from embq.serving.indices import Open
+    from embq.serving.served_index import Open
 
 
 _OWN = ("id", "unit_id")

@@ -12,13 +12,14 @@ import numpy as np
 from core.errors import SampleError
 from embq.query_vectors import checked_vector
 from embq.question import IDENTITY, Result, not_embedded
-from embq.serving.indices import Indices, Open
+from embq.serving.indices import Indices
 from embq.serving.knn import embedded
 from embq.serving.metrics import Metrics, Steps
 from embq.serving.models import Models
 from embq.serving.refusals import Refusal
 from embq.serving.rows import json_value
 from embq.serving.search_request import SearchRequest
+from embq.serving.served_index import Open
 
 SCHEMA = 1
 """Of the question and the answer; `/health` says it, so that a client of another version need not guess."""

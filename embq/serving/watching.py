@@ -9,7 +9,8 @@ from collections.abc import Callable
 from core.errors import EmbqError
 from core.log import Events
 from embq.serving.following import Following
-from embq.serving.indices import Indices, ServedIndex
+from embq.serving.indices import Indices
+from embq.serving.served_index import ServedIndex
 
 LOOK_S = 1.0
 """Between looks at CURRENT: one stat of one small file."""

@@ -12,9 +12,9 @@ import pytest
 
 from core.errors import InputError, ModelError
 from embq.serving import models as models_file
-from embq.serving.indices import Recipe, ServedIndex, Version
 from embq.serving.models import Models
 from embq.serving.refusals import Refusal, status_of
+from embq.serving.served_index import Recipe, ServedIndex, Version
 
 VECTOR = np.ones(3, np.float32)
 
