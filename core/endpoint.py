@@ -7,6 +7,7 @@ does not answer at all. It asks for no password, and what it tells is no secret.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,7 +89,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is its own matter; anything else is ours."""
-        self.log.bug("bug")
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            self.log.bug("bug")
 
 
 class _Handler(BaseHTTPRequestHandler):

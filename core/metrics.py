@@ -170,7 +170,7 @@ WRITER = (
     Metric(
         name="embq_writer_runs_refused",
         kind="gauge",
-        meaning="runs whose folder cannot be used now; they are tried again",
+        meaning="runs whose folder cannot be used now, or lies outside of `EMBQ_OUTPUTS`",
     ),
     Metric(
         name="embq_writer_epoch",

@@ -62,6 +62,7 @@ class Writer:
         self._keeper = LockKeeper(beat=beat)
         self._outputs = outputs
         self._outside: set[str] = set()
+        self._known: frozenset[str] = frozenset()
         self._receiver: Receiver | None = None
         if add is not None and not only:
             self._receiver = Receiver(client, add, self._keeper.moved, outputs)
@@ -101,8 +102,8 @@ class Writer:
         self.log.info("stopped")
 
     def refused(self) -> int:
-        """Runs that could not be written when they were last tried, and are not written now."""
-        return sum(run not in self.runs for run in list(self._retry_at))
+        """Runs that the broker knows, that could not be written when they were last tried, or may not be."""
+        return len(({*list(self._retry_at), *list(self._outside)} & self._known) - {*list(self.runs)})
 
     def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
         """Do something for one run; a run that fails, is finished or was cancelled is let go."""
@@ -127,7 +128,9 @@ class Writer:
 
     def _open_new_runs(self) -> None:
         now = time.monotonic()
-        for record in registered(self.client).values():
+        records = registered(self.client)
+        self._known = frozenset(records)
+        for record in records.values():
             wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
             if record.run in self._cancelled:
                 wanted = wanted and bool(self.client.exists(run_key(record.run, "asked")))

@@ -167,3 +167,19 @@ def test_the_services_of_one_command_do_not_fight_for_the_port_of_a_resident_one
         status, _, told = process_ended(*arguments, environment=environment)
     assert status == Exit.DONE, told
     assert "metrics_served" not in "".join(log.read_text() for log in (tmp_path / "out" / "_logs").iterdir())
+
+
+def test_a_process_that_is_killed_is_counted_and_its_place_is_taken_again(own_server: EmbeddedServer) -> None:
+    environment = {"EMBQ_BROKER_URL": own_server.url, "EMBQ_METRICS": "0"}
+    with started("worker", "--devices", "cpu", environment=environment) as command:
+        service = Watched(command)
+
+        def told(line: str) -> bool:
+            return line in ask(f"{service.url}/metrics")[1].splitlines()
+
+        await_in(command, lambda: told('embq_slots{device="cpu",state="idle"} 1.0'))
+        (process,) = command.workers()
+        process.kill()
+        await_in(command, lambda: told('embq_slot_deaths_total{device="cpu",status="-9"} 1.0'))
+        await_in(command, lambda: told('embq_slots{device="cpu",state="idle"} 1.0'))
+        service.says(200, "ok")
