@@ -82,6 +82,7 @@ PERMISSIONS = {
     "conduct": _may("conduct the build of an index (`index --broker`)", "writer admin", f"HSET {INDEXING} q x"),
     "load": _may("load Lua scripts", "writer admin", "SCRIPT LOAD x", f"SCRIPT EXISTS {_NONE}"),
     "eval": _may("send Lua of their own", "admin", f"EVAL x 1 {_META}", f"EVAL_RO x 1 {_META}", "FUNCTION LIST"),
+    "sweep": _may("remove what runs have left (`gc`)", "admin", "SCAN 0"),
     "forget": _may("`FLUSHALL`, `FLUSHDB`, `SCRIPT FLUSH`", "admin", "FLUSHALL", "FLUSHDB", "SCRIPT FLUSH"),
     "rule": _may(
         "`ACL SETUSER`, `CONFIG`, `MODULE`, `DEBUG`, `SHUTDOWN`, `REPLICAOF`, `CLIENT KILL`",

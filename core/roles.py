@@ -100,11 +100,11 @@ _OF_WORKERS = [WORKERS, worker_key("*")]
 _LOOK = (
     # No command that reads results: their number is enough.
     Grant(
-        commands="exists get mget hget hmget hgetall hlen hexists hkeys hvals zrange zcard zscore xlen getbit bitcount",
+        commands="get mget hget hmget hgetall hlen zrange zcard xlen",
         keys=[*_RUNS, RUNS, *_OF_WORKERS, *_SERVICES, RATES, TURNS, INDEXING],
         access="R",
     ),
-    Grant(commands="llen lrange", keys=_QUEUES, access="R"),
+    Grant(commands="llen", keys=_QUEUES, access="R"),
 )
 _LOOK_AT_UPLOADS = Grant(
     commands="hget hgetall hkeys hexists hlen", keys=[UPLOADS, upload_key("*", "state")], access="R"
@@ -125,7 +125,8 @@ ROLES = {
             Grant(commands="hset", keys=_of_runs("meta", "asked"), access="W"),
             Grant(commands="hincrby", keys=_of_runs("att"), access="RW"),
             Grant(commands="del", keys=_of_runs("hinted", "due", "owner", "spare", "busy"), access="W"),
-            Grant(commands="lrem", keys=_QUEUES, access="W"),
+            Grant(commands="hexists", keys=_of_runs("busy"), access="R"),
+            Grant(commands="lrange lrem", keys=_QUEUES, access="RW"),
             Grant(commands="del", keys=_JOBS, access="W"),
         ),
     ),
@@ -135,6 +136,7 @@ ROLES = {
             *_LOOK,
             Grant(commands="evalsha", keys=[*_RUNS, *_OF_WORKERS, *_SERVICES, RATES, TURNS], access="RW"),
             # What the scripts from `claim` to `publish` and `abandon` do.
+            Grant(commands="hexists zscore getbit", keys=_RUNS, access="R"),
             Grant(
                 commands="hset hsetnx hdel hincrby",
                 keys=_of_runs("meta", "owner", "spare", "busy", "att", "poison"),
@@ -145,7 +147,7 @@ ROLES = {
             Grant(commands="xadd", keys=_of_runs("res"), access="W"),
             # What it says of itself, and what it measures.
             Grant(commands="zadd zrem set del", keys=[*_OF_WORKERS, *_SERVICES], access="W"),
-            Grant(commands="hset hdel hrandfield", keys=[RATES], access="RW"),
+            Grant(commands="hset hdel hexists hrandfield", keys=[RATES], access="RW"),
             Grant(commands="set", keys=[TURNS], access="W"),
             # Hints are taken, put back and dropped; the data of one is never written.
             Grant(commands="blmove lmove lrem lpush", keys=_QUEUES, access="RW"),
@@ -159,15 +161,15 @@ ROLES = {
         keyless="script|load script|exists",
         grants=(
             Grant(
-                commands="exists get mget set del unlink expire evalsha scan "
+                commands="exists get mget set del unlink expire evalsha "
                 "hget hmget hgetall hlen hexists hkeys hvals hset hsetnx hdel hincrby "
                 "zrange zrangebyscore zcard zscore zadd zrem setbit getbit bitcount bitpos "
                 "xadd xlen xrange xack xdel xreadgroup xgroup|create xpending",
                 keys=["embq:*"],
                 access="RW",
             ),
-            Grant(commands="llen lrange lrem lpush rpush del exists", keys=_QUEUES, access="RW"),
-            Grant(commands="hset hgetall hget expire del persist exists", keys=_JOBS, access="RW"),
+            Grant(commands="llen lrange lrem lpush rpush del", keys=_QUEUES, access="RW"),
+            Grant(commands="hset expire del", keys=_JOBS, access="W"),
             Grant(commands="sadd srem", keys=["rq:queues"], access="W"),
         ),
     ),

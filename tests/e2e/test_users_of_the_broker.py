@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,8 +36,10 @@ class Box:
 
     def services(self, **changes: str) -> tuple[Command, Command, Command]:
         """Producer, writer and two worker processes of a machine with a user of its own."""
+        # With metrics on a free port: what they read of the broker is among what is allowed.
+        changes = {"EMBQ_METRICS": "127.0.0.1:0", **changes}
         producer, writer = (self.service("writer", verb, **changes) for verb in ("producer", "writer"))
-        worker = self.service("worker-gpu2", "worker", "--devices", "cpu,cpu")
+        worker = self.service("worker-gpu2", "worker", "--devices", "cpu,cpu", **changes)
         await_in(writer, lambda: " started " in writer.stderr)
         return producer, writer, worker
 
@@ -56,6 +60,15 @@ def box(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Box]:
         yield Box(server, stack, short_tmp)
 
 
+def metrics_of(service: Command) -> str:
+    """What a service tells Prometheus."""
+    await_in(service, lambda: "metrics_served" in service.stderr)
+    found = re.search(r"url=(http://\S+/metrics)", service.stderr)
+    assert found is not None, service.said
+    with urllib.request.urlopen(found[1], timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 def in_state(box: Box, run: str | Path, state: str) -> Callable[[], bool]:
     def look() -> bool:
         return bool(json.loads(box.ask("status", run, "--json"))["state"] == state)
@@ -71,6 +84,8 @@ def test_everything_that_users_do_is_allowed_to_them(box: Box) -> None:
     # Into a folder that the laptop sees; a worker process dies, and the broker restarts, in the middle.
     box.ask("enqueue", box.folder / "t.jsonl", "-o", seen, "-m", SLOW, "--unit-size", "10")
     await_in(worker, lambda: len(committed(seen)) >= 2)
+    for service in (producer, writer, worker):
+        assert "embq_" in metrics_of(service)
     os.kill(worker.workers()[0].pid, signal.SIGKILL)
     await_in(worker, lambda: "leases_freed" in worker.stderr)
     box.server.stop()
