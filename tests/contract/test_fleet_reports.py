@@ -33,6 +33,7 @@ from core.notices import CLOCK_OFFSET_S
 from core.protocol import RUNS, SERVICES, VERSION, service_key
 from core.registry import registered
 from core.reporting import Reporter, this_service
+from embq.verification.fleet_checks import fleet
 
 EVERY_S = 0.05
 DEVICES = (Device(device="cuda:0", name="NVIDIA H200", state="idle", worker="box.cuda0.abc"),)
@@ -255,3 +256,26 @@ def test_a_clock_that_is_hours_off_is_told_of_once_and_changes_nothing(
     assert abs(one.service.clock_s - hours * 3600) < 2
     assert abs(one.last_ms - one.service.began_ms) < 10_000, "the broker's clock counts"
     assert one.silent_s < 5
+
+
+# --- what doctor says of all that ---
+
+
+def test_doctor_tells_of_parts_that_are_missing_doubled_or_of_another_version(own_client: redis.Redis) -> None:
+    def rows() -> list[tuple[str, str]]:
+        return [(check.name, check.state) for check in fleet(own_client, "1.0")]
+
+    scripts = load_scripts(own_client)
+    assert rows() == [("services", "warn"), ("versions", "ok")]
+    for role in ("producer", "writer"):
+        report_service(own_client, of(role, host="box"), scripts=scripts)
+    assert rows() == [("services", "ok"), ("versions", "ok")]
+    report_service(own_client, of("writer", host="attic", version="0.9"), scripts=scripts)
+    own_client.hset(RUNS, "f" * 16, json.dumps({"v": VERSION - 1, "output": "/data/\x1b[31mold"}))
+    assert rows() == [("services", "ok"), ("versions", "warn"), ("services", "warn"), ("runs", "warn")]
+    told = {check.name: check for check in fleet(own_client, "1.0")}
+    assert "on attic and box" in told["services"].detail
+    assert "a broker of its own" in told["services"].fix
+    assert "embq 0.9, protocol" in told["versions"].detail
+    assert "/data/\\x1b[31mold" in told["runs"].detail
+    assert "embq resume" in told["runs"].fix
