@@ -205,6 +205,13 @@ def two_of_a_kind(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
     ]
 
 
+def whereabouts(pair: tuple[Service, Service]) -> str:
+    """Both hosts, for people; with their processes where the hosts have one name."""
+    if pair[0].host != pair[1].host:
+        return " and ".join(sorted(service.host for service in pair))
+    return " and ".join(f"{service.host} (process {service.pid})" for service in pair)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRun:
     """A run that an embq of another protocol version has announced: services of this one do not see it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.fleet import ForeignRun, Heard, Service, two_of_a_kind
+from core.fleet import ForeignRun, Heard, Service, two_of_a_kind, whereabouts
 from core.log import Events
 
 CLOCK_OFFSET_S = 5.0
@@ -60,9 +60,9 @@ class Notices:
                     next=versions_next(own, other),
                 )
         for pair in two_of_a_kind(heard):
-            hosts = sorted(service.host for service in pair)
-            if own.name in [service.name for service in pair] and self._first("two", *hosts):
-                self._log.warning("two_of_a_kind", role=own.role, hosts=" and ".join(hosts), next=TWO_NEXT[own.role])
+            hosts = whereabouts(pair)
+            if own.name in [service.name for service in pair] and self._first("two", hosts):
+                self._log.warning("two_of_a_kind", role=own.role, hosts=hosts, next=TWO_NEXT[own.role])
 
     def runs(self, foreign: list[ForeignRun]) -> None:
         """These runs are of another protocol version."""

@@ -25,6 +25,7 @@ from embq.machines import Fleet
 from embq.progress import BrokerWatch, Progress, Watch
 
 LOOK_S = 1.0
+OVER = ("done", "cancelled")
 PIPE_COLUMNS = 200
 """Where no terminal says how wide it is, nothing is folded."""
 
@@ -48,8 +49,8 @@ class All:
         }
 
     def shown(self) -> RenderableType:
-        """Everything as something to look at: the runs, and below them the machines."""
-        parts: list[RenderableType] = [panel(run) for run in self.runs]
+        """Everything as something to look at: runs, those that are over in a line each, and below them the machines."""
+        parts: list[RenderableType] = [panel(run) if run.state not in OVER else _line(run) for run in self.runs]
         parts += [Text(arriving.line(one)) for one in self.uploads]
         if not parts:
             parts.append(Text("the broker knows no run"))
@@ -114,6 +115,10 @@ class Everything:
         except EmbqError as error:
             click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
             return BrokerWatch(record, self.client)
+
+
+def _line(run: Progress) -> Text:
+    return Text(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
 
 
 def follow(client: redis.Redis) -> None:

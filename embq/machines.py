@@ -10,7 +10,7 @@ import redis
 from rich.table import Table
 from rich.text import Text
 
-from core.fleet import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind
+from core.fleet import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
 from core.notices import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.protocol import VERSION, run_key
 from core.registry import live_workers, measured_rates, registered
@@ -58,9 +58,9 @@ class Fleet:
     def warnings(self) -> list[str]:
         """What a person should know of the fleet, a line each."""
         lines = [
-            f"two services of the kind {one.role} serve the same runs, on {one.host} and {other.host}: "
-            f"{TWO_NEXT[one.role]}"
-            for one, other in two_of_a_kind(self.heard)
+            f"two services of the kind {pair[0].role} serve the same runs, on {whereabouts(pair)}: "
+            f"{TWO_NEXT[pair[0].role]}"
+            for pair in two_of_a_kind(self.heard)
         ]
         spoken = sorted({one.service.speaks for one in self.heard})
         if len(spoken) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import redis
 
-from core.fleet import Heard, Service, foreign_runs, services, two_of_a_kind
+from core.fleet import Heard, Service, foreign_runs, services, two_of_a_kind, whereabouts
 from core.notices import FOREIGN_NEXT, TWO_NEXT, versions_next
 from core.packages import model_packages
 from core.protocol import VERSION
@@ -24,9 +24,9 @@ def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
     heard = services(client)
     yield _present(heard)
     yield from _versions(this_service("command", version=version), [one.service for one in heard])
-    for one, other in two_of_a_kind(heard):
-        detail = f"two services of the kind {one.role} serve the same runs, on {one.host} and {other.host}"
-        yield Check("services", "warn", printable(detail), TWO_NEXT[one.role])
+    for pair in two_of_a_kind(heard):
+        detail = f"two services of the kind {pair[0].role} serve the same runs, on {whereabouts(pair)}"
+        yield Check("services", "warn", printable(detail), TWO_NEXT[pair[0].role])
     for run in foreign_runs(client):
         detail = f"run {run.run} for {run.output} was announced under protocol version {run.protocol}, not {VERSION}"
         yield Check("runs", "warn", printable(detail), FOREIGN_NEXT)
