@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from e2e.services import MODEL, Services, hints_waiting
-from e2e.session import process_ended, run_of, started
+from e2e.session import process_ended, run_of, started, write_texts
 from guarded import SERVERS, guarded_server
 from waiting import wait_until
 
@@ -21,8 +21,9 @@ from core.embedded import EmbeddedServer
 from core.errors import Exit
 from core.fleet import report_service
 from core.ledger import load_scripts
+from core.models import ModelConfig
 from core.packages import model_packages
-from core.protocol import VERSION
+from core.protocol import VERSION, queue_name
 from core.reporting import this_service
 
 GONE = "st:/nowhere/on-this-machine"
@@ -185,9 +186,21 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
 
         for user in ("laptop", "monitor"):
             wait_until(lambda user=user: roles_seen_by(user) == ["producer", "writer", "worker"])
+        # A run for which no worker of the right kind is there, so that its hints wait.
+        texts = Path(server.password_file("worker")).parents[2] / "texts.jsonl"
+        write_texts(texts, 20)
+        enqueue = ("enqueue", texts, "-o", texts.with_suffix(".out"), "-m", GONE, "--modality", "text")
+        status, _, told = process_ended(*enqueue, environment=server.environment("laptop"))
+        assert status == 0, told
+        worker_hints = queue_name(ModelConfig(spec=GONE, modalities=("text",), precision="fp32").queue_key)
+        with server.client("admin") as admin:
+            wait_until(lambda: admin.llen(f"rq:queue:{worker_hints}") > 0)
+        (texts.with_suffix(".out") / "manifest").rename(texts.with_suffix(".hidden"))
         arguments = ("worker", "--check", "--devices", "sim:1")
         status, told, _ = process_ended(*arguments, environment=server.environment("worker"))
-        assert status == 0, told
+        assert status == Exit.UNAVAILABLE, told
+        assert [line.split()[1] for line in told.splitlines() if line.startswith("fail")] == ["model"]
+        assert f"{texts} is read, as it was planned" in told
         assert "ok    rights      the user worker may do what a worker does" in told
         assert "ok    services    producer on" in told
         assert server.refused() == []
