@@ -111,6 +111,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "pause": ("look", "ask"),
     "resume": ("look", "hand_over", "ask"),
     "cancel": ("look", "ask"),
+    "gc": ("look", "sweep"),
     "worker": ("look", "lease", "publish", "report"),
     "producer": ("look", "hint"),
     "writer": ("look", "read", "commit", "acknowledge", "rebuild"),

@@ -16,7 +16,7 @@ from core.broker import connect, reach
 from core.commits import CommitLog, LogState
 from core.durable import output_error
 from core.embedded import EmbeddedServer, kept_off
-from core.errors import BrokerError
+from core.errors import BrokerError, ConfigError
 from core.formats import row_folders
 from core.generations import leftovers
 from core.hints import HintJob, hint_queue
@@ -26,6 +26,7 @@ from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
 from core.settings import Settings
 from core.unfinished import Unfinished, unfinished
+from embq.rights import require
 
 NONCE = ".shared"
 PLANNING_S = 24 * 3600.0
@@ -97,8 +98,9 @@ def _resident(settings: Settings, notes: list[str], *, asked: bool) -> redis.Red
     client = connect(settings.broker_url, password=settings.broker_password)
     try:
         reach(client, settings.broker_url)
-    except BrokerError as error:
-        if asked:
+        require(client, "gc")
+    except (BrokerError, ConfigError) as error:
+        if asked or (isinstance(error, ConfigError) and error.code != "role"):
             raise
         notes.append(error.message)
         return None

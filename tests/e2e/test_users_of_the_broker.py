@@ -157,6 +157,13 @@ def test_outputs_outside_of_where_they_may_lie_are_refused(box: Box) -> None:
     assert not list((outside / "commits").iterdir())
     assert writer.stderr.count("output_refused") == 1
 
+    # A laptop cleans the folder; what the broker holds of the run is the admin's to remove.
+    status, out, said = box.laptop("gc", allowed / "out")
+    assert (status, "the broker's user laptop may not remove what runs have left" in out + said) == (0, True)
+    status, _, said = box.laptop("gc", allowed / "out", "--broker", box.server.url("laptop"))
+    assert (status, "log in as admin" in said) == (78, True)
+    assert process_ended("gc", allowed / "out", environment=box.server.environment("admin"))[0] == 0
+
 
 def test_a_secret_in_an_input_goes_nowhere(box: Box) -> None:
     url = "https://b.s3.amazonaws.com/a.tar?X-Amz-Signature=hunter2"
