@@ -52,7 +52,8 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
         except EmbqError as error:
             if record is None or client is None:
                 raise
-            click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
+            if is_folder(record.output):  # else it is another machine's, and a laptop is not expected to have it
+                click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
             watches.append(BrokerWatch(record, client))
     if watch and len(watches) == 1:
         with Display(quiet=as_json) as display:
