@@ -101,6 +101,12 @@ class Reporter(threading.Thread):
 
     def run(self) -> None:
         """Report until the block is over."""
+        try:
+            self._report_until_over()
+        except Exception:  # noqa: BLE001 - thread boundary; the service goes on unseen
+            self._log.bug("bug")
+
+    def _report_until_over(self) -> None:
         with self._connect(self._over.is_set) as client:
             while True:
                 self._patiently(client, self._report)

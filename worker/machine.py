@@ -49,7 +49,7 @@ class Machine:
             memory_bytes=memory_bytes(),
             cache_free_bytes=room(model_cache()),
             packages=self._packages,
-            refused={model: why for slot in self._supervisor.slots for model, why in slot.refused.items()},
+            refused={model: why for slot in self._supervisor.slots for model, why in dict(slot.refused).items()},
         )
 
     def _name_devices(self) -> dict[str, str]:

@@ -112,6 +112,16 @@ def test_a_service_that_may_not_report_says_so_once(
     assert len(events(caplog, "service_not_reported")) == 1
 
 
+def test_a_bug_in_what_is_reported_is_told_and_leaves_the_service_alone(
+    report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look(_service: Service) -> Service:
+        raise ZeroDivisionError
+
+    report(of("worker"), look=look)
+    wait_until(lambda: [record for record in caplog.records if record.getMessage() == "bug" and record.exc_info])
+
+
 def test_reports_are_taken_while_the_server_is_out_of_memory(own_client: redis.Redis, report: Any) -> None:
     own_client.config_set("maxmemory", 1)
     report(of("producer"))
