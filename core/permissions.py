@@ -41,7 +41,14 @@ _META, _RES, _DONE = (run_key(_RUN, part) for part in ("meta", "res", "done"))
 _QUEUE = "rq:queue:embq.none"
 
 PERMISSIONS = {
-    "look": _may("see runs, workers and how far they are", _ALL, f"HGETALL {RUNS}", f"HGETALL {_META}", f"XLEN {_RES}"),
+    "look": _may(
+        "see runs, workers and how far they are",
+        _ALL,
+        f"HGETALL {RUNS}",
+        f"HGETALL {_META}",
+        f"XLEN {_RES}",
+        f"HKEYS {UPLOADS}",
+    ),
     "hand_over": _may("hand runs over (`enqueue`, `retry`, `resume`)", "laptop writer admin", f"HSET {RUNS} r x"),
     "send": _may(
         "send runs and inputs (`--upload`, `--inline`)",

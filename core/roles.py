@@ -105,9 +105,8 @@ _LOOK = (
         access="R",
     ),
     Grant(commands="llen", keys=_QUEUES, access="R"),
-)
-_LOOK_AT_UPLOADS = Grant(
-    commands="hget hgetall hkeys hexists hlen", keys=[UPLOADS, upload_key("*", "state")], access="R"
+    # What is under way, and not the pieces themselves.
+    Grant(commands="hget hgetall hkeys hexists hlen", keys=[UPLOADS, upload_key("*", "state")], access="R"),
 )
 
 ROLES = {
@@ -115,7 +114,6 @@ ROLES = {
         purpose="people: `enqueue`, `status`, `pause`, `resume`, `cancel`, `retry`",
         grants=(
             *_LOOK,
-            _LOOK_AT_UPLOADS,
             Grant(commands="hset", keys=[RUNS], access="W"),
             Grant(commands="hset hexists", keys=[UPLOADS, upload_key("*", "pieces")], access="RW"),
             Grant(commands="unlink", keys=[upload_key("*", "pieces")], access="W"),
@@ -175,7 +173,7 @@ ROLES = {
         ),
     ),
     "admin": Role(purpose="who looks after the broker: `embq broker reload`, `embq gc`", everything=True),
-    "monitor": Role(purpose="health checks and dashboards", grants=(*_LOOK, _LOOK_AT_UPLOADS)),
+    "monitor": Role(purpose="health checks and dashboards", grants=_LOOK),
 }
 """Name -> rights, in the order in which messages and documents name them."""
 
