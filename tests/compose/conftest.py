@@ -55,13 +55,16 @@ def built(tmp_path_factory: pytest.TempPathFactory, account: dict[str, Any]) -> 
     stack = Stack(folder)
     account["engine"] = docker("version", "--format", "{{.Server.Version}}")
     account["compose"] = stack.compose("version").splitlines()[0]
-    account["build_s"] = {role: _build_s(stack, role) for role in IMAGES}
+    account["build_with_what_the_engine_had_s"] = {role: _build_s(stack, role) for role in IMAGES}
     # What is built on top of the packages is the same for all.
     with (folder / "embq" / "__init__.py").open("a") as source:
         source.write("# changed\n")
     account["rebuild_after_a_change_of_the_sources_s"] = {role: _build_s(stack, role) for role in IMAGES}
     base = stack.environment.get("EMBQ_PYTHON_IMAGE", "python:3.11-slim-bookworm")
     account["image_mb"] = {"python": _mb(base), **{role: _mb(image_of(role)) for role in IMAGES}}
+    account["on_top_of_python_mb"] = {
+        role: round(account["image_mb"][role] - account["image_mb"]["python"], 1) for role in IMAGES
+    }
     account["largest_packages_mb"] = {role: _largest(image_of(role)) for role in IMAGES}
     return folder
 

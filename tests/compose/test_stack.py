@@ -35,6 +35,13 @@ SENTENCES = (
 )
 
 
+def test_producer_and_writer_stay_small(stack: Stack, account: dict[str, Any]) -> None:
+    own = account["on_top_of_python_mb"]
+    # 600 MB with Docker's python:3.11-slim, which has 130.
+    assert own["producer"] <= 470
+    assert own["writer"] <= 470
+
+
 def test_a_run_of_a_laptop_that_has_left_survives_killed_containers(
     stack: Stack, tmp_path: Path, account: dict[str, Any]
 ) -> None:
