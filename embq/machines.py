@@ -70,7 +70,21 @@ class Fleet:
             f"speaks {VERSION}: {FOREIGN_NEXT}"
             for run in self.foreign
         ]
+        lines += self.unseen()
         return [*map(printable, lines), *(line for model in sorted(self.wanted) for line in self.refusals(model))]
+
+    def unseen(self, run: str = "") -> list[str]:
+        """Which inputs of a run, or of all, a machine lacks, so that it leaves units to others; a line for each."""
+        lacks = {
+            (str(worker.get("host")), of_run): source
+            for worker in self.workers.values()
+            for of_run, source in worker.get("unseen", {}).items()
+            if run in ("", of_run)
+        }
+        return [
+            f"{host} has no {source} of run {of_run}, and leaves its units to other machines"
+            for (host, of_run), source in sorted(lacks.items())
+        ]
 
     def refusals(self, model: str) -> list[str]:
         """Where a model cannot be loaded, and why; a line for each machine."""

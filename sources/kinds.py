@@ -189,6 +189,26 @@ def fetchable(unit: Unit, roots: Sequence[str]) -> bool:
         return False
 
 
+def is_here(unit: Unit, roots: Sequence[str]) -> bool:
+    """Whether this machine has what a unit names: its path is there, or it is a URL, and it may be read.
+
+    Nothing is read, and of a folder the first file stands for all. What is no path at all is here: reading it says why.
+
+    Args:
+        roots: as for `read`.
+    """
+    try:
+        check_source(unit.source)
+        if not _is_allowed(unit.source, roots):
+            return False
+    except SourceError:
+        return True
+    if is_url(unit.source):
+        return True
+    first = unit.items[0][0] if unit.kind == FilesSource.kind and unit.items else ""
+    return os.path.exists(os.path.join(unit.source, first) if first else unit.source)
+
+
 def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
     """The samples of a unit that came over the network, as its `Source.read` gives them; of a retry, those that it
     does again, with the ordinals that they have in the unit that was planned first.

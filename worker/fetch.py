@@ -15,6 +15,7 @@ from core.models import ModelConfig
 from core.registry import RunRecord, registered
 from core.units import Unit
 from worker.pipeline import POLL_S, Pipeline
+from worker.sight import Sight
 from worker.work import Leases, UnitWork
 
 RECORDS_MAX_AGE_S = 5.0
@@ -48,6 +49,7 @@ class Fetcher:
         dims: output -> how many numbers its vectors have.
         refuse: takes a run whose rows cannot be made of such vectors.
         only: the one run that is served, or "".
+        sight: knows which inputs are on this machine.
         claimed: told each unit that was claimed.
         seconds_of: how long a unit takes here, if known.
     """
@@ -67,6 +69,7 @@ class Fetcher:
         lease_s: float,
         stopped: Callable[[], bool],
         only: str,
+        sight: Sight,
         claimed: Callable[[Unit], None],
         seconds_of: Callable[[Unit], float | None],
     ) -> None:
@@ -82,6 +85,7 @@ class Fetcher:
         self.lease_s = lease_s
         self.stopped = stopped
         self.only = only
+        self.sight = sight
         self.claimed = claimed
         self.seconds_of = seconds_of
         self.log = Events("worker")
@@ -144,6 +148,10 @@ class Fetcher:
             )
         if not claim.granted:
             self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
+            return None
+        # Only after the claim, so that it is hinted again at once.
+        if self.sight.leaves(hint.run, hint.unit, self.model.spec):
+            ledger.release(hint.u, token)
             return None
         self.claimed(hint.unit)
         return UnitWork(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import signal
+import socket
 import sys
 import time
 
@@ -29,6 +30,7 @@ from worker.index_service import IndexService
 from worker.progress import ProgressBoard
 from worker.scheduler import Scheduler, Turn
 from worker.serving import LOADING, READY, WAITING, ModelService, Options, Report
+from worker.sight import Sight
 
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
@@ -36,11 +38,14 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
         can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
-        scheduler = Scheduler(client, run=options.run, slice_s=settings.slice_s, can_index=can_index)
-        _serve(scheduler, options, settings, stopped)
+        sight = Sight(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
+        scheduler = Scheduler(
+            client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=sight.is_aside
+        )
+        _serve(scheduler, sight, options, settings, stopped)
 
 
-def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: StopFlag) -> None:
+def _serve(scheduler: Scheduler, sight: Sight, options: Options, settings: Settings, stopped: StopFlag) -> None:
     log = Events("worker")
     report = Report(options.report_fd)
     board = ProgressBoard(options.progress_fd)
@@ -85,7 +90,9 @@ def _serve(scheduler: Scheduler, options: Options, settings: Settings, stopped: 
         load_s = time.monotonic() - began
         log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
         report.say(READY)
-        turn = ModelService(options, settings, stopped, scheduler, turn, model, embedder, board, load_s=load_s).serve()
+        turn = ModelService(
+            options, settings, stopped, scheduler, turn, model, embedder, board, sight, load_s=load_s
+        ).serve()
         if turn is not None:
             log.info("turn_ended", model=model.spec, next=turn.name)
         del embedder  # before the next model is loaded: a device may hold only one

@@ -81,6 +81,7 @@ class Scheduler:
         run: serve only this run, which shares the process with no other; "" serves all.
         slice_s: how long a model is served before another one may have its turn.
         can_index: whether a build may be served by this process; None serves models only.
+        is_aside: whether a run is left to other machines for now.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class Scheduler:
         run: str,
         slice_s: float,
         can_index: Callable[[IndexBuild], bool] | None = None,
+        is_aside: Callable[[str], bool] = lambda _run: False,
     ) -> None:
         self.client = client
         self.run = run
         self.slice_s = slice_s
         self.can_index = None if run else can_index
+        self.is_aside = is_aside
         self._scripts = load_scripts(client)
         self._refused: set[Work] = set()
         self._refused_runs: set[str] = set()
@@ -212,7 +215,7 @@ class Scheduler:
                 look.done.add(run)
             elif meta["state"]:
                 look.unfinished.add(work)
-            refused = work in self._refused or run in self._refused_runs
+            refused = work in self._refused or run in self._refused_runs or self.is_aside(run)
             if meta["state"] != "running" or refused:
                 continue
             weight = int(meta["priority"] or PRIORITY)

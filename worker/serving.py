@@ -36,6 +36,7 @@ from worker.publish import PublishStage
 from worker.read import ReadStage
 from worker.rq_worker import HintWorker
 from worker.scheduler import Scheduler, Turn
+from worker.sight import Sight
 from worker.stats import Stats
 from worker.trace import Trace
 from worker.work import Leases
@@ -110,6 +111,7 @@ class ModelService:
 
     Args:
         turn: the right to do so; what is spent of it is told to the scheduler.
+        sight: knows which inputs are on this machine.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class ModelService:
         model: ModelConfig,
         embedder: Embedder,
         board: ProgressBoard,
+        sight: Sight,
         *,
         load_s: float,
     ) -> None:
@@ -133,6 +136,7 @@ class ModelService:
         self.model = model
         self.embedder = embedder
         self.board = board
+        self.sight = sight
         self.load_s = load_s
         self.device_name = device_name(options.device)
         self._clients: list[redis.Redis] = []
@@ -154,6 +158,7 @@ class ModelService:
             lease_s=settings.lease_s,
             stopped=self._over,
             only=options.run,
+            sight=sight,
             claimed=self._claimed,
             seconds_of=self.stats.throughput.seconds_of,
         )
@@ -306,7 +311,7 @@ class ModelService:
         report_rate(client, self.model, rate, scripts=load_scripts(client))
 
     def _room(self) -> int:
-        room = self.hold.room()
+        room = 0 if self.sight.rests else self.hold.room()
         self.stats.stages.enough(self.hold.enough)
         return room
 
@@ -325,4 +330,5 @@ class ModelService:
             "version": self.options.version,
             "load_s": round(self.load_s, 2),
             "serves": self.options.run,
+            "unseen": self.sight.unseen(),
         }

@@ -77,8 +77,10 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     console = Console(highlight=False)
     for look in looks:
         console.print(panel(look))
-        for line in machines.look(client).refusals(look.model) if client is not None and look.state != "done" else ():
-            click.echo(f"warning: {line}")
+        if client is not None and look.state != "done":
+            fleet = machines.look(client)
+            for line in [*fleet.refusals(look.model), *fleet.unseen(look.run)]:
+                click.echo(f"warning: {line}")
     for one in uploads:
         click.echo(arriving.line(one))
 
