@@ -22,9 +22,10 @@ RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM base AS producer-packages
 COPY constraints.txt pyproject.toml ./
-COPY deploy/requirements.py deploy/
+COPY deploy/requirements.py deploy/trim.py deploy/
 RUN python deploy/requirements.py broker gcs http s3 webhdfs > requirements.txt \
- && pip install --constraint constraints.txt --requirement requirements.txt
+ && pip install --constraint constraints.txt --requirement requirements.txt \
+ && python deploy/trim.py
 
 FROM producer-packages AS producer
 COPY --from=wheel /wheels /wheels
@@ -37,7 +38,8 @@ CMD ["producer"]
 
 FROM producer-packages AS writer-packages
 RUN python deploy/requirements.py writer > requirements.txt \
- && pip install --constraint constraints.txt --requirement requirements.txt
+ && pip install --constraint constraints.txt --requirement requirements.txt \
+ && python deploy/trim.py
 
 FROM writer-packages AS writer
 COPY --from=wheel /wheels /wheels
