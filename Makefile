@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text experiments install test-compose test-faults test-readers soak clean
+.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text experiments install test-compose test-faults test-readers test-slow soak clean
 
 install: .venv/installed
 
@@ -18,6 +18,9 @@ demo: install   ## embed real texts and photographs, verify, search
 
 test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-slow: install   ## the tests that `make test` leaves out because they take long
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow --slow
 
 test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas, DuckDB and clip-retrieval make of it
 	$(BIN)/python -m pytest -q tests/readers

@@ -100,7 +100,7 @@ _OF_WORKERS = [WORKERS, worker_key("*")]
 _LOOK = (
     # No command that reads results: their number is enough.
     Grant(
-        commands="get mget hget hmget hgetall hlen zrange zcard xlen",
+        commands="get mget hget hmget hgetall hvals hlen zrange zcard xlen",
         keys=[*_RUNS, RUNS, *_OF_WORKERS, *_SERVICES, RATES, TURNS, INDEXING],
         access="R",
     ),

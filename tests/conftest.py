@@ -54,9 +54,20 @@ LEASE_S = 20.0
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the fault tests, and of those that need a container engine."""
     group = parser.getgroup("faults")
+    group.addoption("--slow", action="store_true", help="also the tests that are marked slow")
     group.addoption("--all-faults", action="store_true", help="also the fault tests that take long")
     group.addoption("--fault-table", metavar="FILE", help="write the table of faults as JSON")
     parser.addoption("--compose", action="store_true", help="also the tests that start the stack on a container engine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what is marked slow to `--slow`."""
+    if config.getoption("--slow"):
+        return
+    left = [item for item in items if item.get_closest_marker("slow")]
+    items[:] = [item for item in items if item not in left]
+    if left:
+        config.hook.pytest_deselected(items=left)
 
 
 # --- devices ---

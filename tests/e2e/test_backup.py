@@ -39,7 +39,11 @@ def by_hand(folder: Path) -> None:
     "copy",
     [
         pytest.param(
-            by_rsync, marks=pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
+            by_rsync,
+            marks=[
+                pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed"),
+                pytest.mark.slow,
+            ],
         ),
         by_hand,
     ],

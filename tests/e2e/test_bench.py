@@ -59,6 +59,7 @@ def test_workers_on_one_device(short_tmp: Path, temporary: Path, texts: Path) ->
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_devices_alone_and_together(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "sim:1,sim:1", "--texts", texts, "--records", "256"]
@@ -72,6 +73,7 @@ def test_devices_alone_and_together(short_tmp: Path, temporary: Path, texts: Pat
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_units_of_several_sizes(short_tmp: Path, temporary: Path, texts: Path) -> None:
     out = short_tmp / "out"
     options = ["-m", STUB, "--devices", "cpu", "--sizes", "1,8", "--texts", texts, "--records", "64"]

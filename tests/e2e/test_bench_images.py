@@ -50,7 +50,9 @@ def figures_of(inputs: Path, model: str, *options: str) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.parametrize("kind", ["tar", "folder", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["tar", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "parquet"))]
+)
 def test_a_fast_device_is_told_how_many_cores_it_wants(short_tmp: Path, kind: str) -> None:
     figures = figures_of(write(kind, short_tmp / "in"), FAST, "--seconds", "0.7", "--prepare-threads", "1")
     assert figures["limit"] == "decoding"

@@ -96,8 +96,9 @@ def test_a_read_only_output_is_told_by_the_writer_and_goes_on_by_itself(
 
 @pytest.mark.parametrize("hours", [5, -3])
 def test_clocks_that_are_hours_apart_change_no_row_and_are_told(
-    own_server: EmbeddedServer, short_tmp: Path, hours: int
+    own_server: EmbeddedServer, short_tmp: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that no cell of the table is broken
     clock = WallClock(short_tmp / "clock")
     clock.set(hours * HOUR_S)
     root = short_tmp / "out"

@@ -75,7 +75,7 @@ def test_docstrings_get_the_vectors_of_sentence_transformers(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("decode", ["reference", "cpu-exact"])
+@pytest.mark.parametrize("decode", [pytest.param("reference", marks=pytest.mark.slow), "cpu-exact"])
 def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path, decode: str) -> None:
     pictures = photographs(PHOTOGRAPHS, seed=0)
     captions = [text for _, text in docstrings(PHOTOGRAPHS)]
@@ -103,7 +103,7 @@ def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path, d
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("decode", ["reference", "cpu-exact"])
+@pytest.mark.parametrize("decode", [pytest.param("reference", marks=pytest.mark.slow), "cpu-exact"])
 def test_photographs_get_the_vectors_of_a_vision_model_of_transformers(tmp_path: Path, decode: str) -> None:
     from transformers import AutoImageProcessor, AutoModel
 

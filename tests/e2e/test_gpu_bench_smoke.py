@@ -17,6 +17,7 @@ from bench.gpu_text import TOKENS, texts_of  # noqa: E402
 from bench.report import RESULTS  # noqa: E402
 
 
+@pytest.mark.slow
 def test_it_measures_images_and_texts_and_writes_no_result_of_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
     assert gpu.main(["--device", "cpu", "--quick"]) == 0

@@ -26,7 +26,10 @@ def large_photographs(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("ms_per_sample", "samples", "limit"), [(1, 1000, "decoding"), (80, 120, "device")])
+@pytest.mark.parametrize(
+    ("ms_per_sample", "samples", "limit"),
+    [pytest.param(1, 1000, "decoding", marks=pytest.mark.slow), (80, 120, "device")],
+)
 def test_status_and_the_account_say_what_limits_a_run(
     short_tmp: Path, ms_per_sample: int, samples: int, limit: str
 ) -> None:

@@ -59,7 +59,7 @@ class Watched:
             raise AssertionError(f"wanted {status} {text!r}, heard {said[-3:]}") from error
 
 
-@pytest.fixture(params=list(SERVICES))
+@pytest.fixture(params=["writer", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("producer", "worker"))])
 def service(request: pytest.FixtureRequest, own_server: EmbeddedServer) -> Iterator[Watched]:
     verb = str(request.param)
     environment = {"EMBQ_BROKER_URL": own_server.url, "EMBQ_METRICS": "0"}

@@ -191,6 +191,7 @@ def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytes
     let_go.set()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU by g++")
 @pytest.mark.filterwarnings("default")  # those of the compiler are its own
 def test_a_compiled_pass_gives_the_vectors_of_the_plain_one() -> None:
