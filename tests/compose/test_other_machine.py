@@ -27,7 +27,7 @@ from compose.engine import (
     published,
     said,
 )
-from compose.laptop import by_worker, run_named_in, workers_heard_of
+from compose.laptop import by_worker, enqueue_and_leave, notes, run_named_in, workers_heard_of
 from compose.scan import open_ports
 from core.errors import Exit
 
@@ -153,6 +153,22 @@ def test_a_machine_that_shares_no_folder_takes_its_part_of_a_run(
     mounts = json.loads(docker("inspect", "--format", "{{json .Mounts}}", other.containers("worker")[0]))
     assert {one["Destination"] for one in mounts} == {"/models", "/data", "/run/secrets/embq", "/run/secrets/storage"}
     account["two_networks"] = {"rows": len(output.keys), "units_by_machine": counts}
+
+
+def test_what_a_laptop_has_sent_is_left_to_the_box(
+    box: Stack, other: Stack, tmp_path: Path, account: dict[str, Any]
+) -> None:
+    expected = notes(tmp_path / "in", 400)
+    wait_until(lambda: len(workers_heard_of(box)) == 2)
+    told = enqueue_and_leave(box, tmp_path / "in", "-o", "/out/notes", "-m", SLOW, "--unit-size", "20")
+    run = run_named_in(told)
+    wait_until(lambda: box.status(run)["state"] == "done")
+
+    output = check_complete(box.folder / "out" / "notes", expected, units=20, dim=DIM)
+    (worker,) = {name.split(".")[0] for name in by_worker(output.tokens)}
+    assert worker == docker("inspect", "--format", "{{.Config.Hostname}}", box.containers("worker")[0])
+    assert " inputs_not_here " in docker("logs", other.containers("worker")[0])
+    account["sent_along"] = {"rows": len(output.keys), "units_left_to_the_box": 20}
 
 
 def test_shards_are_read_in_ranges_and_nothing_else_is(box: Stack, gateway: str) -> None:
