@@ -60,6 +60,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, account: dict[str, Any]) -> 
     with (folder / "embq" / "__init__.py").open("a") as source:
         source.write("# changed\n")
     account["rebuild_after_a_change_of_the_sources_s"] = {role: _build_s(stack, role) for role in IMAGES}
+    # The others are the same layers under other names.
+    stack.compose("--profile", "tools", "build", timeout_s=3600)
     base = stack.environment.get("EMBQ_PYTHON_IMAGE", "python:3.11-slim-bookworm")
     account["image_mb"] = {"python": _mb(base), **{role: _mb(image_of(role)) for role in IMAGES}}
     account["on_top_of_python_mb"] = {

@@ -165,6 +165,15 @@ def test_the_overlay_for_machines_without_gpus_covers_every_service_that_asks_fo
             assert service["image"] != as_started(whole)["worker"]["image"]
 
 
+@pytest.mark.parametrize("files", [(STACK,), (STACK, CPU), (WORKER,), (WORKER, WORKER_CPU)], ids=" with ".join)
+def test_no_two_services_are_built_under_one_name(files: tuple[str, ...]) -> None:
+    # Builders that work side by side end a first `up` with "already exists": https://github.com/docker/buildx/issues/3576
+    names: dict[str, str] = {}
+    for file in files:
+        names |= {name: service["image"] for name, service in as_started(file).items() if "build" in service}
+    assert len(set(names.values())) == len(names)
+
+
 def test_the_gpu_stack_says_so_where_it_finds_no_gpu() -> None:
     assert all(as_started(file)["worker"]["command"] == ["worker", "--devices", "cuda"] for file in WHOLE)
 
