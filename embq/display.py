@@ -76,7 +76,7 @@ def panel(progress: Progress) -> Group:
     facts.add_row(
         "rows",
         f"{progress.rows:,} of {count(progress.rows_total, progress.rows_total_exact)} committed, "
-        f"{progress.failures:,} failures, {progress.embedding_per_s:,.1f} rows/s",
+        f"{progress.failures:,} failures, {_speed(progress):,.1f} rows/s",
     )
     if progress.tokens:
         total = count(progress.tokens_total, progress.state == "done")
@@ -98,6 +98,11 @@ def panel(progress: Progress) -> Group:
         age = duration(oldest["age_s"])
         facts.add_row("oldest", f"unit {oldest['unit'][:8]}  {age}  {oldest['stage']}  {oldest['name']}")
     return Group(head, bar, facts, *([_workers(progress.workers)] if progress.workers else []))
+
+
+def _speed(progress: Progress) -> float:
+    """Rows per second: what workers embed now; of a run that is over, what was committed."""
+    return progress.rows_per_s if progress.state == "done" else progress.embedding_per_s
 
 
 def limit_line(progress: Progress) -> str:
