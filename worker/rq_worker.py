@@ -161,6 +161,14 @@ class HintWorker(SimpleWorker, Generic[H]):
             self._beat_at = seconds
             super().heartbeat(timeout, pipeline)
 
+    def register_birth(self) -> None:
+        """Register, also where the broker has lost that this process signed off from its last queue.
+
+        RQ refuses a name that it takes to be at work; ours are those of one process each.
+        """
+        self.connection.delete(self.key)
+        super().register_birth()  # type: ignore[no-untyped-call]
+
     def _set_ip_address(self, connection: redis.Redis) -> None:
         """Nothing: RQ would look for our address in the list of all clients, which is not for workers to see."""
         self.ip_address = "unknown"

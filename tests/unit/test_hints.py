@@ -72,6 +72,27 @@ def test_a_dropped_hint_leaves_nothing_behind(run: RunCase) -> None:
     assert run.client.exists(run.queue.key, run.queue.intermediate_queue.key) == 0
 
 
+def test_a_worker_may_begin_anew_although_the_broker_has_lost_that_it_ended(run: RunCase) -> None:
+    def worker() -> HintWorker[Hint]:
+        return HintWorker(
+            run.queue,
+            name=f"worker-of-{run.info.run}",
+            client=run.client,
+            read=Hint.from_job,
+            room=lambda: 1,
+            rest_s=lambda: 0.0,
+            fits=len,
+            take=lambda _hints: None,
+            stopped=lambda: True,
+            idle=lambda: None,
+        )
+
+    worker().register_birth()
+    again = worker()
+    again.work(logging_level="WARNING")
+    assert again.failed is None
+
+
 def test_a_worker_puts_hints_back_that_it_popped_and_has_no_room_for(run: RunCase) -> None:
     push(run.queue, [hint(run, u) for u in range(6)], at_front=False)
     taken: list[list[int]] = []
