@@ -14,8 +14,10 @@ from embq.query_vectors import checked_vector, first_vector, read_vector
 from embq.question import IDENTITY, Answer, Question, Result, not_embedded, read_image
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from embq.query import QueryEmbedder
-    from indexer.searcher import Found, Searcher
+    from indexer.searcher import Searcher
 
 
 def ask(
@@ -43,7 +45,7 @@ def ask(
         clock.lap("embed_ms")
         found = searcher.search(query[None], _wanted(question), nprobe=question.nprobe, refine=question.refine)
         clock.lap("search_ms")
-        results = _results(searcher, found, question)
+        results = results_of(found.ids[0], found.scores[0], searcher.rows, k=question.k, but=question.id)
         clock.lap("rows_ms")
     finally:
         searcher.close()
@@ -114,13 +116,19 @@ def _wanted(question: Question) -> int:
     return question.k + (question.id is not None)
 
 
-def _results(searcher: Searcher, found: Found, question: Question) -> list[Result]:
-    kept = [
-        (int(id_), float(score))
-        for id_, score in zip(found.ids[0], found.scores[0], strict=True)
-        if id_ >= 0 and id_ != question.id
-    ][: question.k]
-    rows = searcher.rows(np.array([id_ for id_, _ in kept], np.int64)).to_pylist()
+def results_of(
+    ids: np.ndarray, scores: np.ndarray, rows_of: Callable[[np.ndarray], pa.Table], *, k: int, but: int | None = None
+) -> list[Result]:
+    """The neighbours of one query with their rows, best first.
+
+    Args:
+        ids, scores: of the neighbours, int64 and float32 (n,), best first; an id of -1 is none.
+        rows_of: the rows with some ids, int64 (n,), in their order.
+        k: at most so many.
+        but: a row that is left out, for one that is asked for its neighbours is its own nearest.
+    """
+    kept = [(int(id_), float(score)) for id_, score in zip(ids, scores, strict=True) if id_ >= 0 and id_ != but][:k]
+    rows = rows_of(np.array([id_ for id_, _ in kept], np.int64)).to_pylist()
     return [
         Result(
             rank=rank,

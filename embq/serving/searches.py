@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 
 from core.errors import SampleError
 from embq.query_vectors import checked_vector
-from embq.question import IDENTITY, Result, not_embedded
+from embq.question import not_embedded
+from embq.searching import results_of
 from embq.serving.indices import Indices
 from embq.serving.knn import embedded
 from embq.serving.metrics import Metrics, Steps
@@ -83,22 +85,9 @@ def _results(asked: SearchRequest, held: Open, query: np.ndarray, steps: Steps) 
     with steps.step("knn"):
         wanted = min(asked.k + (asked.id is not None), held.version.ids)
         found = held.searchable.search(query[None], wanted, nprobe=asked.nprobe, refine=asked.refine)
-    kept = [
-        (int(id_), float(score))
-        for id_, score in zip(found.ids[0], found.scores[0], strict=True)
-        if id_ >= 0 and id_ != asked.id
-    ][: asked.k]
     with steps.step("rows"):
-        rows = held.searchable.rows(np.array([id_ for id_, _ in kept], np.int64)).to_pylist()
+        results = results_of(found.ids[0], found.scores[0], held.searchable.rows, k=asked.k, but=asked.id)
     return [
-        Result(
-            rank=rank,
-            id=id_,
-            key=row["key"],
-            score=score,
-            caption=row.get("caption"),
-            source=row.get("source"),
-            metadata={name: json_value(value) for name, value in row.items() if name not in IDENTITY},
-        ).describe()
-        for rank, ((id_, score), row) in enumerate(zip(kept, rows, strict=True), start=1)
+        replace(one, metadata={name: json_value(value) for name, value in one.metadata.items()}).describe()
+        for one in results
     ]
