@@ -49,7 +49,9 @@ def command(
     With --check it does no work, but says what would not work on this machine: a row for each check, as of
     `embq doctor`. Exit status then: 0, or 69 where a check fails.
     """
-    if check or load or as_json:
+    if (load or as_json) and not check:
+        raise click.UsageError("--load and --json belong to --check")
+    if check:
         from embq.verification.told import tell
         from embq.verification.worker_checks import examine_worker
 

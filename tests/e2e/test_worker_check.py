@@ -208,3 +208,10 @@ def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves
         assert status == Exit.UNAVAILABLE
         assert "fail  rights      the broker's user laptop may not" in told
         assert "worker/password" in told
+
+
+@pytest.mark.parametrize("option", ["--load", "--json"])
+def test_what_belongs_to_the_check_is_refused_without_it(option: str) -> None:
+    status, stdout, stderr = process_ended("worker", option, environment={"EMBQ_BROKER_URL": "unix:///nowhere"})
+    assert (status, stdout) == (Exit.USAGE, "")
+    assert "belong to --check" in stderr
