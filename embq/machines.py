@@ -70,8 +70,11 @@ class Fleet:
             f"speaks {VERSION}: {FOREIGN_NEXT}"
             for run in self.foreign
         ]
-        lines += self.unseen()
-        return [*map(printable, lines), *(line for model in sorted(self.wanted) for line in self.refusals(model))]
+        return [
+            *map(printable, lines),
+            *self.unseen(),
+            *(line for model in sorted(self.wanted) for line in self.refusals(model)),
+        ]
 
     def unseen(self, run: str = "") -> list[str]:
         """Which inputs of a run, or of all, a machine lacks, so that it leaves units to others; a line for each."""
@@ -82,7 +85,7 @@ class Fleet:
             if run in ("", of_run)
         }
         return [
-            f"{host} has no {source} of run {of_run}, and leaves its units to other machines"
+            printable(f"{host} has no {source} of run {of_run}, and leaves its units to other machines")
             for (host, of_run), source in sorted(lacks.items())
         ]
 
