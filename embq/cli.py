@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import os
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from core.errors import ConfigError, EmbqError, Exit
 from core.log import Events, is_json
 from core.masking import masked
 from embq.arguments import keep_off_the_process_list
+from embq.lazy import Lazy
 
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
@@ -36,12 +35,17 @@ VERBS = {
     "doctor": "Check broker, devices, models and storage.",
     "health": "Ask a service of this machine how it is.",
     "bench": "Measure workers, devices, units and images on this machine.",
+    "shards": "Make, count, check and serve webdataset shards.",
+    "train": "Train models on shards, and turn checkpoints into models to embed with.",
     "broker": "Make users, passwords and certificates for a broker.",
     "producer": "Run the resident feeder.",
     "worker": "Run one worker process per device.",
     "writer": "Run the single writer.",
 }
 """Every verb with its one line of help, so that the list needs no verb's imports."""
+
+ELSEWHERE = {"shards": "training.verbs.shards", "train": "training.verbs.train"}
+"""Verbs of a package that nothing else of embq imports, by the names of their modules."""
 
 FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 """What clip-retrieval calls it."""
@@ -50,39 +54,11 @@ OPTIONAL = {"faiss", "h5py", "matplotlib", "numpy", "psutil", "starlette", "torc
 """Packages that come with extras, and that some verbs import without asking first."""
 
 
-class Verbs(click.Group):
-    """Loads the module of a verb only when the verb is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order in which a user meets them."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of one verb, or None where there is no such verb."""
-        if cmd_name not in VERBS:
-            return None
-        module = importlib.import_module(f"embq.verbs.{cmd_name}")
-        command: click.Command = module.command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with a suggestion for a verb that was misspelt."""
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = FOREIGN_VERBS.get(args[0]) or difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"there is no verb {args[0]!r}.{hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of verbs, without importing any."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-
-
 @click.group(
-    cls=Verbs,
+    cls=Lazy,
+    later={verb: (ELSEWHERE.get(verb, f"embq.verbs.{verb}"), line) for verb, line in VERBS.items()},
+    foreign=FOREIGN_VERBS,
+    heading="Verbs",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
 )

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from embq.lazy import Lazy
 from embq.options import devices_option, json_option, precision_option
 from embq.verbs.bench_images import command as images
 
@@ -109,6 +110,8 @@ def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[
 
 @click.group(
     "bench",
+    cls=Lazy,
+    later={"mmoclip": ("training.verbs.mmoclip", "The MMoCLIP benchmark: ViT-L-14 on 3.2 million made-up pairs.")},
     epilog="Examples: embq bench workers | embq bench devices --devices cuda:0,cuda:1,cuda:2 | embq bench unit-size",
 )
 def command() -> None:

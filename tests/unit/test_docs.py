@@ -23,7 +23,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [
     path
-    for folder in ("core", "sources", "producer", "worker", "writer", "indexer", "embq")
+    for folder in ("core", "sources", "producer", "worker", "writer", "indexer", "embq", "training")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in CODE}
@@ -110,7 +110,8 @@ def test_every_command_of_the_readme_is_understood(line: str) -> None:
 
 def page_commands() -> list[str]:
     """The embq commands of the other pages, those in a container of the stack included."""
-    pages = [page.read_text(encoding="utf-8") for page in PAGES if page.name in ("deployment.md", "operations.md")]
+    names = ("deployment.md", "operations.md", "training.md")
+    pages = [page.read_text(encoding="utf-8") for page in PAGES if page.name in names]
     blocks = [block.replace("\\\n", " ") for page in pages for block in fences(page, "sh")]
     found = [re.sub(r"^docker compose run --rm embq ", "embq ", line) for one in blocks for line in one.splitlines()]
     return [line for line in found if line.startswith("embq ")]
