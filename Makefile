@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text experiments install test-compose test-faults test-readers test-slow soak clean
+.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text bench-training experiments install test-compose test-faults test-readers test-slow test-training soak clean
 
 install: .venv/installed
 
@@ -21,6 +21,13 @@ test: install   ## unit, contract and end-to-end tests, and the quick ones of th
 
 test-slow: install   ## the tests that `make test` leaves out because they take long
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow --slow
+
+test-training: install .venv/ray-installed   ## training whole, under Ray too, and where jube is on PATH or in EMBQ_TEST_JUBE the benchmark under it
+	$(BIN)/python -m pytest -q tests/training --slow
+
+.venv/ray-installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,ray]'
+	touch $@
 
 test-readers: install .venv-readers/installed   ## what autofaiss, embedding-reader, pandas, DuckDB and clip-retrieval make of it
 	$(BIN)/python -m pytest -q tests/readers
@@ -72,6 +79,10 @@ bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a
 
 bench-text: install .venv-bench/installed   ## texts on a CPU beside sentence-transformers and Ray Data; ten minutes
 	$(BIN)/python -m bench.text
+
+bench-training: install   ## shards from pictures, and what reaches a training step, beside webdataset
+	$(BIN)/python -m bench.shards
+	$(BIN)/python -m bench.training
 
 bench-index: install .venv-autofaiss/installed   ## the index beside autofaiss: [CASES=all], first an hour of embedding
 	$(BIN)/python -m bench.index $(if $(CASES),--cases $(CASES))
