@@ -24,11 +24,12 @@ from bench.report import table, write
 from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.hints import Hint, hint_queue, push
-from core.ledger import Ledger, load_scripts, new_token
+from core.ledger import Ledger, new_token
 from core.models import ModelConfig
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.rows import RowSpec
+from core.scripts import load_scripts
 from core.settings import child_environment
 from core.units import Sample, Unit
 from core.vectors import stored

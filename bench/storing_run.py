@@ -12,13 +12,14 @@ import numpy as np
 from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.layout import Layout, RunInfo
-from core.ledger import Ledger, load_scripts
+from core.ledger import Ledger
 from core.manifest import first_segment_writer
 from core.models import ModelConfig
 from core.protocol import VERSION
 from core.registry import RunRecord
 from core.results import encode_result, row_schema
 from core.rows import RowSpec
+from core.scripts import load_scripts
 from core.units import Sample, Unit
 from writer.service import RunWriter
 

@@ -1,6 +1,6 @@
 """The ledger of one run in Redis: who holds which unit, what is published, what is done.
 
-Thin and typed: the decisions are in the scripts of `core.protocol`, so that they are atomic on the server.
+Thin and typed: the decisions are in the scripts of `core.lua`, so that they are atomic on the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from core import protocol
 from core.control import Control
 from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, run_key
-from core.scripts import Script
+from core.scripts import Script, load_scripts
 
 LIMIT_BYTES = 512 * 1024 * 1024
 """Most bytes of results waiting for the writer, in the broker and in staging files together."""
@@ -367,22 +367,6 @@ def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
             pipe.hmget(run_key(run, "meta"), ["state", "total", "cursor"])
         answers = pipe.execute()
     return sum(max(0, int(total) - int(cursor)) for state, total, cursor in answers if state == b"running")
-
-
-def load_scripts(client: redis.Redis) -> dict[str, Script]:
-    """The scripts of the protocol, for the server that the client leads to."""
-    major = int(str(client.info("server")["redis_version"]).split(".")[0])
-    bodies = protocol.SCRIPTS | {
-        "writer_lock": protocol.WRITER_LOCK,
-        "report": protocol.REPORT,
-        "rate": protocol.RATE,
-        "swap": protocol.SWAP,
-        "forget": protocol.FORGET,
-    }
-    return {
-        name: Script(("#!lua flags=allow-oom\n" if name in protocol.FREEING and major >= 7 else "") + body)
-        for name, body in bodies.items()
-    }
 
 
 def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:

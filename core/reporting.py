@@ -18,10 +18,9 @@ from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, T
 
 from core.errors import EmbqError
 from core.fleet import REPORT_S, Service, foreign_runs, forget_gone, report_service, services, sign_off_service
-from core.ledger import load_scripts
 from core.log import Events
 from core.notices import Notices
-from core.scripts import Script
+from core.scripts import Script, load_scripts
 
 LOGS_AS = {"worker": "supervisor"}
 """Role -> the name that its log has, where it is another one."""

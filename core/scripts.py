@@ -17,6 +17,7 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from core.broker import user_of
 from core.errors import BrokerError
+from core.lua import FREEING, SCRIPTS
 from core.patience import pauses
 from core.roles import LOADING, role_of
 
@@ -75,6 +76,15 @@ class Script:
             f"the broker does not know embq's scripts, and the user {user_of(client)} may not load them",
             next_step="start `embq producer` or `embq writer` of this version of embq: they do",
         )
+
+
+def load_scripts(client: redis.Redis) -> dict[str, Script]:
+    """All scripts by name, in the form that the server which the client leads to takes."""
+    major = int(str(client.info("server")["redis_version"]).split(".")[0])
+    return {
+        name: Script(("#!lua flags=allow-oom\n" if name in FREEING and major >= 7 else "") + text)
+        for name, text in SCRIPTS.items()
+    }
 
 
 class Loader:

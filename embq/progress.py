@@ -11,9 +11,10 @@ from core import checkpoint, generations
 from core.commits import CommitLog, LogState
 from core.control import Control, load_control
 from core.layout import Layout, RunInfo, load_run
-from core.ledger import Ledger, load_scripts
+from core.ledger import Ledger
 from core.objects import Place
 from core.registry import RunRecord
+from core.scripts import load_scripts
 from embq.eta import NO_ETA, predict, share_of
 from embq.limits import Limit, limit_now, limit_so_far
 from embq.seen import Seen, see

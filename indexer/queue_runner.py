@@ -20,10 +20,10 @@ from core.broker import mask
 from core.errors import EmbqError
 from core.hints import IndexHint
 from core.indexing import SHARED, IndexBuild, IndexStage
-from core.ledger import Entry, Ledger, load_scripts
+from core.ledger import Entry, Ledger
 from core.log import Events
 from core.protocol import RUN_PARTS
-from core.scripts import Loader, Script
+from core.scripts import Loader, Script, load_scripts
 from core.steady import Steady
 from core.units import content_hash
 from indexer.runners import Done, told_error

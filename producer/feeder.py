@@ -20,13 +20,13 @@ from core.errors import EmbqError
 from core.hints import Hint
 from core.indexing import forget_abandoned
 from core.layout import Layout
-from core.ledger import Ledger, load_scripts
+from core.ledger import Ledger
 from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
 from core.outputs import ANYWHERE, Outputs
 from core.registry import RunRecord, forget_silent, live_workers, register_again, registered
-from core.scripts import Loader
+from core.scripts import Loader, load_scripts
 from core.steady import Steady
 from producer.shares import Claimant, Shares
 from producer.window import Window

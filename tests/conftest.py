@@ -33,7 +33,7 @@ from core.embedded import EmbeddedServer
 from core.formats import row_folders
 from core.hints import Hint, HintJob, drop, hint_queue
 from core.layout import Layout, RunInfo, run_id
-from core.ledger import Ledger, load_scripts, new_token
+from core.ledger import Ledger, new_token
 from core.manifest import first_segment_writer
 from core.models import ModelConfig
 from core.objects import Place
@@ -42,6 +42,7 @@ from core.reader import row_tables
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.rows import RowSpec
+from core.scripts import load_scripts
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder
 from writer.service import RunWriter

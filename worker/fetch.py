@@ -9,10 +9,11 @@ import redis
 
 from core.errors import ConfigError, InputError
 from core.hints import Hint
-from core.ledger import Ledger, load_scripts, new_token
+from core.ledger import Ledger, new_token
 from core.log import Events
 from core.models import ModelConfig
 from core.registry import RunRecord, registered
+from core.scripts import load_scripts
 from core.units import Unit
 from worker.pipeline import POLL_S, Pipeline
 from worker.sight import Sight

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import redis
 
 from core.indexing import announced
-from core.ledger import Ledger, load_scripts
+from core.ledger import Ledger
 from core.log import Events
 from core.registry import registered, sign_off
+from core.scripts import load_scripts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,11 @@ from core import hints
 from core.broker import connect
 from core.hints import IndexHint
 from core.indexing import IndexBuild, announced
-from core.ledger import Ledger, load_scripts, new_token
+from core.ledger import Ledger, new_token
 from core.log import Events
 from core.protocol import VERSION
 from core.registry import report_worker, sign_off
+from core.scripts import load_scripts
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.index_child import IndexChild

@@ -18,11 +18,11 @@ from core import hints
 from core.control import PRIORITY
 from core.errors import InputError
 from core.indexing import IndexBuild, IndexStage, announced
-from core.ledger import load_scripts
 from core.log import Events
 from core.models import ModelConfig
 from core.protocol import TURNS, run_key
 from core.registry import registered
+from core.scripts import load_scripts
 from worker.turns import Turns
 
 POLL_S = 0.3

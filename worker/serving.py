@@ -16,9 +16,9 @@ from core import hints
 from core.broker import ANSWER_S, RESULT_S, connect
 from core.errors import OutputError
 from core.hints import Hint
-from core.ledger import load_scripts
 from core.models import ModelConfig
 from core.registry import Rate, report_rate
+from core.scripts import load_scripts
 from core.settings import Settings
 from core.stopping import StopFlag
 from core.units import Unit

@@ -9,13 +9,12 @@ import redis
 
 from core.durable import output_error
 from core.errors import EmbqError, InputError, TryLaterError
-from core.ledger import load_scripts
 from core.log import Events
 from core.objects import Place, place
 from core.outputs import ANYWHERE, Outputs
 from core.protocol import run_key
 from core.registry import RunRecord, registered
-from core.scripts import Loader
+from core.scripts import Loader, load_scripts
 from writer.counts import Counts
 from writer.lock import LockKeeper
 from writer.service import LOCK_PATIENCE_S, RunWriter

@@ -15,13 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.fleet import Device, report_service
-from core.ledger import LIMIT_BYTES, LIMIT_ENTRIES, load_scripts
+from core.ledger import LIMIT_BYTES, LIMIT_ENTRIES
 from core.metrics import METRICS
 from core.protocol import run_key
 from core.readings import Readings
 from core.registry import register, report_worker
 from core.reporting import this_service
 from core.roles import ROLES
+from core.scripts import load_scripts
 from embq.metering.broker import SHOWN_S, BrokerMeter
 from embq.progress import BrokerWatch
 

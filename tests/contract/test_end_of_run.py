@@ -10,8 +10,8 @@ from conftest import RunCase
 from waiting import wait_until
 
 from core.hints import Hint
-from core.ledger import load_scripts
 from core.registry import live_workers, report_worker, sign_off
+from core.scripts import load_scripts
 from embq.progress import BrokerWatch, Watch
 from worker.freeing import Death, LeaseFreer
 from worker.heartbeat import Heartbeat

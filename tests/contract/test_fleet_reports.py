@@ -28,11 +28,11 @@ from core.fleet import (
     sign_off_service,
     two_of_a_kind,
 )
-from core.ledger import load_scripts
 from core.notices import CLOCK_OFFSET_S
 from core.protocol import RUNS, SERVICES, VERSION, service_key
 from core.registry import registered
 from core.reporting import Reporter, this_service
+from core.scripts import load_scripts
 from embq.verification.fleet_checks import fleet
 
 EVERY_S = 0.05

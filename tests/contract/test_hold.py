@@ -13,9 +13,9 @@ import redis
 from conftest import FakeClock, RunCase, make_case, unit_of
 
 from core.hints import Hint
-from core.ledger import load_scripts
 from core.protocol import WORKERS
 from core.registry import report_worker
+from core.scripts import load_scripts
 from core.units import Sample, Unit
 from worker.embedders.base import Embedder
 from worker.hold import (

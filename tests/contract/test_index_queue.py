@@ -14,8 +14,9 @@ from conftest import make_case
 from core import indexing
 from core.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
 from core.indexing import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
-from core.ledger import Ledger, load_scripts
+from core.ledger import Ledger
 from core.protocol import INDEXING, INDEXING_MS, run_key
+from core.scripts import load_scripts
 from worker.index_access import IndexAccess
 from worker.index_child import IndexChild
 from worker.scheduler import Scheduler

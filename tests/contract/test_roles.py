@@ -15,10 +15,10 @@ from core import hints
 from core.broker import connect, refusal
 from core.errors import BrokerError, ConfigError, Exit
 from core.hints import Hint, hint_queue
-from core.ledger import Ledger, load_scripts, new_token
+from core.ledger import Ledger, new_token
 from core.permissions import NEEDS, PERMISSIONS, refusals
 from core.roles import ROLES, role_of
-from core.scripts import LOOK_S, Loader
+from core.scripts import LOOK_S, Loader, load_scripts
 from embq.rights import require
 from tests.conftest import FINGERPRINT, LEASE_S, unit_of
 from tests.e2e.session import process_ended

@@ -20,11 +20,11 @@ from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.errors import Exit
 from core.fleet import report_service
-from core.ledger import load_scripts
 from core.models import ModelConfig
 from core.packages import model_packages
 from core.protocol import VERSION, queue_name
 from core.reporting import this_service
+from core.scripts import load_scripts
 
 GONE = "st:/nowhere/on-this-machine"
 

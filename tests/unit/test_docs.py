@@ -288,8 +288,8 @@ def codes() -> set[str]:
     ):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
             found |= {code for code in texts(node.value.elts[0]) if isinstance(node.value.elts[1], ast.Constant)}
-    script = (ROOT / "core" / "protocol.py").read_text(encoding="utf-8")
-    found |= set(re.findall(r"lapse\([^\n]*, '([a-z_]+)'", script))
+    for script in (ROOT / "core" / "lua").glob("*.py"):
+        found |= set(re.findall(r"lapse\([^\n]*, '([a-z_]+)'", script.read_text(encoding="utf-8")))
     return {code for code in found if NAME.fullmatch(code)}
 
 

@@ -15,11 +15,11 @@ from e2e.session import write_shards, write_texts
 
 from core.embedded import EmbeddedServer
 from core.errors import EmbqError
-from core.ledger import load_scripts
 from core.models import ModelConfig, ModelSpec
 from core.protocol import RATES
 from core.registry import Rate, measured_rates, report_rate, report_worker
 from core.rows import RowSpec
+from core.scripts import load_scripts
 from embq.verbs.enqueue import command
 from producer.dimensions import vector_dim
 from producer.estimate import known_dims

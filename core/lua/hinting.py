@@ -1,0 +1,84 @@
+"""The feeder's script: which units of a run to hint now. What was lost on its way is found here and hinted again."""
+
+from __future__ import annotations
+
+# next(gen, room, queue_empty, reap_at, max_attempts, idle, fresh, own_ms) -> {number of urgent units, u ...}: what to
+# hint now, urgent ones first; of the others as many as still fit in `room`, and `fresh` of them for the first time.
+# Leases that have run out are taken away only within two seconds of `reap_at`, when that was decided: where this was
+# sent before an outage and is carried out after it, the holders must get to beat first.
+NEXT = """
+if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
+local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
+local reap = math.abs(now - tonumber(ARGV[4])) < 2000
+-- The server's clock was set back: what was to be looked at soon would otherwise wait as long as that.
+local back = tonumber(get('fed_ms') or '0') - now
+if back > 2000 then
+  for _, key in ipairs({due, hinted}) do
+    local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES')
+    for i = 1, #later, 2 do redis.call('ZADD', key, later[i + 1] - back, later[i]) end
+  end
+  redis.call('HDEL', meta, 'helped_ms')
+end
+for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
+  local there = redis.call('HGET', pub, u)
+  local held = redis.call('HGET', owner, u)
+  if there then
+    local id = string.match(there, '(%S+)$')
+    if #redis.call('XRANGE', res, id, id) == 0 then
+      redis.call('HDEL', pub, u)
+      hint_at_once(u)
+    else
+      redis.call('ZADD', due, now + RECHECK, u)
+    end
+  elseif not held then
+    hint_at_once(u)
+  elseif reap then
+    lapse(u, begun(held), max_attempts, 'crash', 'the worker was not heard of for one lease')
+  end
+end
+-- These were in hand and go in front: a queue that is full is no reason to let them wait.
+local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, 500)
+local urgent = #units
+local patience = ARGV[3] == '1' and 5000 or 600000
+for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, math.max(0, room - #units))) do
+  units[#units + 1] = u
+end
+room = math.min(room, #units + fresh)
+local cursor, total = tonumber(get('cursor')), tonumber(get('total'))
+-- Fewer units than the cursor has passed are done, hinted or due: a key was lost. Pass all of them again.
+if tonumber(get('done')) + redis.call('ZCARD', hinted) + redis.call('ZCARD', due) < cursor then cursor = 0 end
+while #units < room and cursor < total do
+  if redis.call('GETBIT', done, cursor) == 1 then
+    -- Millions of done units are passed in one step; the first byte may have a zero before the cursor.
+    cursor = math.max(cursor + 1, redis.call('BITPOS', done, 0, math.floor(cursor / 8)))
+  else
+    local u = tostring(cursor)
+    if redis.call('HEXISTS', owner, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
+      redis.call('ZADD', due, 'NX', now + RECHECK, u)
+    elseif not redis.call('ZSCORE', hinted, u) and not redis.call('ZSCORE', due, u) then
+      units[#units + 1] = u
+    end
+    cursor = cursor + 1
+  end
+end
+redis.call('HSET', meta, 'cursor', cursor, 'fed_ms', now)
+local answer = {urgent}
+for _, u in ipairs(units) do
+  redis.call('ZADD', hinted, now, u)
+  answer[#answer + 1] = u
+end
+-- Workers without work at the tail are told, once a second, of units that they may help with: first of those that
+-- nobody has begun, then of those that have taken longest. own_ms is what a unit takes the fastest of them.
+local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
+if idle > 0 and #units == 0 and ARGV[3] == '1' and now - tonumber(get('helped_ms') or '0') > 1000 then
+  local held, wanting = redis.call('HGETALL', owner), {}
+  for i = 1, #held, 2 do
+    local lane, since = may_help(held[i], held[i + 1], own_ms)
+    if lane then wanting[#wanting + 1] = {tonumber(since), tonumber(held[i])} end
+  end
+  table.sort(wanting, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
+  for i = 1, math.min(idle, #wanting) do answer[#answer + 1] = tostring(wanting[i][2]) end
+  redis.call('HSET', meta, 'helped_ms', now)
+end
+return answer
+"""

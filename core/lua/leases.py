@@ -1,0 +1,134 @@
+"""Scripts of workers and their supervisor: a lease is got, begun and kept, and ends with a result or without one."""
+
+from __future__ import annotations
+
+# claim(u, token, gen, lease_ms, fingerprint, idle, own_ms) -> {word, detail, ordinals to leave out}. own_ms: what a
+# unit takes the worker; 0 where it does not know.
+CLAIM = """
+local u, token, lane = ARGV[1], ARGV[2], owner
+if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
+local state = get('state')
+if state ~= 'running' then return {'state', state or '', ''} end
+if not (tonumber(u) >= 0 and tonumber(u) < tonumber(get('total'))) then return {'gen', '', ''} end
+local attempts = redis.call('HGET', att, u) or '0'
+if holds(u, token) then return {'ok', attempts, redis.call('HGET', poison, u) or ''} end
+if redis.call('GETBIT', done, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
+  redis.call('ZREM', hinted, u)
+  return {'dup', '', ''}
+end
+local held = redis.call('HGET', owner, u)
+if held then
+  redis.call('ZREM', hinted, u)
+  local theirs, ours = string.match(held, ':(.*):'), string.match(token, ':(.*):')
+  lane = ARGV[6] == '1' and theirs ~= ours and may_help(u, held, tonumber(ARGV[7]))
+  if not lane then return {'leased', '', ''} end
+else
+  local later = redis.call('ZSCORE', due, u)
+  if later and tonumber(later) > now then redis.call('ZREM', hinted, u) return {'later', '', ''} end
+end
+local fingerprint = get('fingerprint')
+if not fingerprint or fingerprint == '' then
+  redis.call('HSET', meta, 'fingerprint', ARGV[5])
+elseif fingerprint ~= ARGV[5] then
+  if not held then redis.call('ZADD', hinted, 0, u) end
+  return {'fingerprint', fingerprint, ''}
+end
+redis.call('HSET', lane, u, token)
+redis.call('ZADD', due, now + tonumber(ARGV[4]), u)
+redis.call('ZREM', hinted, u)
+return {'ok', lane == spare and '0' or attempts, redis.call('HGET', poison, u) or ''}
+"""
+
+# start(u, token, ...) -> the tokens whose lease is lost; their units must not be worked on
+START = """
+local lost, known, state = {}, get('gen'), get('state')
+for i = 1, #ARGV, 2 do
+  local u, token = ARGV[i], ARGV[i + 1]
+  if not known or not holds(u, token) or (state ~= 'running' and give_back(u, token)) then
+    lost[#lost + 1] = token
+  elseif redis.call('HSETNX', busy, token, now) == 1 then
+    redis.call('HINCRBY', att, u, 1)
+    redis.call('HSETNX', meta, 'began_ms', now)
+  end
+end
+return lost
+"""
+
+# beat(gen, lease_ms, u, token, ...) -> {state, token of each lost lease ...}
+BEAT = """
+if get('gen') ~= ARGV[1] then
+  local lost = {'gen'}
+  for i = 4, #ARGV, 2 do lost[#lost + 1] = ARGV[i] end
+  return lost
+end
+local state = get('state') or ''
+local answer = {state}
+for i = 3, #ARGV, 2 do
+  if holds(ARGV[i], ARGV[i + 1]) and not (state ~= 'running' and give_back(ARGV[i], ARGV[i + 1])) then
+    redis.call('ZADD', due, now + tonumber(ARGV[2]), ARGV[i])
+  else
+    answer[#answer + 1] = ARGV[i + 1]
+  end
+end
+return answer
+"""
+
+# publish(u, token, bytes, field, value, ...) -> 1 accepted, 2 another's result stands, 0 lease lost, -1 no room
+PUBLISH = """
+if not get('gen') then return 0 end
+local u, token, bytes = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local there = redis.call('HGET', pub, u)
+if there then
+  if string.sub(there, 1, #token + 1) == token .. ' ' then return 1 end
+  return 2
+end
+if redis.call('GETBIT', done, u) == 1 then return 2 end
+if not holds(u, token) then return 0 end
+-- An empty stream holds no bytes, also where it was lost with what it held.
+if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0, 'tokens_waiting', 0) end
+local waiting = tonumber(get('bytes') or '0')
+if waiting > 0 and waiting + bytes > tonumber(get('limit_bytes')) then return -1 end
+if redis.call('XLEN', res) >= tonumber(get('limit_entries')) then return -1 end
+local since = redis.call('HGET', busy, token)
+if since then
+  -- What a unit usually takes, later ones counting more.
+  local usual = tonumber(get('unit_ms') or '') or (now - since)
+  redis.call('HSET', meta, 'unit_ms', math.floor(usual + (now - since - usual) / 8 + 0.5))
+end
+local fields = {}
+for i = 4, #ARGV do fields[#fields + 1] = ARGV[i] end
+publish_entry(u, token, fields, bytes)
+return 1
+"""
+
+# release(u, token, mode, code, message, max_attempts) -> 1 released, 0 lease was lost before. mode: undo | fail
+RELEASE = """
+if not get('gen') then return 0 end
+local u, token, mode = ARGV[1], ARGV[2], ARGV[3]
+if not holds(u, token) then return 0 end
+if mode == 'undo' and begun(token) then redis.call('HINCRBY', att, u, -1) end
+if mode == 'fail' and not begun(token) then redis.call('HINCRBY', att, u, 1) end
+if not end_lease(u, token) then lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV[4], ARGV[5]) end
+return 1
+"""
+
+# abandon(worker name, max_attempts, message, token, ordinal or '', ...) -> number of leases freed. For the supervisor
+# that saw the worker die. Charged are the begun units among the tokens named, those that the worker had in hand.
+ABANDON = """
+if not get('gen') then return 0 end
+local freed, blamed = 0, {}
+for i = 4, #ARGV, 2 do blamed[ARGV[i]] = ARGV[i + 1] end
+for _, lane in ipairs({spare, owner}) do
+  local held = redis.call('HGETALL', lane)
+  for i = 1, #held, 2 do
+    local u, token = held[i], held[i + 1]
+    if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
+      local charged = begun(token) and blamed[token] ~= nil
+      if begun(token) and not charged then redis.call('HINCRBY', att, u, -1) end
+      if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
+      freed = freed + 1
+    end
+  end
+end
+return freed
+"""
