@@ -6,7 +6,11 @@ import click
 
 from embq.lazy import Lazy
 
+LATER = {
+    "sum": ("training.verbs.shards_sum", "Say many shards as few brace expressions, with their samples and bytes."),
+}
 
-@click.group("shards", cls=Lazy, later={}, epilog="Example: embq shards --help")
+
+@click.group("shards", cls=Lazy, later=LATER, epilog="Example: embq shards sum ./shards")
 def command() -> None:
     """Make, count, check and serve webdataset shards, for training and for embedding alike."""

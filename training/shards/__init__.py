@@ -1,0 +1,1 @@
+"""Webdataset shards: made of pictures, counted, checked and served."""

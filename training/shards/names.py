@@ -1,0 +1,132 @@
+"""Names of shards: what an expression stands for."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from core.errors import InputError
+
+EXAMPLE = "for example 'shards/train-{000000..000099}.tar', 'shards/*.tar' or a folder"
+
+_JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
+"""What joins expressions; not the :: of an IPv6 address, as in http://[::1]:8080/."""
+
+
+def expand(expression: str) -> tuple[str, ...]:
+    """The shards that an expression stands for, each once, in order; see `open_shards`."""
+    if not expression.strip():
+        raise InputError("no shards were named", next_step=EXAMPLE)
+    urls = [url for part in _JOINT.split(expression) for url in _part(part)]
+    seen: set[str] = set()
+    for url in urls:
+        if url in seen:
+            raise InputError(
+                f"{url}: is named twice, so that its samples would count twice", next_step="name each shard once"
+            )
+        seen.add(url)
+    return tuple(urls)
+
+
+def name_of(url: str) -> str:
+    """The name of a shard in its folder, as `sizes.json` has it."""
+    from sources.storage import base_name
+
+    return base_name(url)
+
+
+def folder_of(url: str) -> str:
+    """The folder of a shard, local or behind a URL."""
+    from sources.urls import is_url, path_of
+
+    return path_of(url).rpartition("/")[0] if is_url(url) else os.path.dirname(url) or "."
+
+
+def _part(text: str) -> Iterator[str]:
+    from braceexpand import braceexpand
+
+    if not text:
+        raise InputError("nothing stands before or after a '::' of the shards", next_step=EXAMPLE)
+    _check_kind(text)
+    if "{" not in text or os.path.lexists(text):
+        yield from _matches(text)
+        return
+    try:
+        for pattern in braceexpand(text):
+            yield from _matches(pattern)
+    except ValueError as error:  # its UnbalancedBracesError, or a range such as {a..5}
+        raise InputError(f"{text!r}: these braces cannot be expanded", next_step=EXAMPLE) from error
+
+
+def _check_kind(text: str) -> None:
+    """InputError for what is neither a path of this machine nor behind http, and above all for commands."""
+    from sources.urls import is_http, is_url
+
+    if text.startswith("pipe:") or (is_url(text) and not is_http(text)):
+        kind = text.partition(":")[0]
+        raise InputError(
+            f"{text!r}: shards are read from folders and over http(s), not from {kind}:",
+            next_step="copy them, or mount the storage, or let `embq shards serve` or another server give them by http",
+        )
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """The shards of one pattern without braces."""
+    from sources.storage import has_magic, match
+    from sources.urls import is_url, path_of
+
+    if is_url(pattern):
+        yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_one(pattern)]
+    elif os.path.isdir(pattern):
+        yield from _local_folder(pattern)
+    elif os.path.exists(pattern):
+        yield pattern
+    elif has_magic(pattern):
+        found = [path for path in match(pattern) if not os.path.isdir(path)]
+        if not found:
+            raise InputError(f"{pattern!r}: no file matches", next_step="check the pattern: list the folder")
+        yield from found
+    else:
+        raise InputError(
+            f"{pattern}: does not exist",
+            code="source_missing",
+            next_step="check the path; `embq shards sum FOLDER` says what is there",
+        )
+
+
+def _one(url: str) -> str:
+    from sources.storage import has_magic
+    from sources.urls import check_url
+
+    check_url(url)
+    if has_magic(url):
+        raise InputError(f"{url}: a server lists nothing, so a pattern cannot be matched", next_step=EXAMPLE)
+    return url
+
+
+def _local_folder(folder: str) -> Iterator[str]:
+    from training.shards.sizes import SIZES, sizes_beside
+
+    found = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+    if not found:
+        raise InputError(f"{folder}: holds no .tar file", next_step="name the folder of the shards, or the shards")
+    if gone := sorted((sizes_beside(folder) or {}).keys() - set(found)):
+        raise InputError(
+            f"{folder}: {len(gone):,} shards that its {SIZES} names are not there, the first is {gone[0]}",
+            code="sizes_differ",
+            next_step="copy them there, or take them out of the file: `embq shards verify FOLDER --write-sizes`",
+        )
+    yield from (os.path.join(folder, name) for name in found)
+
+
+def _remote_folder(url: str) -> Iterator[str]:
+    from training.shards.sizes import SIZES, sizes_beside
+
+    sizes = sizes_beside(url)
+    if not sizes:
+        raise InputError(
+            f"{url}: has no {SIZES}, and a server lists nothing",
+            next_step="name the shards with braces, or put a sizes.json beside them",
+        )
+    yield from (url + name for name in sorted(sizes))

@@ -1,0 +1,38 @@
+"""`embq shards sum`: the shards of a folder as brace expressions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+
+from core.errors import UsageError
+from embq.options import json_option
+
+
+@click.command("sum", epilog="Example: ls shards | embq shards sum")
+@click.argument("shards", nargs=-1, metavar="[SHARDS]...")
+@json_option
+def command(shards: tuple[str, ...], as_json: bool) -> None:
+    """Say many shards as few brace expressions; expanding these gives the names back.
+
+    SHARDS are folders, patterns or expressions, below http(s):// too: each line then has the number of shards, their
+    samples as sizes.json beside them says, and their bytes. A sizes.json that differs from its folder is an error.
+    Without SHARDS, names are read from standard input, one on a line, and only the expressions are printed.
+    """
+    from training.shards.account import account, named_on, printed
+
+    if not shards:
+        if sys.stdin.isatty():
+            raise UsageError("no shards were named", next_step="name a folder, or `ls FOLDER | embq shards sum`")
+        expressions = named_on(sys.stdin)
+        click.echo(json.dumps({"schema": 1, "expressions": expressions}) if as_json else "\n".join(expressions))
+        return
+    found = account(shards)
+    if not as_json:
+        click.echo("\n".join(printed(found)))
+        return
+    sums = {"shards": found.shards, "samples": found.samples, "bytes": found.bytes}
+    click.echo(json.dumps({"schema": 1, "expressions": [asdict(line) for line in found.lines], **sums}))
