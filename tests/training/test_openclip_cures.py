@@ -1,0 +1,110 @@
+"""`python -m training.openclip`: open_clip's training runs where it did not, and says so where it does not."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_clip import captioned_shards, tiny_clip
+
+ROOT = Path(__file__).resolve().parents[2]
+
+COMMON = ["--device", "cpu", "--precision", "fp32", "--workers", "0", "--log-every-n-steps", "1", "--epochs", "1"]
+SYNTHETIC = ["--dataset-type", "synthetic", "--train-num-samples", "32"]
+
+
+def train(
+    *flags: str, module: str = "training.openclip", processes: int = 1, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """One training to its end."""
+    python = [sys.executable, "-m", module]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = python if processes == 1 else [*torchrun, "-m", "--", module]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [*command, *flags], capture_output=True, text=True, check=False, timeout=timeout_s, env=environment
+    )
+
+
+def flags_of(folder: Path, *flags: str) -> list[str]:
+    model = tiny_clip(folder / "model")
+    return ["--model", f"local-dir:{model}", "--logs", str(folder), "--name", "test", *COMMON, *flags]
+
+
+def losses(folder: Path) -> list[float]:
+    return [float(found) for found in re.findall(r" Loss: ([\d.]+)", (folder / "test" / "out.log").read_text())]
+
+
+def test_two_processes_train_on_cpus_and_none_trains_over_what_is_there(tmp_path: Path) -> None:
+    flags = flags_of(tmp_path, *SYNTHETIC, "--batch-size", "8", "--local-loss", "--gather-with-grad")
+    done = train(*flags, processes=2)
+    assert done.returncode == 0, done.stderr
+    found = losses(tmp_path)
+    assert found == pytest.approx([math.log(16)] * 2, abs=0.01)  # of the global batch: both ranks took part
+
+    # Without a stop for all of them, rank 1 waits for rank 0, and torchrun for it.
+    began = time.monotonic()
+    again = train(*flags, processes=2)
+    assert again.returncode != 0
+    assert "holds a training already" in again.stderr
+    assert again.stderr.count("Traceback") <= 1  # torchrun's own
+    assert time.monotonic() - began < 60
+    assert losses(tmp_path) == found
+
+
+def test_a_folder_that_holds_a_training_stops_a_process_with_a_message_and_a_status(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "out.log").write_text("of another training\n")
+    done = train(*flags_of(tmp_path, *SYNTHETIC))
+    assert done.returncode == 74
+    assert "holds a training already" in done.stderr
+    assert "--resume latest" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "test" / "out.log").read_text() == "of another training\n"
+
+
+def test_training_goes_beyond_the_end_of_a_shard_and_tells_what_it_was_made_of(tmp_path: Path) -> None:
+    shards = captioned_shards(tmp_path / "shards", [6, 6, 6])
+    data = ["--dataset-type", "webdataset", "--train-data", f"{shards}/train-{{000000..000002}}.tar"]
+    flags = flags_of(tmp_path, *data, "--batch-size", "9", "--keys", str(tmp_path / "keys"))
+    done = train(*flags)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "keys" / "epoch-0-rank-0.txt").read_text().splitlines()
+    expected = {f"train-{number // 6:06d}.tar\t{number:06d}": 1 for number in range(18)}
+    assert Counter(lines) == expected
+    assert len(losses(tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_open_clip_alone_needs_the_cures(tmp_path: Path) -> None:
+    """Where this fails, open_clip or webdataset has changed, and a cure can go."""
+    shards = captioned_shards(tmp_path / "shards", [6, 6, 6])
+    data = ["--dataset-type", "webdataset", "--train-data", f"{shards}/train-{{000000..000002}}.tar"]
+    ended = train(*flags_of(tmp_path / "a", *data, "--batch-size", "9"), module="open_clip_train.main")
+    assert "KeyError: 'fname'" in ended.stderr
+    both = train(*flags_of(tmp_path / "b", *SYNTHETIC, "--batch-size", "8"), module="open_clip_train.main", processes=2)
+    assert "device_ids" in both.stderr
+    assert both.returncode != 0
+    # It says that it does not train, and that all is well.
+    assert train(*flags_of(tmp_path / "a", *SYNTHETIC), module="open_clip_train.main").returncode == 0
+
+
+def test_what_is_replaced_is_put_back() -> None:
+    from open_clip_train import data, main
+    from torch import nn
+
+    from training.openclip.cures import cured
+
+    before = (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)
+    with cured():
+        within = (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)
+    assert all(one is not other for one, other in zip(before, within, strict=True))
+    assert before == (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)

@@ -1,0 +1,101 @@
+"""What keeps open_clip 3.3's training from running, or from saying that it did not, mended in this process only.
+
+Nothing is changed in the installed package, and everything is put back behind the training.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from core.errors import OutputError
+
+
+@contextmanager
+def cured() -> Iterator[None]:
+    """open_clip's training with all cures of this file."""
+    with ExitStack() as cures:
+        for cure in (distributed_on_cpus, shards_that_end, no_training_twice):
+            cures.enter_context(cure())
+        yield
+
+
+@contextmanager
+def distributed_on_cpus() -> Iterator[None]:
+    """Several processes train on CPUs.
+
+    open_clip gives DistributedDataParallel the CPU as `device_ids`, which it refuses for a module on CPUs (pytorch
+    #100243, and torch's documentation: None there). They are left out for such a module, and for no other.
+    """
+    from torch import nn
+
+    class OnAnyDevice(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module, device_ids: Any = None, **options: Any) -> None:
+            on_cpus = all(weights.device.type == "cpu" for weights in module.parameters())
+            super().__init__(module, device_ids=None if on_cpus else device_ids, **options)
+
+    with replaced(nn.parallel, "DistributedDataParallel", OnAnyDevice):
+        yield
+
+
+@contextmanager
+def shards_that_end() -> Iterator[None]:
+    """`--dataset-type webdataset` reads beyond its first shard.
+
+    webdataset marks the end of each shard by an empty sample since 0.2.96, in which open_clip looks for a file name:
+    KeyError: 'fname' (webdataset #384, open_clip #935).
+    """
+    from open_clip_train import data
+
+    with replaced(data, "tar_file_expander", partial(data.tar_file_expander, eof_value=None)):
+        yield
+
+
+@contextmanager
+def no_training_twice() -> Iterator[None]:
+    """A folder that holds a training already stops all ranks, with a message and a status that is not 0.
+
+    open_clip stops rank 0 only (the check of open_clip #180), with a status that `python -m` drops, and leaves the
+    others in their first collective. Rank 0 looks, because it makes the log, and all ranks hear what it saw.
+    """
+    from open_clip_train import main
+
+    begin = main.init_distributed_device
+
+    def begin_anew(args: Namespace) -> Any:
+        device = begin(args)
+        log = _log_of(args)
+        found = [bool(log) and args.resume != "latest" and os.path.exists(log)]
+        if args.distributed and not args.horovod:
+            import torch
+
+            torch.distributed.broadcast_object_list(found, src=0)
+        if found[0]:
+            raise OutputError(
+                f"{os.path.dirname(log)} holds a training already",
+                next_step="use another --name or --logs, or go on with the one that is there: --resume latest",
+            )
+        return device
+
+    with replaced(main, "init_distributed_device", begin_anew):
+        yield
+
+
+def _log_of(args: Namespace) -> str:
+    """Where rank 0 will log; "" where the name is made of the time, and so is new."""
+    return "" if args.name is None else os.path.join(args.logs, args.name, "out-0" if args.log_local else "out.log")
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a module is another one for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
