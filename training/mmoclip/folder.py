@@ -1,0 +1,91 @@
+"""The folder of a training: where its log is, and what lies beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.errors import InputError
+from training.mmoclip import log
+from training.mmoclip.log import Log
+
+LOG = "out.log"
+PARAMS = "params.txt"
+LAUNCH = "launch.json"
+"""What `embq bench mmoclip` notes of a training that it starts: the log tells neither nodes nor GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """One training as it lies in its folder."""
+
+    log: Log
+    params: Mapping[str, str] = field(default_factory=dict)
+    """The lines of `params.txt`; empty where it is not there."""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """What was noted when it was started; empty where another has started it."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The training's arguments, of `params.txt` or else of the log itself."""
+        return self.params or self.log.settings
+
+
+def find(place: Path) -> Training:
+    """The training in a folder, or of a log.
+
+    Args:
+        place: a log; the folder of one (`logs/test`); or any folder above that holds one log, such as the one that
+            `embq bench mmoclip` made.
+
+    Raises:
+        InputError: there is no log, or more than one.
+    """
+    path = place if place.is_file() else _log_below(place)
+    params = path.with_name(PARAMS)
+    return Training(
+        log=log.read(path),
+        params=_params(params) if path.name == LOG and params.is_file() else {},
+        launch=_launch(path),
+    )
+
+
+def _log_below(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no log {folder}", next_step=f"name a file such as logs/test/{LOG}, or the folder that holds it"
+        )
+    if (folder / LOG).is_file():
+        return folder / LOG
+    found = sorted(folder.rglob(LOG))
+    if not found:
+        raise InputError(
+            f"{folder} holds no {LOG}",
+            next_step=f"name the folder that holds logs/test/{LOG}; `embq bench mmoclip` without a folder trains",
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"{folder} holds {len(found)} logs: {', '.join(str(one.parent.relative_to(folder)) for one in found[:4])}",
+            next_step="name one of them, or several folders, which are then compared",
+        )
+    return found[0]
+
+
+def _params(path: Path) -> dict[str, str]:
+    pairs = (line.split(": ", 1) for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _launch(path: Path) -> dict[str, Any]:
+    """What stands beside `logs/` of the log's path; nothing where that is no note of ours."""
+    for folder in list(path.parents)[:3]:
+        if (folder / LAUNCH).is_file():
+            try:
+                found = json.loads((folder / LAUNCH).read_text(encoding="utf-8"))
+            except ValueError:
+                return {}
+            return found if isinstance(found, dict) else {}
+    return {}

@@ -1,0 +1,77 @@
+"""What the benchmark fixes, as flags of open_clip's training and as values in its `params.txt`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MODEL = "ViT-L-14"
+SAMPLES = 3_200_000
+BATCH_SIZE = 512
+"""Per GPU, of the published result; the benchmark leaves it free."""
+WORKERS = 4
+"""Loader processes per GPU, open_clip's default; the published result had 24. One core feeds several GPUs."""
+NAME = "test"
+"""Of the training: its log is LOGS/test/out.log."""
+
+BASELINE_S = 1260.0
+BASELINE_GPUS = 32
+BASELINE_GPU = "A100"
+PUBLISHED_S = 1253.51
+"""total_time_secs of the published run, 8 nodes of 4 A100."""
+PUBLISHED_PER_GPU_S = 79.2
+"""Samples a second per A100 of that run: 194 iterations of 512 samples in 1253.51 s."""
+
+VALUES = {
+    "dataset_type": "synthetic",
+    "train_num_samples": str(SAMPLES),
+    "epochs": "1",
+    "model": MODEL,
+    "local_loss": "True",
+    "gather_with_grad": "True",
+    "log_every_n_steps": "1",
+    "accum_freq": "1",
+}
+"""Argument of open_clip -> the only value that is comparable."""
+
+WHOLE_WORK = {
+    "force_image_size": "None",
+    "force_patch_dropout": "None",
+    "force_context_length": "None",
+    "lock_image": "False",
+    "lock_text": "False",
+    "siglip": "False",
+    "use_bnb_linear": "None",
+    "distill_model": "None",
+    "resume": "None",
+}
+"""Argument -> its value where the work is the benchmark's. A version of open_clip without it cannot change the work."""
+
+
+def flags(*, model: str = MODEL, samples: int = SAMPLES, batch_size: int = BATCH_SIZE, logs: str = "logs") -> list[str]:
+    """The flags of one training; those that the benchmark fixes have its values unless others are asked for."""
+    return [
+        *("--dataset-type", "synthetic", "--train-num-samples", str(samples), "--epochs", "1"),
+        *("--model", model, "--local-loss", "--gather-with-grad", "--log-every-n-steps", "1"),
+        *("--dist-url", "env://", "--name", NAME, "--logs", logs, "--batch-size", str(batch_size)),
+    ]
+
+
+def differences(settings: Mapping[str, str]) -> list[str]:
+    """Why a training with these arguments is not comparable with the benchmark's; empty where it is."""
+    if not settings:
+        return ["the arguments of the training are not known: there is no params.txt beside the log"]
+    found = []
+    for name, value in VALUES.items():
+        if name not in settings:
+            found.append(f"{name} is not known: {value} is required")
+        elif settings[name] != value:
+            found.append(f"{name} is {settings[name]}: {value} is required")
+    for name, value in WHOLE_WORK.items():
+        if settings.get(name, value) != value:
+            found.append(f"{name} is {settings[name]}, which changes the work")
+    return found
+
+
+def iterations(samples: int, world_size: int, batch_size: int) -> int:
+    """Iterations of an epoch: each process takes the same number of samples, rounded up, and drops its last part."""
+    return -(-samples // world_size) // batch_size
