@@ -1,0 +1,119 @@
+"""The epochs of a training, and the samples of a validation, as one process sees them.
+
+Rebuilt for each epoch: a loader that is used again would give the same order again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import webdataset as wds
+from webdataset.shardlists import SimpleShardList
+
+from core.errors import ConfigError, InputError
+from training.data.batch import Batch
+from training.data.loader import loaded
+from training.data.making import made_batches
+from training.data.pixels import training_pixels, validation_pixels
+from training.data.reading import read_shards
+from training.data.regroup import regrouped
+from training.data.resampling import fruitful, number_of_stream, own_batches
+from training.data.samples import PixelsOf
+from training.data.seeds import seed_of
+from training.data.split import own_part, permuted
+from training.data.taken import NOTHING, Taken
+from training.data.view import View
+from training.shards.counts import Shards
+
+
+def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: Taken = NOTHING) -> Iterator[Batch]:
+    """This process's part of an epoch in which all processes together see every sample once.
+
+    Processes may end at different steps: so many shards more or less than others they have, and some may have none.
+    Only the last batches are smaller than `batch_size`; one has a single sample only where the process has no other,
+    or where `batch_size` is 1 or 2.
+
+    Args:
+        taken: what of this very epoch was taken before; it goes on with the batch that comes next.
+
+    Raises ConfigError without curl for shards behind http, UnwellError where a loader worker has died.
+    """
+    pixels_of = partial(training_pixels, size=view.image_size, seed=view.seed, epoch=epoch)
+    urls = permuted(shards.urls, view.seed, epoch)
+    stages = [*_own_shards(shards, urls, view, taken), *_shuffled(view, epoch)]
+    return _once(stages, view, pixels_of, taken)
+
+
+def resampled_epoch(shards: Shards, view: View, *, epoch: int, batches: int, taken: Taken = NOTHING) -> Iterator[Batch]:
+    """`batches` full batches for this process, of shards that each loader worker draws with replacement.
+
+    Every draw takes any shard with equal probability, whatever others have drawn, and gives all of its samples. So a
+    sample may come several times in an epoch, or not at all; all processes make the same number of steps.
+
+    Args:
+        batches: of the whole epoch, what was taken before included.
+        taken: what of this very epoch was taken before; it goes on with the batch that comes next.
+
+    Raises as `exact_epoch` does, and InputError where nothing in the shards is of any use.
+    """
+    require_curl(shards)
+    pixels_of = partial(training_pixels, size=view.image_size, seed=view.seed, epoch=epoch)
+    making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
+    stages = [_drawn(shards, view, epoch, taken), _reading(shards), *_shuffled(view, epoch), making]
+    own = partial(own_batches, batches=batches, taken=taken, streams=view.streams)
+    return fruitful(loaded([*stages, own], view.loader_workers), view.streams)
+
+
+def _drawn(shards: Shards, view: View, epoch: int, taken: Taken) -> Any:
+    counts = shards.counts or (1,) * len(shards.urls)
+    urls = [url for url, count in zip(shards.urls, counts, strict=True) if count]
+    if not urls:
+        raise InputError("the shards hold no sample", next_step="look at them with embq shards sum")
+    number = partial(number_of_stream, view.rank, first=taken.next_stream, streams=view.streams)
+    seed = seed_of("draws", view.seed, epoch)
+    return wds.ResampledShards(urls, seed=seed, worker_seed=number, deterministic=True)
+
+
+def validation_samples(shards: Shards, view: View) -> Iterator[Batch]:
+    """This process's part of all samples, each of which one process sees once, the middle of each picture.
+
+    Raises as `exact_epoch` does.
+    """
+    pixels_of = partial(validation_pixels, size=view.image_size)
+    return _once(_own_shards(shards, list(shards.urls), view, NOTHING), view, pixels_of, NOTHING)
+
+
+def _own_shards(shards: Shards, urls: list[str], view: View, taken: Taken) -> list[Any]:
+    """The stages that give the samples of this process's and this loader worker's part of `urls`."""
+    require_curl(shards)
+    own = partial(own_part, rank=view.rank, world=view.world, first=taken.next_stream, streams=view.streams)
+    return [SimpleShardList(urls), own, _reading(shards)]
+
+
+def _reading(shards: Shards) -> Any:
+    counts = {} if shards.counts is None else dict(zip(shards.urls, shards.counts, strict=True))
+    return partial(read_shards, counts=counts)
+
+
+def _shuffled(view: View, epoch: int) -> list[Any]:
+    if not view.shuffle_buffer:
+        return []
+    return [wds.shuffle(view.shuffle_buffer, seed=seed_of("buffer", view.seed, epoch, view.rank))]
+
+
+def _once(stages: list[Any], view: View, pixels_of: PixelsOf, taken: Taken) -> Iterator[Batch]:
+    making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
+    return regrouped(loaded([*stages, making], view.loader_workers), view.batch_size, view.streams)
+
+
+def require_curl(shards: Shards) -> None:
+    """ConfigError where shards are behind http and webdataset could not fetch them."""
+    remote = next((url for url in shards.urls if url.startswith(("http://", "https://"))), None)
+    if remote is not None and shutil.which("curl") is None:
+        raise ConfigError(
+            f"{remote}: shards behind http are read by curl, which this machine has not",
+            next_step="install curl (apt-get install curl), or copy the shards to this machine",
+        )

@@ -1,0 +1,34 @@
+"""Loader workers: processes that read, decode and put together while the step before is computed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import webdataset as wds
+from torch.utils.data import DataLoader
+
+from core.errors import UnwellError
+from training.data.making import Made
+
+
+def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
+    """What the stages make, in as many processes as there are workers, each asked in its turn.
+
+    Raises UnwellError where a loader worker has died.
+    """
+    with warnings.catch_warnings():
+        # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        sent = iter(DataLoader(wds.DataPipeline(*stages), batch_size=None, num_workers=workers))
+    try:
+        yield from sent
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise UnwellError(
+            f"a loader worker has died: {str(error).splitlines()[0]}",
+            next_step="often the machine had no memory left, or /dev/shm none: fewer --loader-workers, a smaller "
+            "--shuffle-buffer or --batch-size; the same command goes on where the training stopped",
+        ) from error

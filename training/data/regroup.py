@@ -1,0 +1,106 @@
+"""From what loader workers send to the batches of an exact epoch, of which at most the last few are small.
+
+Each worker's stream ends with a piece of a batch. Those pieces are kept until all streams have ended, and then shared
+out again in batches of nearly equal size. So the smallest batch is no single sample, on which batch normalisation
+cannot be trained, unless the process has but one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from training.data.batch import Batch, Failure
+from training.data.making import Made
+
+
+def whole(made: Made, streams: int, failed: Sequence[Failure] = ()) -> Batch:
+    """What a loader worker sent, as a batch. `failed` is what its earlier messages without samples told."""
+    return Batch(
+        images=made.images,
+        labels=made.labels,
+        keys=made.keys,
+        shards=made.shards,
+        failed=(*failed, *(failure for _, failure in made.failed)),
+        reached=((made.stream, made.read),),
+        next_stream=(made.stream + 1) % streams,
+    )
+
+
+def regrouped(sent: Iterable[Made], batch_size: int, streams: int) -> Iterator[Batch]:
+    """The batches of an epoch of what its loader workers sent, in the order in which a loader gives it."""
+    held: Made | None = None
+    pieces: list[Made] = []
+    for made in sent:
+        if len(made) < batch_size:
+            pieces.append(made)
+            continue
+        if held is not None:
+            yield whole(held, streams)
+        held = made
+    left = sum(map(len, pieces))
+    if held is not None:
+        # One sample alone, or failures alone, go with the last full batch.
+        if pieces and left <= 1:
+            pieces.append(held)
+            left += len(held)
+        else:
+            yield whole(held, streams)
+    yield from _shared_out(pieces, left, batch_size)
+
+
+class _Item(NamedTuple):
+    """A sample or a failure at its place in a stream; ordered by place, so that any order of arrival gives the same.
+
+    Attributes:
+        row: of the sample in `piece`; -1 of a failure.
+    """
+
+    stream: int
+    position: int
+    row: int
+    piece: Made
+    failure: Failure | None
+
+
+def _shared_out(pieces: Sequence[Made], left: int, batch_size: int) -> Iterator[Batch]:
+    """The items of pieces in batches of nearly equal size, larger ones first.
+
+    So after any of them, sharing out what is left gives the very batches that come next.
+    """
+    items = sorted(item for piece in pieces for item in _items(piece))
+    batches = -(-left // batch_size)
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        if item.failure is None:
+            if size and size == -(-left // batches):
+                yield _joined(group)
+                left, batches, group, size = left - size, batches - 1, [], 0
+            size += 1
+        group.append(item)
+    if group:
+        yield _joined(group)
+
+
+def _items(piece: Made) -> Iterator[_Item]:
+    for row, position in enumerate(piece.positions):
+        yield _Item(piece.stream, position, row, piece, None)
+    for position, failure in piece.failed:
+        yield _Item(piece.stream, position, -1, piece, failure)
+
+
+def _joined(group: Sequence[_Item]) -> Batch:
+    samples = [item for item in group if item.failure is None]
+    first = group[0].piece
+    return Batch(
+        images=torch.stack([item.piece.images[item.row] for item in samples]) if samples else first.images[:0],
+        labels=torch.stack([item.piece.labels[item.row] for item in samples]) if samples else first.labels[:0],
+        keys=[item.piece.keys[item.row] for item in samples],
+        shards=[item.piece.shards[item.row] for item in samples],
+        failed=tuple(item.failure for item in group if item.failure is not None),
+        reached=tuple({item.stream: item.position for item in group}.items()),
+        next_stream=None,
+    )
