@@ -1,0 +1,1 @@
+"""A training that is all launching: what the tests of launchers have started."""

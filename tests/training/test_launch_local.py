@@ -1,0 +1,148 @@
+"""A training on this machine: its processes, its one outcome, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launching import alive, descendants, finished, ranks, started
+from waiting import wait_until
+
+from core.cores import cores
+from core.errors import ConfigError, UsageError
+from core.stopping import REPEAT_S
+from training.launch.commands import python_command, srun_command, torchrun_command
+from training.launch.devices import processes_for
+
+CPU = ("--device", "cpu", "--processes")
+
+
+def test_two_processes_work_together_and_share_the_cores(tmp_path: Path) -> None:
+    done = finished(*CPU, "2", "--", str(tmp_path), "--sum", "--status", "3")
+    assert done.returncode == 3, done.stderr
+    share = max(1, cores() // 2)
+    told = {rank: words[1:] for rank, words in ranks(tmp_path, 2).items()}
+    assert told == {0: ["2", "3", str(share)], 1: ["2", "3", str(share)]}
+    assert sorted(done.stdout.splitlines()) == ["here is 0 of 2", "here is 1 of 2"]
+    thread, *warnings = sorted(done.stderr.splitlines())
+    assert thread.startswith("2 processes with ")
+    assert warnings == ["warning of 0", "warning of 1"]
+
+
+def test_one_process_needs_no_torchrun_and_has_all_cores(tmp_path: Path) -> None:
+    done = finished("--device", "cpu", "--", str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "here is 0 of 1\n", "warning of 0\n")
+    assert ranks(tmp_path, 1)[0][1:] == ["1", "0", ""]
+
+
+def test_the_error_of_a_process_is_told_once_with_its_own_status(tmp_path: Path) -> None:
+    done = finished(*CPU, "2", "--", str(tmp_path), "--fail", "1", "--wait", OMP_NUM_THREADS="1", TMPDIR=str(tmp_path))
+    assert done.returncode == 65
+    said = [line for line in done.stderr.splitlines() if not line.startswith("warning of ")]
+    assert said == ["error[not_there]: process 1 cannot read it", "  next:  mend it"]
+    assert not list(tmp_path.glob("embq-launch-*"))
+
+
+def test_an_exception_of_a_process_is_told_in_a_line_with_the_place_of_the_traceback(tmp_path: Path) -> None:
+    done = finished("--device", "cpu", "--", str(tmp_path), "--crash", "0", TMPDIR=str(tmp_path))
+    assert done.returncode == 70
+    assert "ended with RuntimeError: never heard of" in done.stderr
+    assert "Traceback" not in done.stderr
+    (report,) = tmp_path.glob("embq-launch-*/traceback.txt")
+    assert str(report) in done.stderr
+    assert "never heard of" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_of_a_process_that_was_killed_the_signal_is_told(tmp_path: Path) -> None:
+    done = finished(*CPU, "2", "--", str(tmp_path), "--die", "1", "--wait", TMPDIR=str(tmp_path))
+    assert done.returncode == 71
+    assert "error[killed]: process 1 was ended by signal 9, as the kernel does where memory runs out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("victim", ["the command", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_nothing_stays_behind_when_a_parent_is_killed(tmp_path: Path, victim: str) -> None:
+    with started(*CPU, "2", "--", str(tmp_path), "--wait", "--stubborn", TMPDIR=str(tmp_path)) as process:
+        workers = [int(words[0]) for words in ranks(tmp_path, 2).values()]
+        family = descendants(process.pid)
+        assert set(workers) <= set(family)
+        torchrun = family[1]
+        os.kill(process.pid if victim == "the command" else torchrun, signal.SIGKILL)
+        wait_until(lambda: not alive([pid for pid in family if pid != process.pid]), 20)
+        process.communicate(timeout=60)
+    assert process.returncode == (-9 if victim == "the command" else 71)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_reaches_the_process_and_ends_in_130(tmp_path: Path, number: signal.Signals) -> None:
+    with started("--device", "cpu", "--", str(tmp_path), "--wait", TMPDIR=str(tmp_path)) as process:
+        (pid,) = (int(words[0]) for words in ranks(tmp_path, 1).values())
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "warning of 0\n\n")
+    assert not alive([pid])
+    assert not list(tmp_path.glob("embq-launch-*"))
+
+
+@pytest.mark.slow
+def test_a_second_request_to_stop_does_not_wait_for_who_does_not_heed_the_first(tmp_path: Path) -> None:
+    with started(*CPU, "2", "--", str(tmp_path), "--wait", "--stubborn", TMPDIR=str(tmp_path)) as process:
+        workers = [int(words[0]) for words in ranks(tmp_path, 2).values()]
+        asked = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: time.monotonic() > asked + REPEAT_S)
+        assert alive(workers) == workers
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_until(lambda: not alive(workers), 10)
+
+
+def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
+    done = finished(*CPU, "2", "--dry-run", "--max-restarts", "1", "--", str(tmp_path), "a b")
+    assert done.returncode == 0
+    assert done.stdout.endswith(
+        "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 -m -- "
+        f"training.launch.member launched {tmp_path} 'a b'\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_no_gpu_is_the_devices_asked_for_and_seen_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(
+        ConfigError, match=r"--device cuda was asked for.*no GPU.*hides them all; it has \d+ cores"
+    ) as e:
+        processes_for("cuda", None)
+    assert "--device cpu" in e.value.next_step
+    assert e.value.exit_code == 78
+
+
+def test_every_visible_gpu_is_used_unless_fewer_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,3")
+    assert processes_for("cuda", None) == 3
+    assert processes_for("cuda", 2) == 2
+    with pytest.raises(ConfigError, match="4 processes were asked for on GPUs, and this machine shows 3"):
+        processes_for("cuda", 4)
+
+
+def test_no_processes_are_too_few() -> None:
+    with pytest.raises(UsageError, match="--processes 0"):
+        processes_for("cpu", 0)
+
+
+def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
+    flags = ["--logs", "x"]
+    one = python_command("m", flags, python="py")
+    assert one == ["py", "-u", "-m", "m", "--logs", "x"]
+    hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", python="py")
+    torchrun = "py -m torch.distributed.run --nnodes 2 --node-rank 1 --master-addr a --master-port 29500"
+    assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
+    slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, python="py")
+    assert " ".join(slurm) == "srun --nodes 2 --ntasks-per-node 4 --cpus-per-task 6 " + " ".join(one)
+    with pytest.raises(UsageError, match="2 hosts need to know where they meet"):
+        torchrun_command("m", flags, processes=1, nodes=2)

@@ -1,0 +1,50 @@
+"""How many processes a host runs: one for each of its GPUs, or as many as were asked for on its cores."""
+
+from __future__ import annotations
+
+from core.cores import cores
+from core.errors import ConfigError, UsageError
+from core.settings import Settings
+
+DEVICES = ("cuda", "cpu")
+
+
+def processes_for(device: str, asked: int | None) -> int:
+    """Processes on this host.
+
+    Args:
+        device: "cuda" or "cpu".
+        asked: None for every GPU that is visible, or for one process on the CPU.
+
+    Raises ConfigError where there are fewer GPUs than that.
+    """
+    from worker.gpus import gpu_count, why_no_gpu
+
+    if asked is not None and asked < 1:
+        raise UsageError(f"--processes {asked}: at least one has to train", next_step="give 1 or more, or leave it out")
+    if device == "cpu":
+        return asked or 1
+    visible = Settings.from_environment().cuda_visible
+    seen = gpu_count(visible)
+    if not seen:
+        why, mend = why_no_gpu(visible)
+        raise ConfigError(
+            f"--device cuda was asked for, and this machine shows no GPU: {why}; it has {cores()} cores",
+            next_step=f"{mend}; or train on the cores: --device cpu --processes {asked or 1}",
+            code="no_device",
+        )
+    if asked is not None and asked > seen:
+        raise ConfigError(
+            f"{asked} processes were asked for on GPUs, and this machine shows {seen}",
+            next_step=f"--processes {seen}, or leave it out to use all of them",
+            code="no_device",
+        )
+    return asked or seen
+
+
+def thread_share(processes: int, omp_threads: str) -> int | None:
+    """Threads for each of the processes of this host, so that together they use its cores once.
+
+    None where OMP_NUM_THREADS says it, or one process may have them all.
+    """
+    return None if omp_threads or processes == 1 else max(1, cores() // processes)

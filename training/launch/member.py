@@ -1,0 +1,81 @@
+"""One process of a training: `python -m training.launch.member [--outcomes DIR] MODULE FLAGS`.
+
+Runs `main(FLAGS)` of `MODULE.__main__`. It ends with the launcher that started it, which puts its workers into sessions
+of their own and, killed itself, would leave them behind; and how it ended, it leaves in DIR for whoever asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from core.embedded import die_with_parent
+from core.errors import EmbqError, Exit
+from core.masking import masked
+from embq.cli import show_error
+from training.launch.outcomes import ENDED_WELL, Outcome
+
+OUTCOMES = "--outcomes"
+
+
+def main_of(module: str) -> Callable[[Sequence[str]], int]:
+    """`main` of a launched module: takes the flags, gives the exit status."""
+    main: Callable[[Sequence[str]], int] = importlib.import_module(f"{module}.__main__").main
+    return main
+
+
+def attempt(module: str, arguments: Sequence[str], rank: int) -> Outcome:
+    """Run a module's main; every way in which it can end becomes an outcome."""
+    try:
+        return Outcome(rank=rank, status=int(main_of(module)(arguments) or 0))
+    except EmbqError as error:
+        return Outcome.of(rank, error)
+    except SystemExit as end:
+        told = "" if end.code is None or isinstance(end.code, int) else str(end.code)
+        return Outcome(rank=rank, status=1 if told else int(end.code or 0), message=masked(told))
+    except KeyboardInterrupt:
+        return Outcome(rank=rank, status=Exit.INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 - the boundary of the process
+        text = masked(f"{type(error).__name__}: {error}")
+        return Outcome(rank=rank, status=Exit.BUG, code="bug", message=text, traceback=masked(traceback.format_exc()))
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run as one process of a training, and end as it did."""
+    die_with_parent()
+    folder: Path | None = None
+    if arguments[0] == OUTCOMES:
+        folder, arguments = Path(arguments[1]), arguments[2:]
+        _take_screen()
+    outcome = attempt(arguments[0], arguments[1:], int(os.environ.get("RANK", "0")))
+    if folder is not None and folder.is_dir():
+        outcome.write(folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.exit(0 if outcome.status in ENDED_WELL else outcome.status)
+    if outcome.traceback:
+        sys.stderr.write(outcome.traceback)
+    elif outcome.message:
+        show_error(outcome.error())
+    sys.exit(outcome.status)
+
+
+def _take_screen() -> None:
+    """Write errors where the launcher's user sees them.
+
+    torchrun hands its own standard error on, which goes into a log because of what it says itself. The user's comes as
+    standard input, the only other descriptor that torchrun hands on.
+    """
+    os.dup2(0, 2)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,163 @@
+"""Where a training runs: what the verbs that launch one have in common."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import click
+
+from core.errors import UsageError
+
+LAUNCHERS = ("local", "ssh", "ray")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """On which machines and devices a training runs, and who starts it there.
+
+    Attributes:
+        launcher: "local", "ssh" or "ray".
+        device: "cuda" or "cpu".
+        processes: on each host, for Ray in all; None for one per GPU.
+        hosts: as ssh knows them, the first one is where the others meet; only for ssh.
+        ray_address: HOST:PORT of a cluster's head, "auto" for the one of this machine, "local" for one of our own.
+        max_restarts: how often all processes are started again after one of them failed.
+        port: of the first host, where the others meet; 0 for one that is free.
+        ssh_command: what starts a command on a host.
+        remote_python: the Python that has embq on every host; "" for the path of ours.
+        remote_folder: where it runs there; "" for the path of our working folder.
+        dry_run: only print the commands.
+    """
+
+    launcher: str = "local"
+    device: str = "cuda"
+    processes: int | None = None
+    hosts: tuple[str, ...] = ()
+    ray_address: str = ""
+    max_restarts: int = 0
+    port: int = 0
+    ssh_command: tuple[str, ...] = ("ssh",)
+    remote_python: str = ""
+    remote_folder: str = ""
+    dry_run: bool = False
+
+    @classmethod
+    def asked(cls, *, launcher: str | None, hosts: str, ssh_command: str, **others: Any) -> Where:
+        """What the options say; UsageError where they contradict each other."""
+        listed = tuple(host.strip() for host in hosts.split(",")) if hosts else ()
+        implied = "ssh" if listed else "ray" if others["ray_address"] else "local"
+        if listed and others["ray_address"]:
+            raise UsageError(
+                "--hosts has ssh start the processes, and --ray-address Ray", next_step="leave one of them out"
+            )
+        if launcher is not None and implied not in (launcher, "local"):
+            belongs = "--hosts belongs" if listed else "--ray-address belongs"
+            raise UsageError(f"{belongs} to --launcher {implied}, not to {launcher}", next_step="leave one of them out")
+        if launcher == "ssh" and not listed:
+            raise UsageError("--launcher ssh needs the hosts", next_step="such as --hosts a,b")
+        if launcher == "ray" and not others["ray_address"]:
+            others["ray_address"] = "auto"
+        check_hosts(listed)
+        return cls(
+            launcher=launcher or implied,
+            hosts=listed,
+            ssh_command=tuple(shlex.split(ssh_command)) or ("ssh",),
+            **others,
+        )
+
+
+def check_hosts(hosts: tuple[str, ...]) -> None:
+    """UsageError where a host has no name, is named twice, or would be taken for an option of ssh."""
+    for host in hosts:
+        if not host or host.startswith("-") or any(letter.isspace() for letter in host):
+            raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses with commas between: a,b")
+        if hosts.count(host) > 1:
+            raise UsageError(
+                f"--hosts names {host} {hosts.count(host)} times: two trainings on it would share its devices",
+                next_step="name each host once; --processes N says how many processes each of them runs",
+            )
+
+
+def launch_options(function: F) -> F:
+    """The options of a verb that launches a training; the verb gets them as one argument `where`."""
+
+    @functools.wraps(function)
+    def with_where(*args: Any, **kwargs: Any) -> Any:
+        asked = {field.name: kwargs.pop(field.name) for field in fields(Where)}
+        return function(*args, where=Where.asked(**asked), **kwargs)
+
+    for decorate in reversed(_OPTIONS):
+        with_where = decorate(with_where)
+    return with_where  # type: ignore[return-value]
+
+
+_OPTIONS = (
+    click.option(
+        "--device",
+        type=click.Choice(["cuda", "cpu"]),
+        default="cuda",
+        show_default=True,
+        help="What is trained on: every GPU, unless --processes says fewer, or the cores.",
+    ),
+    click.option(
+        "--processes",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Processes on each host, one per GPU; with Ray in all.  [every GPU; one on the CPU]",
+    ),
+    click.option(
+        "--launcher",
+        type=click.Choice(LAUNCHERS),
+        default=None,
+        help="Who starts the processes.  [ssh with --hosts, ray with --ray-address, else local]",
+    ),
+    click.option("--hosts", default="", metavar="LIST", help="Train on these hosts together, by ssh: a,b."),
+    click.option(
+        "--ray-address",
+        default="",
+        metavar="HOST:PORT",
+        help="Train on the Ray cluster with this head; auto for the one of this machine, local for one of our own.",
+    ),
+    click.option(
+        "--max-restarts",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Start all processes again, from the last checkpoint, up to N times after one of them failed.",
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=0,
+        metavar="PORT",
+        help="Where the hosts meet, on the first of them.  [a free one]",
+    ),
+    click.option(
+        "--ssh-command",
+        default="ssh",
+        show_default=True,
+        metavar="COMMAND",
+        help="With its options: 'ssh -F cluster.conf'.",
+    ),
+    click.option(
+        "--remote-python",
+        default="",
+        metavar="PATH",
+        help="The Python that has embq on every host.  [the path of this one]",
+    ),
+    click.option(
+        "--remote-folder",
+        default="",
+        metavar="PATH",
+        help="The working folder on every host.  [the path of this one]",
+    ),
+    click.option("--dry-run", is_flag=True, help="Print the commands, and start nothing."),
+)

@@ -1,0 +1,81 @@
+"""How each process of a training ended, in a small file of its own: launchers tell only that one of them did."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from core.errors import EmbqError, Exit
+
+ENDED_WELL = (Exit.DONE, Exit.SOME_FAILED)
+"""Statuses of a training that came to its end. A launcher that saw one that is not 0 would stop the other processes,
+which may still be writing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of one process.
+
+    Attributes:
+        rank: of all processes of the training.
+        status: exit status of its `main`.
+        code: stable name of the cause; "" where it ended well.
+        message: what happened; "" where nothing was raised.
+        next_step: what the user can do.
+        traceback: of an exception that embq does not know.
+        host: where it ran.
+        at: seconds since the epoch.
+    """
+
+    rank: int
+    status: int
+    code: str = ""
+    message: str = ""
+    next_step: str = ""
+    traceback: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    at: float = field(default_factory=time.time)
+
+    @classmethod
+    def of(cls, rank: int, error: EmbqError) -> Outcome:
+        """The outcome of a process that raised one of embq's errors."""
+        status, code = int(error.exit_code), error.code
+        return cls(rank=rank, status=status, code=code, message=error.message, next_step=error.next_step)
+
+    def error(self) -> EmbqError:
+        """The error as it was raised there."""
+        error = EmbqError(self.message, next_step=self.next_step, code=self.code)
+        error.exit_code = {int(known): known for known in Exit}.get(self.status, Exit.BUG)
+        return error
+
+    def write(self, folder: Path) -> None:
+        """Put it where `read` finds it, whole or not at all; it replaces that of an earlier attempt."""
+        temporary = folder / f".rank{self.rank}.{os.getpid()}"
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        temporary.rename(folder / f"rank{self.rank}.json")
+
+    @classmethod
+    def read(cls, folder: Path) -> list[Outcome]:
+        """What the processes of this host have left there, by rank; a process that was killed has left nothing."""
+        found = [cls(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("rank*.json")]
+        return sorted(found, key=lambda outcome: outcome.rank)
+
+
+def cause(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The failure that the others followed from; None where nothing failed.
+
+    The first one. Those that a user can understand come before tracebacks: a process that loses its peer in the middle
+    of a collective raises what nobody can use.
+    """
+    failed = [outcome for outcome in outcomes if outcome.status not in ENDED_WELL]
+    return min(failed, key=lambda outcome: (outcome.status == Exit.BUG, outcome.at), default=None)
+
+
+def status_of(outcomes: Sequence[Outcome]) -> int:
+    """The exit status of a training of which no process failed."""
+    return max((outcome.status for outcome in outcomes), default=int(Exit.DONE))
