@@ -14,10 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import redis
-
 from core import hints
-from core.broker import connect
 from core.hints import IndexHint
 from core.indexing import IndexBuild, announced
 from core.ledger import Ledger, new_token
@@ -25,13 +22,12 @@ from core.log import Events
 from core.protocol import VERSION
 from core.registry import report_worker, sign_off
 from core.scripts import load_scripts
-from core.settings import Settings
-from core.stopping import StopFlag
 from worker.index_child import IndexChild
-from worker.progress import ProgressBoard, Span
+from worker.progress import Span
 from worker.rq_worker import HintWorker
-from worker.scheduler import Scheduler, Turn
-from worker.serving import Options
+from worker.scheduler import Turn
+from worker.slices import Slices
+from worker.workplace import Workplace
 
 LOOK_S = 0.25
 """How long an answer is waited for at once; a request to stop is seen no earlier than after that."""
@@ -62,47 +58,35 @@ class IndexService:
     """Serves one build until it is over, until it is another's turn, or until stopped.
 
     Args:
-        turn: the right to do so; what is spent of it is told to the scheduler.
+        turn: the right to do so.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        settings: Settings,
-        stopped: StopFlag,
-        scheduler: Scheduler,
-        turn: Turn,
-        build: IndexBuild,
-        board: ProgressBoard,
-    ) -> None:
-        self.options = options
-        self.settings = settings
-        self.stopped = stopped
-        self.scheduler = scheduler
-        self.turn = turn
+    def __init__(self, place: Workplace, turn: Turn, build: IndexBuild) -> None:
+        self.options = place.options
+        self.settings = place.settings
+        self.stopped = place.stopped
+        self.board = place.board
         self.build = build
-        self.board = board
         self.log = Events("worker")
-        self._client = self._connect()
+        self._place = place
+        self._client = place.connect()
         self._scripts = load_scripts(self._client)
         self._child = IndexChild(
-            worker=options.name,
-            threads=int(settings.omp_threads) if settings.omp_threads.isdigit() else 1,
-            memory_bytes=build.memory_bytes // max(1, options.siblings),
+            worker=self.options.name,
+            threads=int(self.settings.omp_threads) if self.settings.omp_threads.isdigit() else 1,
+            memory_bytes=build.memory_bytes // max(1, self.options.siblings),
         )
+        self._slices = Slices(place.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
         self._unit: _InHand | None = None
         self._units = 0
-        self._next: Turn | None = None
-        self._no_work_left = False
         self._beat_at = self._reported_at = 0.0
-        self._began = self._slice_ends = 0.0
 
     def serve(self) -> Turn | None:
         """Work until the turn ends; gives the one that comes after it, if there is one.
 
         Raises what the broker refuses.
         """
-        client = self._connect()
+        client = self._place.connect()
         worker = HintWorker(
             hints.hint_queue(client, self.build.queue_key),
             name=self.options.name,
@@ -112,11 +96,10 @@ class IndexService:
             rest_s=lambda: 0.0,
             fits=len,
             take=self._take,
-            stopped=self._over,
+            stopped=self._slices.over,
             idle=self._idle,
         )
-        self._began = time.monotonic()
-        self._slice_ends = self._began + self.settings.slice_s
+        self._slices.begin()
         try:
             with self.board.pulse():
                 worker.work(logging_level="WARNING")
@@ -128,11 +111,10 @@ class IndexService:
                 self._child.kill()
             self._child.close()
         sign_off(self._client, self.options.name)
-        if not self.stopped():
-            self.scheduler.end(self.turn, spent_s=time.monotonic() - self._began)
+        self._slices.end()
         client.close()
         self._client.close()
-        return self._next
+        return self._slices.next
 
     # --- one unit ---
 
@@ -239,24 +221,9 @@ class IndexService:
             self._report()
             self._attend(unit)
 
-    def _over(self) -> bool:
-        if self.stopped() or self._no_work_left or self._next is not None:
-            return True
-        if time.monotonic() >= self._slice_ends:
-            self._look_for_another(idle=False)
-        return self._next is not None
-
     def _idle(self) -> None:
         if self._unit is None:
-            self._no_work_left = not self.scheduler.wanted(self.build)
-            if not self._no_work_left:
-                self._look_for_another(idle=True)
-
-    def _look_for_another(self, *, idle: bool) -> None:
-        now = time.monotonic()
-        self._next = self.scheduler.another(self.turn, spent_s=now - self._began, idle=idle)
-        if not idle:
-            self._slice_ends = now + self.settings.slice_s
+            self._slices.idle()
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -283,11 +250,3 @@ class IndexService:
             "age_s": round(now - unit.since, 1) if unit is not None else 0.0,
         }
         report_worker(self._client, self.options.name, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
-
-    def _connect(self) -> redis.Redis:
-        return connect(
-            self.settings.broker_url,
-            password=self.settings.broker_password,
-            patient=True,
-            give_up=lambda: self.stopped.longer_than(self.options.drain_s),
-        )

@@ -19,8 +19,10 @@ from core.broker import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
 from core.indexing import IndexBuild
 from core.log import Events, configure
+from core.models import ModelConfig
 from core.settings import Settings
 from core.stopping import StopFlag
+from worker.embedders.base import Embedder
 from worker.embedders.hardware import free_memory, simulated_speed
 from worker.embedders.registry import load
 from worker.embedders.tune import tune
@@ -28,9 +30,13 @@ from worker.embedders.warm_up import warm_up
 from worker.index_access import IndexAccess
 from worker.index_service import IndexService
 from worker.progress import ProgressBoard
+from worker.report import LOADING, READY, WAITING, Report
 from worker.scheduler import Scheduler, Turn
-from worker.serving import LOADING, READY, WAITING, ModelService, Options, Report
+from worker.serving import ModelService
 from worker.sight import Sight
+from worker.workplace import Options, Workplace
+
+log = Events("worker")
 
 
 def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
@@ -42,61 +48,68 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
         scheduler = Scheduler(
             client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=sight.is_aside
         )
-        _serve(scheduler, sight, options, settings, stopped)
+        place = Workplace(
+            options=options,
+            settings=settings,
+            stopped=stopped,
+            scheduler=scheduler,
+            board=ProgressBoard(options.progress_fd),
+            sight=sight,
+        )
+        _serve(place, Report(options.report_fd))
 
 
-def _serve(scheduler: Scheduler, sight: Sight, options: Options, settings: Settings, stopped: StopFlag) -> None:
-    log = Events("worker")
-    report = Report(options.report_fd)
-    board = ProgressBoard(options.progress_fd)
+def _serve(place: Workplace, report: Report) -> None:
+    """Turn after turn: each gives the one that comes after it, or None where the next has to be waited for."""
     turn: Turn | None = None
-    while not stopped():
+    while not place.stopped():
         if turn is None:
             report.say(WAITING)
-            turn = scheduler.wait(stopped)
+            turn = place.scheduler.wait(place.stopped)
         if turn is None:
             return
-        model = turn.model
-        began = time.monotonic()
-        board.reset()
-        if isinstance(model, IndexBuild):
-            log.info("index_turn", index=model.index, build=model.build)
+        place.board.reset()
+        if isinstance(turn.model, IndexBuild):
+            log.info("index_turn", index=turn.model.index, build=turn.model.build)
             report.say(READY)
-            turn = IndexService(options, settings, stopped, scheduler, turn, model, board).serve()
-            continue
-        report.say(LOADING)
-        log.info("model_loading", model=model.spec, device=options.device)
-        try:
-            embedder = load(model, options.device)
-        except ModelError as error:
-            if options.run:
-                raise
-            # What one user misspelt must not end the workers of all the others.
-            scheduler.refuse(turn)
-            turn = None
-            log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
-            report.refuse(model.spec, f"{error.message}; {error.next_step}")
-            continue
-        if options.batch_size:
-            embedder.batch_size = options.batch_size
-        board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
-        tune(
-            embedder,
-            model,
-            device=options.device,
-            batch_size=options.batch_size,
-            compile_s=settings.compile_s,
-        )
-        load_s = time.monotonic() - began
-        log.info("model_loaded", model=model.spec, device=options.device, seconds=round(load_s, 2))
-        report.say(READY)
-        turn = ModelService(
-            options, settings, stopped, scheduler, turn, model, embedder, board, sight, load_s=load_s
-        ).serve()
-        if turn is not None:
-            log.info("turn_ended", model=model.spec, next=turn.name)
-        del embedder  # before the next model is loaded: a device may hold only one
-        free_memory()
+            turn = IndexService(place, turn, turn.model).serve()
+        else:
+            turn = _serve_model(place, turn, turn.model, report)
+            free_memory()  # before the next model is loaded: a device may hold only one
+
+
+def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Report) -> Turn | None:
+    """Load a model and serve the runs that use it; where it cannot be loaded, this process is never asked again."""
+    began = time.monotonic()
+    report.say(LOADING)
+    log.info("model_loading", model=model.spec, device=place.options.device)
+    try:
+        embedder = load(model, place.options.device)
+    except ModelError as error:
+        if place.options.run:
+            raise
+        # What one user misspelt must not end the workers of all the others.
+        place.scheduler.refuse(turn)
+        log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
+        report.refuse(model.spec, f"{error.message}; {error.next_step}")
+        return None
+    _try_out(embedder, model, place)
+    load_s = time.monotonic() - began
+    log.info("model_loaded", model=model.spec, device=place.options.device, seconds=round(load_s, 2))
+    report.say(READY)
+    following = ModelService(place, turn, model, embedder, load_s=load_s).serve()
+    if following is not None:
+        log.info("turn_ended", model=model.spec, next=following.name)
+    return following
+
+
+def _try_out(embedder: Embedder, model: ModelConfig, place: Workplace) -> None:
+    """Let a model embed something before it is trusted with work, and find how this device computes it best."""
+    asked, device = place.options.batch_size, place.options.device
+    if asked:
+        embedder.batch_size = asked
+    place.board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
+    tune(embedder, model, device=device, batch_size=asked, compile_s=place.settings.compile_s)
 
 
 def main() -> None:
@@ -116,7 +129,6 @@ def main() -> None:
     parser.add_argument("--siblings", type=int, default=1)
     options = Options(**vars(parser.parse_args()))
     configure()
-    log = Events("worker")
     stopped = StopFlag()
     stopped.install()
     # For the supervisor, which asks a process that is stuck where: this handler needs no interpreter.

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from core import hints
-from core.broker import ANSWER_S, RESULT_S, connect
+from core.broker import ANSWER_S, RESULT_S
 from core.errors import OutputError
 from core.hints import Hint
 from core.models import ModelConfig
 from core.registry import Rate, report_rate
 from core.scripts import load_scripts
-from core.settings import Settings
-from core.stopping import StopFlag
 from core.units import Unit
 from sources.kinds import fetchable
 from worker.attribution import Attribution
@@ -31,152 +27,47 @@ from worker.fetch import Fetcher
 from worker.heartbeat import Heartbeat
 from worker.hold import MOST_AHEAD, Hold
 from worker.pipeline import Pipeline
-from worker.progress import PULSE, ProgressBoard
+from worker.progress import PULSE
 from worker.publish import PublishStage
 from worker.read import ReadStage
 from worker.rq_worker import HintWorker
-from worker.scheduler import Scheduler, Turn
-from worker.sight import Sight
+from worker.scheduler import Turn
+from worker.slices import Slices
 from worker.stats import Stats
 from worker.trace import Trace
 from worker.work import Leases
-
-WAITING, LOADING, READY = b"W", b"L", b"R"
-"""What the process tells its supervisor through a pipe: it waits for work; loads a model; the model is loaded and has
-embedded something. Between them stand lines of JSON, each between two line ends: see `Report.refuse`."""
-PIPE_BYTES = 4096
-"""What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the supervisor asks of a worker process.
-
-    Attributes:
-        name: worker name, unique for ever.
-        device: "cpu", "cuda:N" or "sim:SPEED".
-        run: serve only this run; "" serves every run.
-        prefetch: remote files that are fetched before their units' turn.
-        threads: threads that decode and tokenise.
-        batch_size: samples per batch; 0 leaves it to the embedder.
-        transport: "auto", "payload" or "staging".
-        drain_s: time to finish begun units after a stop was asked for.
-        report_fd: where READY goes; -1 for nowhere.
-        progress_fd: memory that is shared with the supervisor, see `worker.progress`; -1 for none.
-        siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
-    """
-
-    name: str
-    device: str
-    run: str
-    prefetch: int
-    threads: int
-    batch_size: int
-    transport: str
-    drain_s: float
-    report_fd: int
-    progress_fd: int
-    version: str
-    siblings: int = 1
-
-
-class Report:
-    """Tells the supervisor what this process is at.
-
-    Args:
-        descriptor: the pipe to it; -1 for nowhere.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._said = b""
-
-    def say(self, word: bytes) -> None:
-        """Say WAITING, LOADING or READY, where that was not said last."""
-        if self._descriptor >= 0 and word != self._said:
-            self._said = word
-            os.write(self._descriptor, word)
-
-    def refuse(self, model: str, why: str) -> None:
-        """Say that a model cannot be loaded here, and why."""
-        if self._descriptor >= 0:
-            line = json.dumps({"model": model, "why": why[:1000]})
-            if len(line) > PIPE_BYTES - 2:
-                line = json.dumps({"model": model[:500], "why": "its log tells"})
-            os.write(self._descriptor, f"\n{line}\n".encode())
+from worker.workplace import Workplace
 
 
 class ModelService:
     """Serves every run that uses one loaded model.
 
     Args:
-        turn: the right to do so; what is spent of it is told to the scheduler.
-        sight: knows which inputs are on this machine.
+        turn: the right to do so.
+        load_s: what loading the model has taken.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        settings: Settings,
-        stopped: StopFlag,
-        scheduler: Scheduler,
-        turn: Turn,
-        model: ModelConfig,
-        embedder: Embedder,
-        board: ProgressBoard,
-        sight: Sight,
-        *,
-        load_s: float,
-    ) -> None:
-        self.options = options
-        self.settings = settings
-        self.stopped = stopped
-        self.scheduler = scheduler
-        self.turn = turn
+    def __init__(self, place: Workplace, turn: Turn, model: ModelConfig, embedder: Embedder, *, load_s: float) -> None:
+        self.options = place.options
+        self.settings = place.settings
+        self.stopped = place.stopped
+        self.scheduler = place.scheduler
+        self.board = place.board
+        self.sight = place.sight
         self.model = model
         self.embedder = embedder
-        self.board = board
-        self.sight = sight
         self.load_s = load_s
-        self.device_name = device_name(options.device)
+        self.device_name = device_name(self.options.device)
+        self.slices = Slices(self.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
+        self._place = place
         self._clients: list[redis.Redis] = []
         self.client = self._connect()
-        self.leases, self.stats = Leases(), Stats(options.threads)
-        self.trace = Trace(settings.trace, worker=options.name, device=options.device)
+        self.leases, self.stats = Leases(), Stats(self.options.threads)
+        self.trace = Trace(self.settings.trace, worker=self.options.name, device=self.options.device)
         self.heartbeat = self._make_heartbeat()
         self.pipeline = self._make_pipeline()
-        self.fetcher = Fetcher(
-            self.client,
-            self._connect(RESULT_S),
-            self.pipeline,
-            self.leases,
-            name=options.name,
-            model=self.model,
-            fingerprint=embedder.fingerprint,
-            dims=embedder.dims,
-            refuse=scheduler.refuse_run,
-            lease_s=settings.lease_s,
-            stopped=self._over,
-            only=options.run,
-            sight=sight,
-            claimed=self._claimed,
-            seconds_of=self.stats.throughput.seconds_of,
-        )
-        self.hold = Hold(
-            self.client,
-            self.leases,
-            self.stats.throughput,
-            self.model,
-            name=options.name,
-            runs=self.fetcher.serves,
-            prefetch=options.prefetch,
-            waiting=lambda: self.pipeline.waiting,
-            embedder=embedder,
-            stopped=lambda: self.stopped() or self._next is not None,
-        )
-        self._no_work_left = False
-        self._next: Turn | None = None
-        self._began = self._slice_ends = 0.0
+        self.fetcher = self._make_fetcher()
+        self.hold = self._make_hold()
 
     def serve(self) -> Turn | None:
         """Work until stopped, until no run needs the model, or until it is another one's turn, which is given then.
@@ -200,8 +91,7 @@ class ModelService:
         self.pipeline.start()
         try:
             with self.board.pulse():
-                self._began = time.monotonic()
-                self._slice_ends = self._began + self.settings.slice_s
+                self.slices.begin()
                 worker.work(logging_level="WARNING")
                 if self.pipeline.error is None:
                     self._drain()
@@ -215,15 +105,14 @@ class ModelService:
         for error in (worker.failed, self.pipeline.error, self.heartbeat.failed):
             if error is not None:
                 raise error
-        if not self.stopped():
-            self.scheduler.end(self.turn, spent_s=time.monotonic() - self._began)
+        self.slices.end()
         for client in self._clients:
             client.close()
         self.trace.close()
-        return self._next
+        return self.slices.next
 
     def _drain(self) -> None:
-        if self._next is None:
+        if self.slices.next is None:
             self.pipeline.drain(self.options.drain_s, at_once=lambda: self.stopped.count > 1)
             return
         moved = time.monotonic()
@@ -239,33 +128,15 @@ class ModelService:
         self.pipeline.drain(float("inf"), at_once=gave_up)
 
     def _over(self) -> bool:
-        if self.stopped() or self._no_work_left or self._next or self.pipeline.error or self.heartbeat.failed:
-            return True
-        if time.monotonic() >= self._slice_ends:
-            self._look_for_another(idle=False)
-        return self._next is not None
+        broken = self.pipeline.error is not None or self.heartbeat.failed is not None
+        return broken or self.slices.over()
 
     def _idle(self) -> None:
-        if self.leases.snapshot():
-            return
-        self._no_work_left = not self.scheduler.wanted(self.model)
-        if not self._no_work_left:
-            self._look_for_another(idle=True)
-
-    def _look_for_another(self, *, idle: bool) -> None:
-        now = time.monotonic()
-        self._next = self.scheduler.another(self.turn, spent_s=now - self._began, idle=idle)
-        if not idle:
-            self._slice_ends = now + self.settings.slice_s
+        if not self.leases.snapshot():
+            self.slices.idle()
 
     def _connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
-        client = connect(
-            self.settings.broker_url,
-            password=self.settings.broker_password,
-            patient=True,
-            give_up=lambda: self.stopped.longer_than(self.options.drain_s),
-            answer_s=answer_s,
-        )
+        client = self._place.connect(answer_s)
         self._clients.append(client)
         return client
 
@@ -304,6 +175,39 @@ class ModelService:
                 dims=embedder.dims,
                 transport=self.options.transport,
             ),
+        )
+
+    def _make_fetcher(self) -> Fetcher:
+        return Fetcher(
+            self.client,
+            self._connect(RESULT_S),
+            self.pipeline,
+            self.leases,
+            name=self.options.name,
+            model=self.model,
+            fingerprint=self.embedder.fingerprint,
+            dims=self.embedder.dims,
+            refuse=self.scheduler.refuse_run,
+            lease_s=self.settings.lease_s,
+            stopped=self._over,
+            only=self.options.run,
+            sight=self.sight,
+            claimed=self._claimed,
+            seconds_of=self.stats.throughput.seconds_of,
+        )
+
+    def _make_hold(self) -> Hold:
+        return Hold(
+            self.client,
+            self.leases,
+            self.stats.throughput,
+            self.model,
+            name=self.options.name,
+            runs=self.fetcher.serves,
+            prefetch=self.options.prefetch,
+            waiting=lambda: self.pipeline.waiting,
+            embedder=self.embedder,
+            stopped=lambda: self.stopped() or self.slices.next is not None,
         )
 
     def _keep_rate(self, client: redis.Redis, rows_per_s: float) -> None:

@@ -20,7 +20,7 @@ from core.errors import Exit
 from core.settings import Settings, child_environment
 from worker.embedders.hardware import simulated_speed
 from worker.progress import InHand, ProgressBoard, Span
-from worker.serving import LOADING, READY, WAITING
+from worker.report import LOADING, READY, WAITING
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """So many device faults with different units within this time are the fault of the device, and not of a unit."""

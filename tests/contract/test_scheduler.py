@@ -21,8 +21,8 @@ from worker import process
 from worker import read as reading
 from worker.embedders.stub import StubEmbedder
 from worker.scheduler import Scheduler, Turn
-from worker.serving import Options
 from worker.turns import Turns
+from worker.workplace import Options
 
 SLICE_S = 60.0
 

@@ -1,0 +1,38 @@
+"""What a worker process tells its supervisor through a pipe: what it is at, and which models cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+
+WAITING, LOADING, READY = b"W", b"L", b"R"
+"""It waits for work; loads a model; the model is loaded and has embedded something. Between them stand lines of JSON,
+each between two line ends: see `Report.refuse`."""
+PIPE_BYTES = 4096
+"""What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
+
+
+class Report:
+    """Tells the supervisor what this process is at.
+
+    Args:
+        descriptor: the pipe to it; -1 for nowhere.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._said = b""
+
+    def say(self, word: bytes) -> None:
+        """Say WAITING, LOADING or READY, where that was not said last."""
+        if self._descriptor >= 0 and word != self._said:
+            self._said = word
+            os.write(self._descriptor, word)
+
+    def refuse(self, model: str, why: str) -> None:
+        """Say that a model cannot be loaded here, and why."""
+        if self._descriptor >= 0:
+            line = json.dumps({"model": model, "why": why[:1000]})
+            if len(line) > PIPE_BYTES - 2:
+                line = json.dumps({"model": model[:500], "why": "its log tells"})
+            os.write(self._descriptor, f"\n{line}\n".encode())

@@ -1,0 +1,82 @@
+"""What a worker process works with, whatever it serves: its orders, its settings, and what it shares with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import redis
+
+from core.broker import ANSWER_S, connect
+from core.settings import Settings
+from core.stopping import StopFlag
+from worker.progress import ProgressBoard
+from worker.scheduler import Scheduler
+from worker.sight import Sight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the supervisor asks of a worker process.
+
+    Attributes:
+        name: worker name, unique for ever.
+        device: "cpu", "cuda:N" or "sim:SPEED".
+        run: serve only this run; "" serves every run.
+        prefetch: remote files that are fetched before their units' turn.
+        threads: threads that decode and tokenise.
+        batch_size: samples per batch; 0 leaves it to the embedder.
+        transport: "auto", "payload" or "staging".
+        drain_s: time to finish begun units after a stop was asked for.
+        report_fd: where `worker.report` writes; -1 for nowhere.
+        progress_fd: memory that is shared with the supervisor, see `worker.progress`; -1 for none.
+        version: of embq, as the supervisor has it.
+        siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
+    """
+
+    name: str
+    device: str
+    run: str
+    prefetch: int
+    threads: int
+    batch_size: int
+    transport: str
+    drain_s: float
+    report_fd: int
+    progress_fd: int
+    version: str
+    siblings: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """One worker process, as seen by what it serves.
+
+    Attributes:
+        stopped: whether the process is to end.
+        scheduler: says whose turn it is.
+        board: where the supervisor sees what is in hand.
+        sight: knows which inputs are on this machine.
+    """
+
+    options: Options
+    settings: Settings
+    stopped: StopFlag
+    scheduler: Scheduler
+    board: ProgressBoard
+    sight: Sight
+
+    def connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
+        """A client of its own for the caller, who closes it. It waits for a broker that is away.
+
+        It gives up where begun units have no more time to be finished in.
+
+        Args:
+            answer_s: how long one answer may take.
+        """
+        return connect(
+            self.settings.broker_url,
+            password=self.settings.broker_password,
+            patient=True,
+            give_up=lambda: self.stopped.longer_than(self.options.drain_s),
+            answer_s=answer_s,
+        )
