@@ -22,7 +22,8 @@ from core.uploads import UnderWay
 from embq import arriving, machines
 from embq.display import PLAIN_EVERY_S, panel, plain_line
 from embq.machines import Fleet
-from embq.progress import BrokerWatch, Progress, Watch
+from embq.progress import Progress
+from embq.watch import BrokerWatch, Watch
 
 LOOK_S = 1.0
 OVER = ("done", "cancelled")

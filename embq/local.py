@@ -13,8 +13,9 @@ from core.objects import Place
 from core.stopping import StopFlag
 from embq.display import Display, duration, stages_line
 from embq.options import settings_with
-from embq.progress import Progress, Watch
+from embq.progress import Progress
 from embq.session import Outcome, Session
+from embq.watch import Watch
 
 
 def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool) -> Outcome:

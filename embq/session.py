@@ -20,8 +20,9 @@ from core.settings import Settings
 from core.stopping import REPEAT_S
 from embq.children import Child
 from embq.display import Display
-from embq.progress import Progress, Watch
+from embq.progress import Progress
 from embq.rights import require
+from embq.watch import Watch
 from producer.enqueue import announce
 
 LOOK_S = 0.25

@@ -20,7 +20,7 @@ from core.registry import live_workers
 from embq.children import Child
 from embq.experiments.shares import Share, Traces, memory_mb
 from embq.experiments.texts import Records
-from embq.progress import Watch
+from embq.watch import Watch
 from producer.enqueue import Request, announce, prepare
 from sources.base import ReadOptions
 

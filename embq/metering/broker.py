@@ -17,8 +17,9 @@ from core.protocol import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key,
 from core.readings import Readings
 from core.registry import RunRecord
 from embq.eta import done_of, holders_wanted, share_of
-from embq.progress import Progress, progress_of
+from embq.progress import Progress
 from embq.seen import Seen
+from embq.watch import progress_of
 
 ANSWER_S = 2.0
 """A scrape waits for one answer, and no longer: less than Prometheus waits for a scrape."""

@@ -35,7 +35,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
 
     from embq import arriving, machines
     from embq.display import Display, panel
-    from embq.progress import BrokerWatch, Watch
+    from embq.watch import BrokerWatch, Watch
 
     if not run:
         _show_everything(_connected(broker), watch=watch, as_json=as_json)

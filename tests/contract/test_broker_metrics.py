@@ -24,7 +24,7 @@ from core.reporting import this_service
 from core.roles import ROLES
 from core.scripts import load_scripts
 from embq.metering.broker import SHOWN_S, BrokerMeter
-from embq.progress import BrokerWatch
+from embq.watch import BrokerWatch
 
 Told = dict[str, dict[tuple[str, ...], float]]
 

@@ -12,7 +12,7 @@ from waiting import wait_until
 from core.hints import Hint
 from core.registry import live_workers, report_worker, sign_off
 from core.scripts import load_scripts
-from embq.progress import BrokerWatch, Watch
+from embq.watch import BrokerWatch, Watch
 from worker.freeing import Death, LeaseFreer
 from worker.heartbeat import Heartbeat
 from worker.progress import ProgressBoard

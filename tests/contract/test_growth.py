@@ -12,8 +12,8 @@ from core.generations import Generation, append
 from core.layout import load_run
 from core.manifest import SegmentWriter
 from core.registry import register
-from embq.progress import Watch
 from embq.verify import verify
+from embq.watch import Watch
 from producer.enqueue import record_of
 from writer.daemon import Writer
 

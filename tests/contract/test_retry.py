@@ -31,8 +31,8 @@ from core.results import failure_batch
 from core.retries import key_digest
 from core.rows import RowSpec
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit
-from embq.progress import Watch
 from embq.verify import verify
+from embq.watch import Watch
 from producer.enqueue import Planned, Request, prepare
 from producer.growing import Asked, grow
 from producer.retry import Chosen, Retried, look, retry

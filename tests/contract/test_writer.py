@@ -26,7 +26,7 @@ from core.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
 from core.rows import Column, RowSpec
 from core.units import Failure
-from embq.progress import BrokerWatch, Watch
+from embq.watch import BrokerWatch, Watch
 from writer.daemon import Writer
 from writer.lock import WEDGED_S, LockKeeper
 from writer.service import RECONCILE_S, RunWriter

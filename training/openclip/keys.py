@@ -47,7 +47,7 @@ def recorded_keys(folder: Path | None) -> Iterator[None]:
             data = get_data(args, *rest, **options)
         train = data.get("train")
         if train is None or train.shared_epoch is None:
-            raise UsageError(f"{FLAG} is for training on shards", next_step=f"leave it out, or give --train-data")
+            raise UsageError(f"{FLAG} is for training on shards", next_step="leave it out, or give --train-data")
         train.dataloader = Recorded(train, folder, args.rank)
         return data
 
