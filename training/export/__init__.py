@@ -1,0 +1,1 @@
+"""From what a training left to a folder that the workers load."""

@@ -1,0 +1,55 @@
+"""An exported model becomes a folder at once: whole under its name, or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from core.durable import NO_SPACE, NOT_WRITABLE, fsync_file, fsync_folder
+from core.errors import OutputError, UsageError
+
+
+def check_target(target: Path) -> None:
+    """UsageError or OutputError where no model can be put there."""
+    if "?" in str(target):
+        raise UsageError(
+            f"{target}: the spec of a model could not name it, in which parameters follow a question mark",
+            next_step="take another name",
+        )
+    if target.is_dir() and any(target.iterdir()):
+        raise OutputError(
+            f"{target} is not empty, and an export replaces nothing", next_step="name a folder that is new, or empty"
+        )
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"{target} is a file", next_step="name a folder that is new, or empty")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` to fill; it becomes `target` when the block ends, and is gone where that fails.
+
+    Raises OutputError where it cannot be written.
+    """
+    check_target(target)
+    target = target.absolute()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in sorted(temporary.iterdir()):
+            fsync_file(path)
+        fsync_folder(temporary)
+        os.rename(temporary, target)  # an empty folder is replaced
+        fsync_folder(target.parent)
+    except OSError as error:
+        if error.errno not in NO_SPACE + NOT_WRITABLE:
+            raise
+        raise OutputError(
+            f"{target} cannot be written: {error.strerror}",
+            next_step="make room or give write permission, or name another folder",
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,149 @@
+"""A checkpoint of open_clip's training becomes a folder for `open_clip:local-dir:FOLDER`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.durable import file_sha256
+from core.errors import ModelError, UsageError
+from core.models import DECODES, REFERENCE, ModelConfig
+from training.export.checkpoint import Checkpoint, open_checkpoint
+from training.export.folder import check_target, new_folder
+from training.export.network import CONFIG, LOCAL, Network, model_failures
+from training.export.params import Arguments
+from training.export.provenance import provenance_of
+from training.export.tokens import tokenizer_of, write_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS = "open_clip_model.safetensors"
+PROVENANCE = "embq_export.json"
+
+EMBEDDED = (("image", "text"), ("image",), ("text",))
+"""What a run may embed with the model; the fingerprint is another for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A model in its folder.
+
+    Attributes:
+        folder: where it lies.
+        spec: names it to the workers.
+        fingerprints: modalities, as `--modality` takes them -> fingerprint in fp32, images decoded as `embq run` does.
+        provenance: what the folder tells of where it came from.
+        weights_bytes: of the safetensors file.
+        needs: what a worker needs beside the folder; "" for nothing.
+    """
+
+    folder: Path
+    spec: str
+    fingerprints: dict[str, str]
+    provenance: dict[str, Any]
+    weights_bytes: int
+    needs: str
+
+
+def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
+    """Write the checkpoint as a folder that the workers load, with the very outputs of the trained model.
+
+    Args:
+        given: a checkpoint, or the folder of a training, of which the latest one is taken.
+        target: a folder that is new or empty.
+        model: what the training called its model, where no params.txt lies beside the checkpoint or its folder moved.
+
+    Raises InputError and ModelError where there is no checkpoint, or it and the arguments of its training do not give a
+    model; OutputError where the folder cannot be written.
+    """
+    check_target(target)
+    checkpoint = open_checkpoint(given)
+    arguments = _arguments(checkpoint, model)
+    spec = f"open_clip:{LOCAL}{target.absolute()}"
+    with new_folder(target) as folder:
+        network = Network(arguments)
+        trained = network.trained(checkpoint, folder)
+        (folder / CONFIG).write_text(json.dumps(network.config, indent=2) + "\n", encoding="utf-8")
+        tokenizer = tokenizer_of(arguments)
+        write_tokenizer(tokenizer, folder)
+        _write_weights(trained, folder / WEIGHTS)
+        _check_equal(trained, tokenizer, folder)
+        fingerprints = {",".join(embedded): _fingerprint(folder, embedded) for embedded in EMBEDDED}
+        provenance = provenance_of(checkpoint, arguments, fingerprints, file_sha256(folder / WEIGHTS))
+        (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        size = (folder / WEIGHTS).stat().st_size
+    hub = network.config["model_cfg"]["text_cfg"].get("hf_model_name", "")
+    return Exported(
+        folder=target,
+        spec=spec,
+        fingerprints=fingerprints,
+        provenance=provenance,
+        weights_bytes=size,
+        needs=f"the configuration of {hub} from the model hub, or its cache (HF_HOME)" if hub else "",
+    )
+
+
+def _arguments(checkpoint: Checkpoint, model: str) -> Arguments:
+    given = {} if checkpoint.params is None else dict(Arguments.read(checkpoint.params).given)
+    if not given and not model:
+        raise UsageError(
+            f"{checkpoint.path}: no params.txt of its training lies above it, so nothing says what model it is of",
+            next_step="put the checkpoint back where it was written, or say what the training was given: --model NAME",
+        )
+    if model:
+        is_folder = Path(model).is_dir()
+        given["model"] = f"{LOCAL}{Path(model).absolute()}" if is_folder else model
+    return Arguments(given=given)
+
+
+def _write_weights(model: Any, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    # Each on its own, because safetensors refuses tensors that share memory.
+    save_file({name: one.contiguous().clone() for name, one in model.state_dict().items()}, path, {"format": "pt"})
+
+
+def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:
+    """ModelError where the folder gives another model: other weights, another preparation, or another vector."""
+    import open_clip
+    import torch
+
+    with model_failures(f"{LOCAL}{folder}"):
+        found = open_clip.create_model(f"{LOCAL}{folder}", require_pretrained=True).eval()
+    before, after = trained.state_dict(), found.state_dict()
+    differing = [name for name in before if name not in after or not torch.equal(before[name], after[name])]
+    prepared = [json.dumps(model.visual.preprocess_cfg, sort_keys=True) for model in (trained, found)]
+    if prepared[0] != prepared[1]:
+        differing.append("the preparation of images")
+    given = _outputs(found, tokenizer)
+    differing += [name for name, one in _outputs(trained, tokenizer).items() if not one.equal(given[name])]
+    if differing:
+        raise ModelError(
+            f"the folder would not give the trained model back: {len(differing)} things differ, first {differing[0]}",
+            next_step="report it with the params.txt of the training: a flag of it is not known to embq",
+        )
+
+
+def _outputs(model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
+    """What both towers give for one made-up image and one text."""
+    import torch
+    from open_clip.transform import PreprocessCfg
+
+    size = PreprocessCfg(**model.visual.preprocess_cfg).input_size
+    image = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return {
+            "the vector of an image": model.encode_image(image),
+            "the vector of a text": model.encode_text(tokenizer(["a photograph of a red bicycle"])),
+        }
+
+
+def _fingerprint(folder: Path, embedded: tuple[str, ...]) -> str:
+    from worker.embedders.registry import load
+
+    spec, decode = f"open_clip:{LOCAL}{folder}", DECODES[0] if "image" in embedded else REFERENCE
+    config = ModelConfig(spec=spec, modalities=embedded, precision="fp32", decode=decode)
+    return load(config, "cpu").fingerprint

@@ -1,0 +1,71 @@
+"""`embq train export`: a checkpoint becomes a model that the workers load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from embq.options import json_option
+
+if TYPE_CHECKING:
+    from training.export.openclip import Exported
+
+
+@click.command("export", epilog="Example: embq train export ./clip ./clip-model")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    default="",
+    metavar="NAME|FOLDER",
+    help="What the training called its model.  [what params.txt beside the checkpoint says]",
+)
+@json_option
+def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:
+    """Write CHECKPOINT to the folder DIR as a model to embed with.
+
+    CHECKPOINT is an epoch_N.pt of open_clip, or the folder of a training, of which the latest one is taken. The
+    folder's outputs are compared with those of the trained model before it gets its name. Each checkpoint has a
+    fingerprint of its own: rows of two of them never share an output.
+    """
+    from training.export.openclip import export_openclip
+
+    made = export_openclip(checkpoint, target, model=model)
+    if as_json:
+        _print_json(made)
+    else:
+        _print(made)
+
+
+def _print_json(made: Exported) -> None:
+    import json
+
+    told = {
+        "schema": 1,
+        "folder": str(made.folder),
+        "spec": made.spec,
+        "needs": made.needs,
+        "weights_bytes": made.weights_bytes,
+        "provenance": made.provenance,
+    }
+    click.echo(json.dumps(told))
+
+
+def _print(made: Exported) -> None:
+    source = made.provenance["checkpoint"]
+    seen = made.provenance["samples_seen"]
+    epoch = "" if source["epoch"] is None else f", epoch {source['epoch']}"
+    samples = "" if seen is None else f", {seen:,} samples seen"
+    lines = [
+        ("from", f"{source['path']}{epoch}{samples}"),
+        ("model", f"{made.folder}, {made.weights_bytes / 1e6:,.1f} MB, outputs equal to those of the trained model"),
+    ]
+    for embedded, fingerprint in made.fingerprints.items():
+        lines.append(("fingerprint", f"{fingerprint}  of {embedded.replace(',', ' and ')}, in fp32"))
+    if made.needs:
+        lines.append(("needs", made.needs))
+    for name, text in lines:
+        click.echo(f"{name:<12} {text}")
+    click.echo(f"next:  embq run SHARDS -o OUT -m {made.spec}")
