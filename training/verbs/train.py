@@ -7,10 +7,13 @@ import click
 from embq.lazy import Lazy
 
 LATER = {
+    "classify": ("training.verbs.classify", "Train a classifier of timm or torchvision on shards."),
     "export": ("training.verbs.export", "Write a checkpoint as a folder that the workers load."),
 }
 
 
-@click.group("train", cls=Lazy, later=LATER, epilog="Example: embq train export ./clip ./clip-model")
+@click.group(
+    "train", cls=Lazy, later=LATER, epilog="Example: embq train classify shards --validation val-shards --out resnet18"
+)
 def command() -> None:
     """Train on the shards that are embedded, and embed with what was trained."""

@@ -1,0 +1,1 @@
+"""Training a classifier on shards: one loop, whatever started its processes."""

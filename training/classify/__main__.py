@@ -1,0 +1,63 @@
+"""`python -m training.classify FLAGS`: one process of a training; torchrun, Slurm or Ray may start several."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from core.errors import Exit, UsageError
+from embq.options import json_option
+from training.classify.config import Config
+from training.classify.options import classify_options, device_option
+
+
+@click.command("training.classify")
+@classify_options
+@device_option
+@json_option
+def _flags(**said: Any) -> dict[str, Any]:
+    """One process of a training of a classifier; see `embq train classify`."""
+    return said
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train; gives 0, or 3 where samples could not be read. Raises as `training.classify.loop.train` does."""
+    from training.classify.loop import train
+    from training.classify.training import Stopped
+
+    try:
+        said = _flags.main(list(arguments), standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(error.format_message()) from error
+    if not isinstance(said, dict):  # --help
+        return Exit.DONE
+    as_json = said.pop("as_json")
+    try:
+        report = train(Config(**said))
+    except Stopped as stopped:
+        if os.environ.get("RANK", "0") == "0":
+            moment = stopped.moment
+            told = f"stopped before step {moment.step} of epoch {moment.epoch + 1}; the same command goes on there"
+            click.echo(told, err=True)
+        raise
+    if report is None:
+        return Exit.DONE
+    click.echo(json.dumps(report.to_json()) if as_json else report.text())
+    return Exit.SOME_FAILED if report.failed else Exit.DONE
+
+
+if __name__ == "__main__":
+    from embq.cli import show_error
+    from training.launch.member import attempt
+
+    outcome = attempt("training.classify", sys.argv[1:], int(os.environ.get("RANK", "0")))
+    if outcome.traceback:
+        sys.stderr.write(outcome.traceback)
+    elif outcome.message:
+        show_error(outcome.error())
+    sys.exit(outcome.status)

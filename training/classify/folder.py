@@ -1,0 +1,82 @@
+"""Where everything of a training lies, and that one training at a time writes there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from core.durable import drop, overwrite
+from core.errors import InputError, TryLaterError
+
+
+class Folder:
+    """The folder that `--out` names."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = root / "config.json"
+        self.log = root / "log.jsonl"
+        self.failures = root / "failures.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.weights = root / "model.safetensors"
+        self.model = root / "model.json"
+        self.curve = root / "curve.png"
+
+    def taken(self, rank: int) -> Path:
+        """What a process has taken of its epoch."""
+        return self.checkpoints / f"taken-{rank:04d}.jsonl"
+
+    def keys(self, rank: int) -> Path:
+        """The samples that a process trained on, where they are noted."""
+        return self.root / "keys" / f"rank-{rank:04d}.jsonl"
+
+    def read_config(self) -> dict[str, Any] | None:
+        """What `write_config` wrote; None in a new folder. InputError where the folder is something else."""
+        try:
+            said: dict[str, Any] = json.loads(self.config.read_text(encoding="utf-8"))
+            assert said["format"] == FORMAT
+        except FileNotFoundError:
+            if self.root.is_dir() and any(path for path in self.root.iterdir() if not path.name.startswith(".")):
+                raise InputError(
+                    f"--out {self.root} holds files, and no training", next_step="name a folder that is new or empty"
+                ) from None
+            return None
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise InputError(
+                f"{self.config} is not that of a training with `embq train classify`",
+                next_step="name a folder that is new or empty",
+            ) from error
+        return said
+
+    def write_config(self, said: Mapping[str, Any]) -> None:
+        """Keep what this training is."""
+        write_json(self.config, {"format": FORMAT, **said})
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For the length of the block nobody else trains into this folder; TryLaterError where somebody does."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TryLaterError(
+                    f"another process trains into {self.root}", next_step="wait for it, or name another --out"
+                ) from error
+            yield
+
+
+FORMAT = "embq-classify-1"
+"""What config.json says of itself."""
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON file, complete and durable, in place of what was there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    drop(temporary)
+    overwrite(path, json.dumps(value, indent=2).encode() + b"\n", temporary=temporary)

@@ -1,0 +1,63 @@
+"""A file of JSON lines, each at an epoch and a step, that can be cut back to where a training goes on.
+
+A line goes to the kernel in one write, so that it is there when the process is killed right after. A line that was cut
+off in a crash of the machine is taken for one that was never written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from core.durable import drop, overwrite
+
+
+class Journal:
+    """Appends lines to a file, and takes back those that are no longer true.
+
+    Args:
+        path: the file; it and its folder are made when they are needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed with this object
+
+    def add(self, epoch: int, step: int, said: Mapping[str, Any]) -> None:
+        """A line at a step, both counted from 0."""
+        self._file.write(json.dumps({"epoch": epoch, "step": step, **said}).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Make what was written survive a crash of the machine."""
+        os.fsync(self._file.fileno())
+
+    def cut(self, epoch: int, step: int) -> None:
+        """Take back every line at this step and behind it."""
+        kept = [line for line in lines(self.path) if (line["epoch"], line["step"]) < (epoch, step)]
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in kept)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        drop(temporary)
+        self._file.close()
+        overwrite(self.path, data, temporary=temporary)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+
+    def close(self) -> None:
+        """Write no more."""
+        self._file.close()
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a journal that are whole; none where there is no file."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError:  # zeros that a crash of the machine left
+                    return

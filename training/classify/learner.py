@@ -1,0 +1,138 @@
+"""What learns: a model, its optimiser, and one step of both."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from training.classify.config import Config
+from training.classify.group import Member, explained
+from training.classify.precision import Precision
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+    """A model on its device with its optimiser.
+
+    Attributes:
+        model: the network itself; its weights are what is kept.
+        trained: what a step calls: the network, or DDP around it, which averages the gradients of all processes.
+        optimizer: SGD with momentum.
+        scaler: of the loss, for fp16.
+        precision: of the forward pass.
+        loss: cross entropy, with label smoothing.
+        clip: highest norm of the gradient; 0 for any.
+        device: where all of this is.
+    """
+
+    model: nn.Module
+    trained: nn.Module
+    optimizer: torch.optim.SGD
+    scaler: torch.amp.GradScaler
+    precision: Precision
+    loss: nn.CrossEntropyLoss
+    clip: float
+    device: torch.device
+
+    @classmethod
+    def around(cls, model: nn.Module, config: Config, precision: Precision, member: Member) -> Learner:
+        """A learner of a model that is on its device; with several processes all take the weights of rank 0."""
+        import torch
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        trained: nn.Module = model
+        if member.world > 1:
+            ids = [member.device.index] if member.device.type == "cuda" else None
+            with explained(member):
+                trained = DistributedDataParallel(model, device_ids=ids)
+        return cls(
+            model=model,
+            trained=trained,
+            optimizer=torch.optim.SGD(
+                model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+            ),
+            scaler=precision.scaler(),
+            precision=precision,
+            loss=nn.CrossEntropyLoss(label_smoothing=config.label_smoothing),
+            clip=config.clip,
+            device=member.device,
+        )
+
+    def moved(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A batch on the device, in the order of memory that its convolutions are fastest with."""
+        import torch
+
+        on_gpu = self.device.type == "cuda"
+        order = torch.channels_last if on_gpu else torch.preserve_format
+        return (
+            images.to(self.device, non_blocking=on_gpu, memory_format=order),
+            labels.to(self.device, non_blocking=on_gpu),
+        )
+
+    def step(self, images: Tensor, labels: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
+        """Learn from one batch.
+
+        Args:
+            images: float32 (n, 3, height, width).
+            labels: int64 (n,).
+            lr: learning rate of this step.
+
+        Returns the mean loss of the batch, and how many of it were told right before the step; both stay on the device.
+        """
+        import torch
+
+        images, labels = self.moved(images, labels)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        with _norms_at_rest(self.model) if len(labels) == 1 else nullcontext():
+            with self.precision.autocast():
+                output = self.trained(images)
+                loss = self.loss(output.float(), labels)
+            self.scaler.scale(loss).backward()
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach(), (output.detach().argmax(1) == labels).sum()
+
+    def state(self) -> dict[str, Any]:
+        """All that a step changes."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+
+class _norms_at_rest(AbstractContextManager[None]):
+    """Batch normalisation by its running statistics: over one sample with maps of one pixel there are none to take."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from torch.nn.modules.batchnorm import _BatchNorm
+
+        self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+
+    def __enter__(self) -> None:
+        for norm in self._norms:
+            norm.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for norm in self._norms:
+            norm.train()
+
+
+def seed_step(*parts: int) -> None:
+    """Begin torch's random numbers anew, as seed, epoch, step and rank say: a resumed step draws what it would have."""
+    import torch
+
+    text = "/".join(map(str, parts)).encode()
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)

@@ -1,0 +1,139 @@
+"""What a training tells while it goes on: log.jsonl, and a line on the terminal. Only the process that leads tells."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from embq.display import PLAIN_EVERY_S, duration
+from training.classify.checkpoint import Moment
+from training.classify.folder import Folder
+from training.classify.group import Member
+from training.classify.journal import Journal
+from training.classify.meter import Meter
+from training.classify.schedule import Schedule
+from training.classify.validation import Measured
+
+
+class Log:
+    """Lines of a training. Loss and accuracy of steps are those of this process's own batches.
+
+    Args:
+        folder: of the training.
+        member: whose log it is.
+        schedule: says how much is left.
+        since: the first step that is made; lines of it and of later ones are taken back.
+    """
+
+    def __init__(self, folder: Folder, member: Member, schedule: Schedule, since: Moment) -> None:
+        self._journal = Journal(folder.log)
+        self._journal.cut(since.epoch, since.step)
+        self._member = member
+        self._schedule = schedule
+        self._line = _Line()
+        self._begun = time.monotonic()
+        self._made = 0
+        self._validations = 0
+        self._aside_s = 0.0
+
+    def say(self, text: str) -> None:
+        """A sentence for whoever watches."""
+        self._line.keep(text)
+
+    def train(self, moment: Moment, meter: Meter, lr: float) -> None:
+        """The steps up to this one, whose line it is."""
+        self._made += meter.steps
+        rate = meter.samples_per_s
+        self._journal.add(
+            moment.epoch,
+            moment.step,
+            {
+                "kind": "train",
+                "samples": meter.samples,
+                "loss": meter.loss,
+                "accuracy": meter.accuracy,
+                "lr": lr,
+                "samples_per_s": round(rate, 2),
+                "data_s": round(meter.data_s / max(1, meter.steps), 6),
+                "batch_s": round(meter.batch_s / max(1, meter.steps), 6),
+            },
+        )
+        schedule, world = self._schedule, self._member.world
+        together = f" ({world} processes {rate * world:,.0f})" if world > 1 else ""
+        self._line.show(
+            f"epoch {moment.epoch + 1}/{schedule.epochs}  step {moment.step + 1}/{schedule.epoch_steps}  "
+            f"loss {meter.loss:.3f}  right {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
+            f"{meter.data_s / max(meter.batch_s, 1e-9):.0%} waiting for data  {self._left(moment)}"
+        )
+
+    def _left(self, moment: Moment) -> str:
+        """By the mean time of a step since the start; what validation took is expected again after each epoch."""
+        left = self._schedule.steps - moment.epoch * self._schedule.epoch_steps - moment.step - 1
+        passed = time.monotonic() - self._begun - self._aside_s
+        again = self._aside_s / max(1, self._validations) * (self._schedule.epochs - moment.epoch)
+        return f"about {duration(max(0.0, left * passed / max(1, self._made) + again))} left"
+
+    def epoch(self, moment: Moment, said: dict[str, Any]) -> None:
+        """An epoch is over; `moment` is behind its last step."""
+        self._journal.add(moment.epoch, moment.step, {"kind": "epoch", **said})
+        self._line.keep(
+            f"epoch {moment.epoch + 1}/{self._schedule.epochs}: {said['samples']:,} samples in "
+            f"{duration(said['seconds'])}, {said['samples_per_s']:,.0f} samples/s"
+            + (f" of {self._member.world} processes" if self._member.world > 1 else "")
+            + (f", {said['failed']:,} failed" if said["failed"] else "")
+        )
+
+    def validation(self, moment: Moment, measured: Measured, seconds: float) -> None:
+        """The model was measured after an epoch."""
+        self._aside_s += seconds
+        self._validations += 1
+        self._journal.add(
+            moment.epoch,
+            moment.step,
+            {
+                "kind": "validation",
+                "loss": measured.loss,
+                "top1": measured.top1,
+                "top5": measured.top5,
+                "samples": measured.samples,
+                "failed": measured.failed,
+                "seconds": round(seconds, 3),
+            },
+        )
+        self._line.keep(
+            f"epoch {moment.epoch + 1}/{self._schedule.epochs}: validation loss {measured.loss:.3f}, "
+            f"top-1 {measured.top1:.1%}, top-5 {measured.top5:.1%} of {measured.samples:,} samples"
+        )
+
+    def sync(self) -> None:
+        """Make the log as durable as a checkpoint of this moment."""
+        self._journal.sync()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._journal.close()
+
+
+class _Line:
+    """One line that is written over on a terminal; elsewhere one every 30 seconds."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._shown_at = time.monotonic()
+
+    def show(self, text: str) -> None:
+        """For now."""
+        if self._on_terminal:
+            self._write(f"\r\x1b[2K{text}")
+        elif time.monotonic() - self._shown_at >= PLAIN_EVERY_S:
+            self.keep(text)
+
+    def keep(self, text: str) -> None:
+        """For good."""
+        self._shown_at = time.monotonic()
+        self._write(f"\r\x1b[2K{text}\n" if self._on_terminal else f"{text}\n")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

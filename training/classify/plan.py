@@ -1,0 +1,130 @@
+"""What a training will read, checked before anything is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import InputError
+from training.classify.config import Config
+from training.classify.schedule import Schedule
+from training.shards.counts import Shards, open_shards
+from training.shards.names import folder_of
+from training.shards.sizes import CLASSES, SIZES, classes_beside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A training's input.
+
+    Attributes:
+        shards: the training set.
+        validation: what is measured on; None for nothing.
+        classes: names by index.
+        epoch_samples: samples of an epoch, of all processes.
+    """
+
+    shards: Shards
+    validation: Shards | None
+    classes: list[str]
+    epoch_samples: int
+
+    def schedule(self, config: Config, world: int) -> Schedule:
+        """The learning rate of each step with so many processes."""
+        return Schedule(
+            highest=config.lr,
+            warmup=config.warmup_steps,
+            epoch_steps=max(1, -(-self.epoch_samples // (config.batch_size * world))),
+            epochs=config.epochs,
+        )
+
+
+def planned(config: Config) -> Plan:
+    """Find shards and classes; InputError for what is missing or does not fit."""
+    shards = open_shards(config.shards)
+    classes = _classes(config.classes, shards, config.shards)
+    return Plan(
+        shards=shards,
+        validation=_validation(config, classes),
+        classes=classes,
+        epoch_samples=_epoch_samples(config, shards),
+    )
+
+
+def check_spread(config: Config, plan: Plan, world: int) -> str:
+    """What to tell of processes that have nothing to read; "" where all have.
+
+    Raises InputError where a resampled epoch could not give every loader worker a shard of its own.
+    """
+    readers, shards = world * max(1, config.loader_workers), len(plan.shards.urls)
+    if not config.splitshards or shards >= readers:
+        return ""
+    idle = [rank for rank in range(world) if rank >= shards]
+    whose = (
+        f"the processes {', '.join(map(str, idle))} train on nothing" if idle else "some loader workers read nothing"
+    )
+    return (
+        f"{shards} shards for {world} processes with {config.loader_workers} loader workers each: {whose}; fewer "
+        "--loader-workers or --processes, or shards with fewer samples (`embq shards convert --maxcount`), use them all"
+    )
+
+
+def _classes(path: str, shards: Shards, expression: str) -> list[str]:
+    if path:
+        try:
+            said = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"--classes {path} cannot be read: {error}", next_step=_CLASSES_ARE) from error
+        if not isinstance(said, list) or not all(isinstance(name, str) for name in said) or not said:
+            raise InputError(f"--classes {path} is no list of names", next_step=_CLASSES_ARE)
+        return said
+    found = classes_beside(folder_of(shards.urls[0]))
+    if not found:
+        raise InputError(
+            f"{expression}: beside the shards there is no {CLASSES}, so the number of classes is not known",
+            next_step=f"give --classes FILE; {_CLASSES_ARE}",
+        )
+    return found
+
+
+_CLASSES_ARE = 'it is a JSON list of names, the first of class 0: ["ant", "bee"]'
+
+
+def _epoch_samples(config: Config, shards: Shards) -> int:
+    known, asked = shards.samples, config.epoch_samples
+    if known is None and asked is None:
+        raise InputError(
+            f"{config.shards}: how many samples the shards hold is not known, for there is no {SIZES} beside them",
+            next_step="let `embq shards verify FOLDER --write-sizes` count them, or give --epoch-samples N",
+        )
+    if known == 0:
+        raise InputError(f"{config.shards}: {SIZES} says that the shards are empty", next_step="name other shards")
+    if config.splitshards and None not in (known, asked) and known != asked:
+        raise InputError(
+            f"--epoch-samples {asked}, and the shards hold {known} by {SIZES}: an exact epoch takes each once",
+            next_step=f"leave out --epoch-samples, or leave out --splitshards to draw {asked} of them for each epoch",
+        )
+    samples = asked or known
+    assert samples is not None
+    return samples
+
+
+def _validation(config: Config, classes: list[str]) -> Shards | None:
+    if not config.validation:
+        return None
+    shards = open_shards(config.validation)
+    theirs = classes_beside(folder_of(shards.urls[0]))
+    if theirs is not None and theirs != classes:
+        first = next((i for i, (a, b) in enumerate(zip(theirs, classes, strict=False)) if a != b), None)
+        differ = (
+            f"{len(theirs)} classes instead of {len(classes)}"
+            if first is None
+            else f"class {first} is {theirs[first]!r} there, and {classes[first]!r} in the training set"
+        )
+        raise InputError(
+            f"--validation {config.validation} is of other classes: {differ}",
+            next_step="convert the validation pictures with the classes of the training set "
+            "(`embq shards convert --classes`)",
+        )
+    return shards

@@ -1,0 +1,73 @@
+"""How good a model is on samples that it was not trained on: each counted once over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from core.errors import InputError
+from training.classify.group import Member
+from training.classify.learner import Learner
+
+if TYPE_CHECKING:
+    from training.data.batch import Batch, Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A model's performance on the validation set.
+
+    Attributes:
+        loss: mean cross entropy.
+        top1, top5: part of the samples whose class is the most likely one, or among the five most likely ones.
+        samples: that were looked at.
+        failed: samples that could not be.
+        failures: what failed for this process.
+    """
+
+    loss: float
+    top1: float
+    top5: float
+    samples: int
+    failed: int
+    failures: tuple[Failure, ...]
+
+
+def measured(learner: Learner, member: Member, batches: Iterable[Batch]) -> Measured:
+    """Measure on this process's batches and add up over all processes, each of which has to call it."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    learner.model.eval()
+    sums = torch.zeros(3, dtype=torch.float64, device=learner.device)
+    samples = 0
+    failures: list[Failure] = []
+    with torch.inference_mode():
+        for batch in batches:
+            failures += batch.failed
+            if not len(batch):
+                continue
+            images, labels = learner.moved(batch.images, batch.labels)
+            with learner.precision.autocast():
+                output = learner.model(images)
+            nearest = output.float().topk(min(5, output.shape[1]), dim=1).indices == labels[:, None]
+            loss = cross_entropy(output.float(), labels, reduction="sum")
+            sums += torch.stack([loss.double(), nearest[:, 0].sum().double(), nearest.sum().double()])
+            samples += len(batch)
+    learner.model.train()
+    failed = sum(failure.samples for failure in failures)
+    loss_sum, right, near, total, lost = member.totals([*sums.tolist(), samples, failed])
+    if not total:
+        raise InputError(
+            "no validation sample could be read",
+            next_step="look at the shards with `embq shards verify`, or leave out --validation",
+        )
+    return Measured(
+        loss=loss_sum / total,
+        top1=right / total,
+        top5=near / total,
+        samples=int(total),
+        failed=int(lost),
+        failures=tuple(failures),
+    )
