@@ -11,14 +11,14 @@ from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
 from core.objects import is_url, place
 from core.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
-from embq.options import INPUT_FORMATS
+from embq.run_options import INPUT_FORMATS
 from producer.enqueue import Request
 from producer.selection import Selection
 from sources.base import ReadOptions
 
 
 def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
-    """The request that the options of `embq.options.run_options` make; UsageError for an unknown modality."""
+    """The request that the options of `embq.run_options` make; UsageError for an unknown modality."""
     modalities = tuple(part.strip() for part in options["modality"].split(",") if part.strip())
     for modality in modalities:
         if modality not in MODALITIES:

@@ -15,7 +15,8 @@ from core.errors import Exit, UsageError
 from core.objects import ObjectPath, Place, place
 from embq.indexing.changes import change, grown
 from embq.indexing.course import Shown
-from embq.options import service_client, settings_with
+from embq.options import settings_with
+from embq.resident import service_client
 from indexer.build import Asked, Built, build
 from indexer.building import BuildSpec
 from indexer.collection import Collection, open_collection

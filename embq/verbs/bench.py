@@ -3,87 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from embq.lazy import Lazy
-from embq.options import devices_option, json_option, precision_option
+from embq.options import devices_option, json_option, precision_option, stacked
 from embq.verbs.bench_images import command as images
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 CHUNKS = 20_648_877
 """Chunks of the English Wikipedia that were embedded on three cards when the queue was first tried."""
 
 
-def experiment_options(function: F) -> F:
-    """What all experiments have in common."""
-    for decorate in reversed(
-        (
-            click.option(
-                "--model",
-                "-m",
-                default="",
-                metavar="SPEC",
-                help="What embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
-            ),
-            precision_option,
-            click.option(
-                "--texts",
-                default="",
-                metavar="FILE",
-                help="Texts to embed, in any form that `embq run` reads.  [docstrings of Python's own library]",
-            ),
-            click.option(
-                "--records",
-                type=click.IntRange(min=1),
-                default=None,
-                metavar="N",
-                help="Records of each run; texts are repeated if need be.  [as many as --seconds allow]",
-            ),
-            click.option(
-                "--seconds",
-                type=click.FloatRange(min=0.1, max=3600),
-                default=8.0,
-                show_default=True,
-                metavar="S",
-                help="What each run takes, about, by the speed of the warm-up.",
-            ),
-            click.option(
-                "--replicates",
-                type=click.IntRange(min=2, max=100),
-                default=3,
-                show_default=True,
-                metavar="R",
-                help="Runs of each condition.",
-            ),
-            devices_option,
-            click.option(
-                "--chunks",
-                type=click.IntRange(min=1),
-                default=CHUNKS,
-                show_default=True,
-                metavar="N",
-                help="Say how long so many would take.",
-            ),
-            click.option(
-                "--seed", type=int, default=0, show_default=True, metavar="N", help="Of the order of runs and texts."
-            ),
-            click.option(
-                "--out",
-                "-o",
-                default="embq-bench",
-                show_default=True,
-                type=click.Path(file_okay=False),
-                help="Folder for the figures and the picture; those of an earlier time are replaced.",
-            ),
-            json_option,
-        )
-    ):
-        function = decorate(function)
-    return function
-
+experiment_options = stacked(
+    click.option(
+        "--model",
+        "-m",
+        default="",
+        metavar="SPEC",
+        help="What embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
+    ),
+    precision_option,
+    click.option(
+        "--texts",
+        default="",
+        metavar="FILE",
+        help="Texts to embed, in any form that `embq run` reads.  [docstrings of Python's own library]",
+    ),
+    click.option(
+        "--records",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="Records of each run; texts are repeated if need be.  [as many as --seconds allow]",
+    ),
+    click.option(
+        "--seconds",
+        type=click.FloatRange(min=0.1, max=3600),
+        default=8.0,
+        show_default=True,
+        metavar="S",
+        help="What each run takes, about, by the speed of the warm-up.",
+    ),
+    click.option(
+        "--replicates",
+        type=click.IntRange(min=2, max=100),
+        default=3,
+        show_default=True,
+        metavar="R",
+        help="Runs of each condition.",
+    ),
+    devices_option,
+    click.option(
+        "--chunks",
+        type=click.IntRange(min=1),
+        default=CHUNKS,
+        show_default=True,
+        metavar="N",
+        help="Say how long so many would take.",
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of the order of runs and texts."),
+    click.option(
+        "--out",
+        "-o",
+        default="embq-bench",
+        show_default=True,
+        type=click.Path(file_okay=False),
+        help="Folder for the figures and the picture; those of an earlier time are replaced.",
+    ),
+    json_option,
+)
+"""What all experiments have in common."""
 
 unit_size_option = click.option(
     "--unit-size",

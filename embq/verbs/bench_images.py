@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from embq.options import INPUT_FORMATS, decode_option, devices_option, json_option, precision_option
+from embq.options import (
+    batch_size_option,
+    decode_option,
+    devices_option,
+    json_option,
+    precision_option,
+    prepare_threads_option,
+)
+from embq.run_options import INPUT_FORMATS
 
 
 @click.command(
@@ -35,12 +43,8 @@ from embq.options import INPUT_FORMATS, decode_option, devices_option, json_opti
     metavar="S",
     help="What each stage alone is measured for, about; all together take twice as long.",
 )
-@click.option(
-    "--prepare-threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads that decode.  [by cores]"
-)
-@click.option(
-    "--batch-size", type=click.IntRange(min=0), default=0, metavar="N", help="Images per pass.  [by model and device]"
-)
+@prepare_threads_option
+@batch_size_option
 @click.option("--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="What the inputs are.  [by their names]")
 @click.option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
 @click.option("--image-column", default="", metavar="NAME", help="Column of images, or of their paths.")

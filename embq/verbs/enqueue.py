@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.options import broker_option, json_option, priority_option, required_url, run_options, settings_with
+from embq.options import broker_option, json_option, priority_option, required_url, settings_with
 from embq.planning import PlanningCommand
+from embq.run_options import run_options
 
 if TYPE_CHECKING:
     from core.settings import Settings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from core.listening import Address
-from embq.options import broker_option, metrics_option, reporter, service_client, settings_with
+from embq.options import broker_option, metrics_option, settings_with
+from embq.resident import reporter, service_client
 
 
 @click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")

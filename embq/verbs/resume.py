@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.objects import is_folder, place
-from embq.options import broker_option, json_option, settings_with, worker_options
+from embq.options import broker_option, json_option, settings_with
+from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
     from core.layout import RunInfo

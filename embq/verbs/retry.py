@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.options import broker_option, json_option, settings_with, worker_options
+from embq.options import broker_option, json_option, settings_with
+from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
     from core.objects import Place

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
-from embq.options import broker_option, json_option, priority_option, run_options, worker_options
+from embq.options import broker_option, json_option, priority_option
 from embq.planning import PlanningCommand
+from embq.run_options import run_options
+from embq.worker_options import worker_options
 
 
 @click.command(

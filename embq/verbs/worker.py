@@ -7,16 +7,9 @@ import click
 import embq
 from core.errors import Exit
 from core.listening import Address
-from embq.options import (
-    broker_option,
-    json_option,
-    metrics_option,
-    reporter,
-    required_url,
-    service_client,
-    settings_with,
-    worker_options,
-)
+from embq.options import broker_option, json_option, metrics_option, required_url, settings_with
+from embq.resident import reporter, service_client
+from embq.worker_options import worker_options
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")

@@ -6,7 +6,8 @@ import click
 
 import embq
 from core.listening import Address
-from embq.options import broker_option, metrics_option, reporter, service_client, settings_with
+from embq.options import broker_option, metrics_option, settings_with
+from embq.resident import reporter, service_client
 
 
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")

@@ -1,0 +1,59 @@
+"""How resident services begin: at a broker that they may use, and known there to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from core.settings import Settings
+from embq.options import required_url
+
+if TYPE_CHECKING:
+    import redis
+
+    from core.fleet import Service
+    from core.reporting import Reporter
+
+
+def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool], instead: str = "") -> redis.Redis:
+    """A patient client for a resident service, after checking that the broker can be used, and by our user.
+
+    Args:
+        verb: the service.
+        give_up: whether it is to stop; then it does not wait for a broker that is away.
+        instead: what else a user can do whom the broker does not let do this.
+    """
+    from core.broker import check, connect
+    from embq.rights import require
+
+    url = required_url(settings)
+    with connect(url, password=settings.broker_password) as client:
+        check(client, url)
+        require(client, verb, instead=instead)
+    return connect(url, password=settings.broker_password, patient=True, give_up=give_up)
+
+
+def reporter(
+    settings: Settings,
+    role: str,
+    *,
+    only: str,
+    metrics: str = "",
+    look: Callable[[Service], Service] = lambda service: service,
+) -> Reporter:
+    """Reports this process to the broker as a service, by a client of its own.
+
+    Args:
+        role: see `core.fleet.ROLES`.
+        only: the one run that it serves; "" for all.
+        metrics: HOST:PORT of its metrics; "" for none.
+        look: see `core.reporting.Reporter`.
+    """
+    import embq
+    from core.broker import connect
+    from core.reporting import Reporter, this_service
+
+    def client(give_up: Callable[[], bool]) -> redis.Redis:
+        return connect(settings.broker_url, password=settings.broker_password, give_up=give_up)
+
+    return Reporter(client, this_service(role, version=embq.__version__, run=only, metrics=metrics), look=look)
