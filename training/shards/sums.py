@@ -12,7 +12,7 @@ from core.errors import InputError
 _LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*(?:\.tar(?:\.[0-9a-z]+)?)?)", re.DOTALL | re.ASCII)
 """A name as (before, number, after): the last number, not counting the one in a suffix such as .tar.bz2."""
 
-_SPECIAL = ("{", "}", ",", "::", "\\", "\n")
+SPECIAL = ("{", "}", ",", "::", "\\", "\n")
 """What brace expansion and lists of shards give a meaning of their own."""
 
 
@@ -37,7 +37,7 @@ def contract(names: Iterable[str]) -> list[Run]:
     plain: list[Run] = []
     groups: defaultdict[tuple[str, str], list[_Numbered]] = defaultdict(list)
     for name in dict.fromkeys(names):
-        if found := next((text for text in _SPECIAL if text in name), ""):
+        if found := next((text for text in SPECIAL if text in name), ""):
             raise InputError(
                 f"{name!r}: brace expressions cannot say a name with {found!r} in it", next_step="rename the file"
             )

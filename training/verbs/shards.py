@@ -7,6 +7,7 @@ import click
 from embq.lazy import Lazy
 
 LATER = {
+    "convert": ("training.verbs.shards_convert", "Write pictures as shards, with their classes and captions."),
     "sum": ("training.verbs.shards_sum", "Say many shards as few brace expressions, with their samples and bytes."),
 }
 

@@ -1,0 +1,56 @@
+"""Folders of small photographs, their conversion into shards, and `embq shards` at work on them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.picture_files import encoded, photograph
+from training.shards.conversion import Converted
+from training.shards.conversion import convert as carry_out
+from training.shards.folders import class_folders
+from training.shards.pattern import Pattern
+from training.shards.pictures import Listing
+from training.shards.plan import Layout, Plan
+
+
+def class_tree(root: Path, count: int = 90, classes: tuple[str, ...] = ("cat", "dog", "owl")) -> Path:
+    """So many different photographs, taking turns among the folders of classes."""
+    for number in range(count):
+        folder = root / classes[number % len(classes)]
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = photograph(size=(48 + number % 50, 40 + number // 50))
+        (folder / f"p{number:03d}.JPEG").write_bytes(encoded(picture, "JPEG"))
+    return root
+
+
+def classed(root: Path, known: Sequence[str] | None = None) -> Listing:
+    """The pictures of a tree, none of whose classes may be empty."""
+    return class_folders(str(root), known=known, allow_empty=False)
+
+
+def plan_of(listing: Listing, out: Path, *, per_shard: int = 20, seed: int | None = 0, metadata: bool = True) -> Plan:
+    """The plan of a conversion into `out`."""
+    pattern = Pattern.parse(f"{out}/train-%06d.tar")
+    return Plan.make(listing, Layout(pattern=pattern, samples_per_shard=per_shard, seed=seed, metadata=metadata))
+
+
+def convert(plan: Plan, processes: int = 1) -> Converted:
+    """Carry out a plan."""
+    return carry_out(plan, "pictures", processes=processes)
+
+
+def shards(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`embq shards` in a process of its own."""
+    command = [sys.executable, "-m", "embq", "shards", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What `--json` printed."""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,80 @@
+"""Reads pictures as embq reads what it embeds, and tells those that it could not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from core.errors import InputError, SampleError
+from core.units import Sample
+from sources.fields import decode_text
+from training.shards.pictures import LeftOut, Listing, Picture
+from training.shards.processes import each
+from training.shards.writing import Desk, as_listed, members
+
+CHUNK = 256
+"""Pictures that a process looks at before it says what it found."""
+
+
+def without_empty(listing: Listing) -> Listing:
+    """The listing without pictures of no bytes, which are told by their sizes."""
+    empty = [LeftOut(one.name, "unidentified", "the file is empty") for one in listing.pictures if not one.size]
+    pictures = [one for one in listing.pictures if one.size] if empty else listing.pictures
+    return replace(listing, pictures=pictures, left_out=(*listing.left_out, *empty))
+
+
+def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callable[[int], None]) -> Listing:
+    """The listing without pictures that cannot be decoded, or have a caption or metadata that cannot be read.
+
+    Args:
+        metadata: see `Layout`.
+        processes: that look at once.
+        looked: called with the number of pictures that were looked at.
+    """
+    from pathlib import Path
+
+    desk = as_listed(listing, metadata=metadata, temporary=Path())
+    found: dict[str, LeftOut] = {}
+    left = iter(listing.pictures)
+    chunks: Iterator[Sequence[Picture]] = iter(lambda: list(islice(left, CHUNK)), [])
+    needed = min(processes, -(-len(listing.pictures) // CHUNK))
+    for count, bad in each(partial(_look, desk), chunks, max(1, needed)):
+        looked(count)
+        found |= {one.name: one for one in bad}
+    pictures = [one for one in listing.pictures if one.name not in found]
+    bad = [found[one.name] for one in listing.pictures if one.name in found]
+    return replace(listing, pictures=pictures, left_out=(*listing.left_out, *bad))
+
+
+def _look(desk: Desk, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
+    from worker.embedders.images import quiet_pillow
+
+    quiet_pillow()
+    found = (_problem(desk, picture) for picture in pictures)
+    return len(pictures), [one for one in found if one is not None]
+
+
+def _problem(desk: Desk, picture: Picture) -> LeftOut | None:
+    try:
+        made = members(picture, desk)
+        require_decodable(made[picture.extension])
+        if "txt" in made and not decode_text(made["txt"]).strip():
+            raise SampleError("empty_text", "the caption is empty or white space")
+    except InputError as error:
+        if error.code == "source_changed":
+            raise
+        return LeftOut(picture.name, error.code, error.message.removeprefix(os.path.join(desk.root, "")))
+    return None
+
+
+def require_decodable(data: bytes) -> None:
+    """SampleError, as for a sample that cannot be embedded, where an image cannot be decoded to its end."""
+    from worker.embedders import images
+
+    with images.Picture(Sample(ordinal=0, key="", image=data)) as picture:
+        # A JPEG at an eighth of its size: every bit is read, few pixels are made.
+        if picture.pixels(8 if picture.frame is not None else 1) is None:
+            picture.decoded()

@@ -1,0 +1,102 @@
+"""Pictures that are to become samples, before anything of them is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+OPEN_CLIP_READS = ("jpg", "png", "jpeg", "webp")
+"""Extensions that open_clip's loader of shards takes; it leaves out samples of others without a word (3.3.0)."""
+
+
+class Beside(NamedTuple):
+    """A file beside a picture that belongs to its sample: `txt`, its caption, or `json`, its metadata."""
+
+    extension: str
+    size: int
+    mtime_ns: int
+
+
+class Picture(NamedTuple):
+    """A picture as it was found. A tuple because there are millions of them.
+
+    Attributes:
+        name: path relative to the root of its listing, or an absolute one; how it is called to users.
+        size: bytes.
+        mtime_ns: when it was last changed.
+        label: index of its class; None without classes.
+        caption: from a list; None where it has none, or a file beside it.
+        metadata: what else a list says, as a JSON object; None for nothing.
+        beside: what belongs to it, by extension.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int
+    label: int | None = None
+    caption: str | None = None
+    metadata: str | None = None
+    beside: tuple[Beside, ...] = ()
+
+    @property
+    def extension(self) -> str:
+        """In lower case, without the dot."""
+        return self.name.rpartition(".")[2].lower()
+
+    @property
+    def has_caption(self) -> bool:
+        """Whether its sample gets a `txt`."""
+        return self.caption is not None or any(one.extension == "txt" for one in self.beside)
+
+
+class LeftOut(NamedTuple):
+    """A picture that becomes no sample, and why.
+
+    Attributes:
+        code: as of a failed sample, see docs/operations.md.
+    """
+
+    name: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Pictures in order of their names, or of a list.
+
+    Attributes:
+        root: folder that names are relative to.
+        pictures: those that are to become samples.
+        classes: names by index; None where pictures have no classes.
+        others: extension -> files that are neither pictures nor belong to one.
+        left_out: pictures that become no samples.
+    """
+
+    root: str
+    pictures: Sequence[Picture]
+    classes: tuple[str, ...] | None
+    others: Counter[str] = field(default_factory=Counter)
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def notes(listing: Listing) -> list[str]:
+    """What a user may want to know of the pictures, one line each."""
+    said = []
+    if listing.others:
+        shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in listing.others.most_common(6))
+        said.append(f"{sum(listing.others.values()):,} other files stay behind: {shown}")
+    kinds = Counter(picture.extension for picture in listing.pictures)
+    if unread := {kind: count for kind, count in kinds.items() if kind not in OPEN_CLIP_READS}:
+        shown = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(unread.items()))
+        said.append(f"open_clip's training leaves out what is not jpg, png, jpeg or webp: {shown}")
+    captions = sum(picture.has_caption for picture in listing.pictures)
+    if not captions and listing.classes is None:
+        said.append("neither classes nor captions: shards to embed, and not to train on")
+    elif 0 < captions < len(listing.pictures):
+        said.append(
+            f"{len(listing.pictures) - captions:,} pictures have no caption: open_clip's training leaves them out"
+        )
+    return said

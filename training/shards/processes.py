@@ -1,0 +1,63 @@
+"""Work that is done by several processes at once, none of which outlives this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+from core.errors import OutputError
+
+AHEAD = 2
+"""Items that wait for each process, so that none waits for an item."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def each(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[R]:
+    """What a function gives for each item, in the order in which the answers come.
+
+    Args:
+        function: at module level, or a partial of one that is.
+        processes: how many; 1 works in this one.
+
+    Raises what the function raises, after what had begun has ended; OutputError where a process was killed.
+    """
+    if processes == 1:
+        yield from map(function, items)
+        return
+    # Forked: what is imported here, above all torch by webdataset, is imported once.
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
+    left = iter(items)
+    under_way: set[Future[R]] = {pool.submit(function, item) for item in islice(left, AHEAD * processes)}
+    try:
+        while under_way:
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+                under_way |= {pool.submit(function, item) for item in islice(left, 1)}
+    except BrokenProcessPool as error:
+        raise OutputError(
+            "a process of this command was killed, perhaps because memory ran out",
+            code="process_killed",
+            next_step="run the same command again; --processes 1 needs the least memory",
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(parent: int) -> None:
+    """In a new process: end with the parent, and leave it to the parent what an interruption means."""
+    from core.embedded import die_with_parent
+
+    die_with_parent()
+    if os.getppid() != parent:  # it ended before the kernel was told
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

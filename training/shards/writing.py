@@ -1,0 +1,123 @@
+"""Writes one shard: complete under its name, or not there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.durable import drop, publish
+from core.errors import InputError, SampleError
+from sources.fields import compact_json, decode_metadata, parse_object
+from sources.storage import source_errors
+from training.shards.pictures import Listing, Picture
+from training.shards.plan import Slice
+
+BUFFER_BYTES = 4 << 20
+"""Written at once: tarfile alone writes 10 kB at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What is the same for all shards of a conversion.
+
+    Attributes:
+        root: folder that names of pictures are relative to.
+        classes: see `Listing`.
+        metadata: see `Layout`.
+        temporary: folder for shards that are not complete, on the file system of the others.
+    """
+
+    root: str
+    classes: tuple[str, ...] | None
+    metadata: bool
+    temporary: Path
+
+
+def write_shard(slice_: Slice, path: Path, desk: Desk) -> int:
+    """Write the shard of a slice, durably, in place of nothing or of an earlier one; gives its bytes.
+
+    Raises InputError where a picture is not as it was planned or cannot be read, OSError where the shard cannot be
+    written.
+    """
+    import webdataset
+
+    temporary = desk.temporary / f"{path.name}.{os.getpid()}"
+    try:
+        with open(temporary, "wb", buffering=BUFFER_BYTES) as file:
+            with webdataset.TarWriter(file, encoder=False, mtime=0, compress=False) as writer:
+                for number, picture in enumerate(slice_.pictures, slice_.first):
+                    writer.write({"__key__": f"{number:08d}", **members(picture, desk)})
+            file.flush()
+            size = file.tell()
+        publish(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            drop(temporary)
+        raise
+    return size
+
+
+def members(picture: Picture, desk: Desk) -> dict[str, bytes]:
+    """Extension -> content of what a picture becomes: the picture, `cls`, `txt` and `json`, as far as there are such.
+
+    Raises InputError where a file is not as it was planned, cannot be read, or is metadata that is no JSON object.
+    """
+    sides = {one.extension: one.size for one in picture.beside}
+    stem = picture.name.rpartition(".")[0]
+    made = {picture.extension: _content(desk.root, picture.name, picture.size)}
+    if picture.label is not None:
+        made["cls"] = str(picture.label).encode()
+    if picture.caption is not None:
+        made["txt"] = picture.caption.encode()
+    elif "txt" in sides:
+        made["txt"] = _content(desk.root, f"{stem}.txt", sides["txt"])
+    if desk.metadata:
+        said = picture.metadata or "{}"
+        if "json" in sides:
+            said = _object(_content(desk.root, f"{stem}.json", sides["json"]), f"{stem}.json")
+        made["json"] = _account(picture, said, desk.classes).encode()
+    return made
+
+
+def as_listed(listing: Listing, *, metadata: bool, temporary: Path) -> Desk:
+    """The desk for the pictures of a listing."""
+    return Desk(root=listing.root, classes=listing.classes, metadata=metadata, temporary=temporary)
+
+
+def _account(picture: Picture, said: str, classes: tuple[str, ...] | None) -> str:
+    """Metadata of a sample: what is said of the picture, and which file it was."""
+    fields = parse_object(said, "bad_metadata") | {"file": picture.name}
+    if picture.label is not None and classes is not None:
+        fields["class"] = classes[picture.label]
+    try:
+        return compact_json(fields, "bad_metadata")
+    except SampleError as error:
+        raise _unusable(picture.name, error.message, error.code) from error
+
+
+def _object(data: bytes, name: str) -> str:
+    try:
+        return decode_metadata(data)
+    except SampleError as error:
+        raise _unusable(name, error.message, error.code) from error
+
+
+def _content(root: str, name: str, size: int) -> bytes:
+    path = os.path.join(root, name)
+    with source_errors(path), open(path, "rb", buffering=0) as file:
+        data = file.readall()
+    if len(data) != size:
+        raise InputError(
+            f"{path}: has {len(data):,} bytes, and had {size:,} when the conversion began",
+            code="source_changed",
+            next_step="let who writes it finish, then run the same command again",
+        )
+    return data
+
+
+def _unusable(name: str, why: str, code: str) -> InputError:
+    return InputError(
+        f"{name}: {why}", code=code, next_step="mend it, or run the same command with --check, which leaves such out"
+    )

@@ -1,0 +1,213 @@
+"""`embq shards convert`: pictures as webdataset shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from core.errors import Exit, InputError, UsageError
+from embq.options import json_option
+
+if TYPE_CHECKING:
+    from training.shards.conversion import Converted
+    from training.shards.pattern import Pattern
+    from training.shards.pictures import Listing
+    from training.shards.plan import Plan
+
+SHOWN = 20
+"""Pictures that are left out and printed; --json and the record have all."""
+
+
+@click.command("convert", epilog="Example: embq shards convert ./imagenet/train shards/train-%06d.tar")
+@click.argument("source", metavar="DIR|LIST")
+@click.argument("pattern", metavar="PATTERN")
+@click.option(
+    "--samples-per-shard",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="Of each but the last.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of the order of the samples.")
+@click.option("--no-shuffle", is_flag=True, help="Keep the order of names, or of LIST: for validation.")
+@click.option("--no-classes", is_flag=True, help="Take all pictures below DIR, whatever their folders are called.")
+@click.option(
+    "--classes",
+    "classes_file",
+    metavar="FILE",
+    help="classes.json of other shards, whose indices to use.  [the one beside PATTERN]",
+)
+@click.option("--allow-empty", is_flag=True, help="A class may have no pictures; its index stays free.")
+@click.option("--no-metadata", is_flag=True, help="Leave out the json of each sample, which says which file it was.")
+@click.option("--check", is_flag=True, help="Decode every picture first, and leave out those that cannot be.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="N", help="That write at once.  [one per core, up to 8]"
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
+@json_option
+def command(
+    source: str,
+    pattern: str,
+    samples_per_shard: int,
+    seed: int,
+    no_shuffle: bool,
+    no_classes: bool,
+    classes_file: str | None,
+    allow_empty: bool,
+    no_metadata: bool,
+    check: bool,
+    processes: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Write the pictures of DIR or LIST as webdataset shards PATTERN, such as shards/train-%06d.tar.
+
+    DIR holds a folder for each class, or pictures with captions in .txt files beside them. LIST is a .csv, .tsv or
+    .jsonl with a path and a class, a caption or both in each row, or a file with a path on each line. A sample has the
+    bytes of the picture as they are, its class index as cls, its caption as txt, and as json which file it was.
+
+    The same pictures, options and seed give the same bytes, with any number of processes. What was interrupted goes on
+    when the command is given again. classes.json and sizes.json come last, beside the shards.
+
+    Exit status: 0 all pictures are in the shards, 3 some were left out.
+    """
+    from core.cores import cores
+    from training.shards.conversion import convert
+    from training.shards.course import Course
+    from training.shards.pattern import Pattern
+    from training.shards.plan import Layout, Plan
+
+    named, began = Pattern.parse(pattern), time.monotonic()
+    processes = processes or min(8, cores())
+    listing = _listing(source, named, _known(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
+    listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
+    layout = Layout(
+        pattern=named,
+        samples_per_shard=samples_per_shard,
+        seed=None if no_shuffle else seed,
+        metadata=not no_metadata,
+    )
+    plan = Plan.make(listing, layout)
+    if dry_run:
+        _print(plan, None, 0.0, as_json=as_json)
+        return Exit.SOME_FAILED if listing.left_out else Exit.DONE
+    with Course("samples", len(plan.order), plan.bytes, quiet=as_json) as course:
+        done = convert(
+            plan,
+            source,
+            processes=processes,
+            kept=lambda one: course.skip(len(one.pictures), one.bytes),
+            wrote=lambda one: course.add(len(one.pictures), one.bytes),
+        )
+    _print(plan, done, time.monotonic() - began, as_json=as_json)
+    return Exit.SOME_FAILED if listing.left_out else Exit.DONE
+
+
+def _known(classes_file: str | None, pattern: Pattern) -> tuple[str, ...] | None:
+    """The classes whose indices are to be used."""
+    from training.shards.conversion import classes_there
+    from training.shards.sizes import CLASSES, classes_beside
+
+    if classes_file is None:
+        return classes_there(pattern.folder)
+    folder, name = os.path.split(classes_file)
+    if name != CLASSES:
+        raise UsageError(f"{classes_file}: is not called {CLASSES}", next_step=f"name the {CLASSES} of other shards")
+    known = classes_beside(folder or ".")
+    if known is None:
+        raise InputError(f"{classes_file}: does not exist", code="source_missing", next_step="check the path")
+    return tuple(known)
+
+
+def _listing(
+    source: str, pattern: Pattern, known: tuple[str, ...] | None, *, no_classes: bool, allow_empty: bool
+) -> Listing:
+    from training.shards.folders import class_folders, has_folders, without_classes
+    from training.shards.lists import listed
+
+    if pattern.folder.resolve().is_relative_to(Path(source).resolve()):
+        raise UsageError(
+            f"{pattern.folder}: lies in {source}, whose pictures are to be converted",
+            next_step="write the shards into a folder outside of it",
+        )
+    if not os.path.isdir(source):
+        return listed(source, known=known, with_classes=not no_classes, allow_empty=allow_empty)
+    if no_classes or not has_folders(source):
+        return without_classes(source)
+    return class_folders(source, known=known, allow_empty=allow_empty)
+
+
+def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
+    """The listing without what becomes no sample."""
+    from training.shards.checking import checked, without_empty
+    from training.shards.course import Course
+
+    listing = without_empty(listing)
+    if check:
+        total = sum(one.size for one in listing.pictures)
+        each = total / max(1, len(listing.pictures))
+        with Course("pictures checked", len(listing.pictures), total, quiet=quiet) as course:
+            listing = checked(
+                listing,
+                metadata=metadata,
+                processes=processes,
+                looked=lambda count: course.add(count, round(count * each)),
+            )
+    if not listing.pictures:
+        first = listing.left_out[0]
+        raise InputError(
+            f"none of the {len(listing.left_out):,} pictures can be used; the first is {first.name}: {first.message}",
+            code="empty_input",
+            next_step="check the paths, and that the pictures are whole",
+        )
+    return listing
+
+
+def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
+    from training.shards.account import size_of
+    from training.shards.pictures import notes
+
+    listing, pattern = plan.listing, plan.layout.pattern
+    expression, said = pattern.expression(plan.shards), notes(listing)
+    if as_json:
+        shape = {
+            "schema": 1,
+            "expression": expression,
+            "shards": plan.shards,
+            "written": done.written if done else 0,
+            "kept": done.kept if done else 0,
+            "samples": len(plan.order),
+            "bytes": plan.bytes,
+            "classes": None if listing.classes is None else len(listing.classes),
+            "captions": sum(picture.has_caption for picture in plan.order),
+            "left_out": [one._asdict() for one in listing.left_out],
+            "notes": said,
+            "seconds": round(seconds, 3),
+            "dry_run": done is None,
+        }
+        click.echo(json.dumps(shape))
+        return
+    classes = "" if listing.classes is None else f", {len(listing.classes):,} classes"
+    click.echo(expression)
+    click.echo(f"{plan.shards:,} shards, {len(plan.order):,} samples, {size_of(plan.bytes)} of pictures{classes}")
+    if done is None:
+        click.echo("nothing was written")
+    elif done.written:
+        kept = f", {done.kept:,} were there already" if done.kept else ""
+        click.echo(f"{done.written:,} shards written in {seconds:.1f} s{kept}")
+    else:
+        click.echo("all were there already")
+    for note in said:
+        click.echo(f"note: {note}", err=True)
+    for one in listing.left_out[:SHOWN]:
+        click.echo(f"left out {one.name}: {one.code}: {one.message}", err=True)
+    if len(listing.left_out) > SHOWN:
+        click.echo(
+            f"... and {len(listing.left_out) - SHOWN:,} more, all of them in the record beside the shards", err=True
+        )
