@@ -17,7 +17,7 @@ def torchrun_command(
     module: str,
     arguments: Sequence[str],
     *,
-    processes: int,
+    processes: int | str,
     nodes: int = 1,
     node_rank: int | None = None,
     rendezvous: str = "",
@@ -28,7 +28,7 @@ def torchrun_command(
     """torchrun, by the name of its module, so that it is the one of this Python.
 
     Args:
-        processes: on this host.
+        processes: on this host; "gpu" for one on each of its GPUs.
         nodes: hosts; with more than one, `rendezvous` has to be given.
         node_rank: this host's place. The ranks then follow the order of the hosts, always; no host can be replaced.
             None lets torchrun choose, and start anew with all hosts after a failure.

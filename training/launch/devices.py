@@ -20,8 +20,7 @@ def processes_for(device: str, asked: int | None) -> int:
     """
     from worker.gpus import gpu_count, why_no_gpu
 
-    if asked is not None and asked < 1:
-        raise UsageError(f"--processes {asked}: at least one has to train", next_step="give 1 or more, or leave it out")
+    check_processes(asked)
     if device == "cpu":
         return asked or 1
     visible = Settings.from_environment().cuda_visible
@@ -42,9 +41,15 @@ def processes_for(device: str, asked: int | None) -> int:
     return asked or seen
 
 
-def thread_share(processes: int, omp_threads: str) -> int | None:
-    """Threads for each of the processes of this host, so that together they use its cores once.
+def check_processes(asked: int | None) -> None:
+    """UsageError where no process is asked for."""
+    if asked is not None and asked < 1:
+        raise UsageError(f"--processes {asked}: at least one has to train", next_step="give 1 or more, or leave it out")
+
+
+def thread_share(processes: int, omp_threads: str, available: int) -> int | None:
+    """Threads for each of the processes of a host, so that together they use its cores once.
 
     None where OMP_NUM_THREADS says it, or one process may have them all.
     """
-    return None if omp_threads or processes == 1 else max(1, cores() // processes)
+    return None if omp_threads or processes == 1 else max(1, available // processes)

@@ -22,4 +22,8 @@ def launch(module: str, arguments: Sequence[str], where: Where, *, inputs: Seque
         from training.launch.local import launch_local
 
         return launch_local(module, arguments, where)
-    raise NotImplementedError(where.launcher, inputs)
+    if where.launcher == "ssh":
+        from training.launch.ssh import launch_ssh
+
+        return launch_ssh(module, arguments, where, inputs)
+    raise NotImplementedError(where.launcher)

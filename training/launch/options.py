@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from core.errors import UsageError
+from training.launch.devices import check_processes
+from training.launch.ports import meeting_point
 
 LAUNCHERS = ("local", "ssh", "ray")
 
@@ -28,7 +30,7 @@ class Where:
         hosts: as ssh knows them, the first one is where the others meet; only for ssh.
         ray_address: HOST:PORT of a cluster's head, "auto" for the one of this machine, "local" for one of our own.
         max_restarts: how often all processes are started again after one of them failed.
-        port: of the first host, where the others meet; 0 for one that is free.
+        rendezvous: [HOST:]PORT of the first host, where all meet; "" for what ssh calls it and a port that is free.
         ssh_command: what starts a command on a host.
         remote_python: the Python that has embq on every host; "" for the path of ours.
         remote_folder: where it runs there; "" for the path of our working folder.
@@ -41,7 +43,7 @@ class Where:
     hosts: tuple[str, ...] = ()
     ray_address: str = ""
     max_restarts: int = 0
-    port: int = 0
+    rendezvous: str = ""
     ssh_command: tuple[str, ...] = ("ssh",)
     remote_python: str = ""
     remote_folder: str = ""
@@ -64,6 +66,8 @@ class Where:
         if launcher == "ray" and not others["ray_address"]:
             others["ray_address"] = "auto"
         check_hosts(listed)
+        meeting_point(others.get("rendezvous", ""))
+        check_processes(others.get("processes"))
         return cls(
             launcher=launcher or implied,
             hosts=listed,
@@ -134,11 +138,10 @@ _OPTIONS = (
         help="Start all processes again, from the last checkpoint, up to N times after one of them failed.",
     ),
     click.option(
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=0,
-        metavar="PORT",
-        help="Where the hosts meet, on the first of them.  [a free one]",
+        "--rendezvous",
+        default="",
+        metavar="[HOST:]PORT",
+        help="Where the hosts meet: the first one, as the others reach it.  [as ssh does, a free port]",
     ),
     click.option(
         "--ssh-command",

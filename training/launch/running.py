@@ -21,7 +21,7 @@ GRACE_S = 40.0
 a moment more to end itself."""
 LOOK_S = 0.5
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(
@@ -86,6 +86,17 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
+def replaced_handlers() -> Iterator[None]:
+    """Whatever is done to the handlers of both signals within the block is undone after it."""
+    old = {number: signal.getsignal(number) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
+
+
+@contextmanager
 def _passed_on(process: subprocess.Popen[bytes], flag: StopFlag) -> Iterator[None]:
     """For the length of the block, requests to stop go to the child's group as well as into `flag`."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals over
@@ -97,14 +108,10 @@ def _passed_on(process: subprocess.Popen[bytes], flag: StopFlag) -> Iterator[Non
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
-    old = {number: signal.getsignal(number) for number in _STOPPING}
-    flag.install()
-    try:
-        for number in _STOPPING:
+    with replaced_handlers():
+        flag.install()
+        for number in STOPPING:
             counted = signal.getsignal(number)
             assert callable(counted)
             signal.signal(number, partial(pass_on, counted))
         yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)

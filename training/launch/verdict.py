@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
+import tempfile
+from collections.abc import Sequence
 
 from core.errors import DeviceError, EmbqError, Exit
 from training.launch.outcomes import Outcome, cause, status_of
@@ -13,40 +13,32 @@ _KILLED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: -(\d+) ")
 """How torchrun tells in its last words of a worker that a signal ended (errors/__init__.py of torch 2.15)."""
 
 
-def verdict(folder: Path, status: int) -> int:
+def verdict(outcomes: Sequence[Outcome], status: int, said: str) -> int:
     """The exit status of a training that ended in order; else raises the one error that explains the others.
 
-    The folder is removed unless the error names a file in it.
-
     Args:
-        folder: where its processes left their outcomes, and the launcher its log.
+        outcomes: what its processes left behind.
         status: of the launcher.
+        said: what the launcher said itself.
     """
-    outcomes = Outcome.read(folder)
     failed = cause(outcomes)
     if failed is None and status == Exit.DONE:
-        shutil.rmtree(folder, ignore_errors=True)
         return status_of(outcomes)
     if failed is None:
-        raise _silent(folder, status)
+        raise _silent(status, said)
     if failed.traceback:
-        report = folder / "traceback.txt"
-        report.write_text(failed.traceback, encoding="utf-8")
         raise EmbqError(
             f"process {failed.rank} on {failed.host} ended with {failed.message}",
-            next_step=f"the details are in {report}; all processes were stopped",
+            next_step=f"the details are in {_kept(failed.traceback)}; all processes were stopped",
             code=failed.code,
         )
-    shutil.rmtree(folder, ignore_errors=True)
     if failed.message:
         raise failed.error()
     return failed.status
 
 
-def _silent(folder: Path, status: int) -> EmbqError:
+def _silent(status: int, said: str) -> EmbqError:
     """The error where no process could say why it ended."""
-    log = folder / "launcher.log"
-    said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     if killed := _KILLED.findall(said):
         rank, number = killed[-1]  # torchrun tells the first failure last
     elif status > 128:
@@ -55,10 +47,9 @@ def _silent(folder: Path, status: int) -> EmbqError:
         last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
         return EmbqError(
             f"torchrun ended with status {status}: {last.strip()}",
-            next_step=f"its log is {log}",
+            next_step=f"all that it said is in {_kept(said)}",
             code="launch",
         )
-    shutil.rmtree(folder, ignore_errors=True)
     return DeviceError(
         f"process {rank} was ended by signal {number}"
         + (", as the kernel does where memory runs out" if number == "9" else ""),
@@ -66,3 +57,10 @@ def _silent(folder: Path, status: int) -> EmbqError:
         "need less. Start the same command again: it goes on from the last checkpoint",
         code="killed",
     )
+
+
+def _kept(text: str) -> str:
+    """The name of a new file with a text that is too long for a message."""
+    with tempfile.NamedTemporaryFile("w", prefix="embq-training-", suffix=".txt", delete=False) as report:
+        report.write(text)
+    return report.name

@@ -1,0 +1,204 @@
+"""Whether the hosts of a training can do it together, found out before anything is started on them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import embq
+from core.errors import AwayError, ConfigError, EmbqError, InputError
+from training.launch.options import Where
+from training.launch.ports import meeting_point, taken
+from training.launch.probe import Found, Question
+
+CONNECT_S = 10
+ANSWER_S = 60.0
+"""From the call of ssh to the answer: connecting, a login shell's start, Python's on a cold network disk."""
+SSH_FAILED = 255
+
+OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "LogLevel=ERROR")
+"""No questions, no waiting, and no greetings among the training's lines."""
+KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+"""A host that is gone without a word is missed within a minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The hosts, in the order in which they were named.
+
+    Attributes:
+        found: what each host has.
+        rendezvous: HOST:PORT of the first, as the others reach it.
+    """
+
+    found: dict[str, Found]
+    rendezvous: str
+
+
+def ssh_line(where: Where, host: str, command: Sequence[str], *options: str) -> list[str]:
+    """The local command that runs one on a host, in the folder of the training there."""
+    there = f"cd {shlex.quote(where.remote_folder)} && exec {shlex.join(command)}"
+    return [*where.ssh_command, *OPTIONS, *options, host, there]
+
+
+def address_of(where: Where, host: str) -> str:
+    """How others reach a host, by ssh's own configuration: an alias in there is not known to them."""
+    try:
+        done = subprocess.run(
+            [*where.ssh_command, "-G", host], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{where.ssh_command[0]} cannot be started: {error.strerror}", next_step="install ssh, or see --ssh-command"
+        ) from error
+    names = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith("hostname ")]
+    return names[0] if names else host.rpartition("@")[2]
+
+
+def assemble(where: Where, inputs: Sequence[str]) -> Team:
+    """Look at every host, and have them look for each other.
+
+    Raises:
+        AwayError: a host cannot be reached, or does not reach the first one.
+        ConfigError: a host lacks Python, embq or GPUs, they have different versions, or the port is taken.
+        InputError: a host does not reach the inputs.
+    """
+    first, *others = where.hosts
+    named, port = meeting_point(where.rendezvous)
+    with Asked(where, first, Question(inputs=inputs, listen=port)) as asked:
+        found = asked.answer()
+        _check(where, first, found, found, first)
+        if not found.port:
+            raise taken(first, port, found.free)
+        rendezvous = f"{named or address_of(where, first)}:{found.port}"
+        question = Question(inputs=inputs, reach=rendezvous)
+        with ThreadPoolExecutor(max(1, len(others))) as pool:
+            answers = list(pool.map(lambda host: _ask(where, host, question), others))
+    for host, answer in zip(others, answers, strict=True):
+        _check(where, host, answer, found, first)
+        if answer.unreached:
+            raise AwayError(
+                f"{host} does not reach {rendezvous}, where the hosts are to meet: {answer.unreached}",
+                next_step=f"open that port of {first} for the others (--rendezvous PORT fixes it), or name another "
+                "address of it: --rendezvous HOST:PORT",
+                code="host_away",
+            )
+    return Team(found={first: found, **dict(zip(others, answers, strict=True))}, rendezvous=rendezvous)
+
+
+def _ask(where: Where, host: str, question: Question) -> Found:
+    with Asked(where, host, question) as asked:
+        return asked.answer()
+
+
+class Asked:
+    """A question that was put to a host; it holds its port until the block ends."""
+
+    def __init__(self, where: Where, host: str, question: Question) -> None:
+        self.where, self.host = where, host
+        self.command = ssh_line(where, host, [where.remote_python, "-m", "training.launch.probe"])
+        self._question = json.dumps(asdict(question)) + "\n"
+
+    def __enter__(self) -> Asked:
+        address_of(self.where, self.host)  # whether there is an ssh at all
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._process.communicate(timeout=ANSWER_S)
+        except (subprocess.TimeoutExpired, ValueError):
+            self._process.kill()
+            self._process.communicate()
+
+    def answer(self) -> Found:
+        """What the host has; the errors of `assemble` where it does not say."""
+        return Found(**json.loads(self._line()))
+
+    def _line(self) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with ThreadPoolExecutor(1) as pool:
+            line = pool.submit(self._asked)
+            try:
+                text = line.result(timeout=ANSWER_S)
+            except TimeoutError:
+                self._process.kill()
+                raise self._away(f"it did not answer in {ANSWER_S:g} s") from None
+        if text:
+            return text
+        _, said = self._process.communicate()
+        raise self._silent(said)
+
+    def _asked(self) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(self._question)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        # What a login shell greets with is no answer.
+        return next((line for line in self._process.stdout if line.startswith('{"python"')), "")
+
+    def _silent(self, said: str) -> EmbqError:
+        """The error where the other end hung up instead of answering."""
+        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+        if self._process.returncode == SSH_FAILED:
+            return self._away(last)
+        return ConfigError(
+            f"{self.host} has no embq to train with as {self.where.remote_python}: {last}",
+            next_step="install embq[train] there as here; --remote-python PATH names its Python, --remote-folder its "
+            "working folder",
+            code="host_lacks",
+        )
+
+    def _away(self, why: str) -> EmbqError:
+        return AwayError(
+            f"host {self.host} cannot be reached: {why}; tried: {shlex.join(self.command)}",
+            next_step=f"`ssh {self.host} true` has to work without a question: a key in the agent, the host's own key "
+            "known; --ssh-command 'ssh -F FILE' for another configuration",
+            code="host_away",
+        )
+
+
+def _check(where: Where, host: str, found: Found, first: Found, named: str) -> None:
+    """Raise where a host cannot take part with the first one."""
+    for what, mine, theirs in (
+        ("Python", _minor(found.python), _minor(first.python)),
+        ("torch", found.torch.partition("+")[0], first.torch.partition("+")[0]),
+    ):
+        if mine != theirs or not mine:
+            raise _unequal(f"{host} has {what} {mine or 'not installed'}, {named} has {theirs or 'none'}")
+    if found.embq != embq.__version__:
+        raise _unequal(f"{host} has embq {found.embq or 'not installed'}, this machine has {embq.__version__}")
+    wanted = where.processes or 1
+    if where.device == "cuda" and found.gpus < wanted:
+        raise ConfigError(
+            f"--device cuda was asked for with {where.processes or 'all'} processes, and {host} shows {found.gpus} GPUs"
+            + (f": {found.why}" if found.why else ""),
+            next_step="leave the host out, or train on the cores: --device cpu --processes N",
+            code="no_device",
+        )
+    if found.missing:
+        one, why = found.missing[0]
+        more = f", and {len(found.missing) - 1} more" if len(found.missing) > 1 else ""
+        raise InputError(
+            f"{host} cannot read {one} in {where.remote_folder}: {why}{more}",
+            next_step="put the shards where every host finds them under the same name: a shared folder, or "
+            "`embq shards serve` and an http:// URL",
+            code="host_lacks",
+        )
+
+
+def _unequal(message: str) -> ConfigError:
+    return ConfigError(message, next_step="install the same versions on all of them", code="other_versions")
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,151 @@
+"""The hosts' parts of a training, as seen from here: what they print, how they end, and that they end together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, TextIO
+
+from core.embedded import die_with_parent
+from core.errors import AwayError, Exit
+from core.stopping import StopFlag
+from training.launch.outcomes import Outcome, cause
+from training.launch.remote import MARK
+from training.launch.running import GRACE_S, LOOK_S, replaced_handlers
+from training.launch.verdict import verdict
+
+OTHERS_S = 10.0
+"""From the failure of one host to the end of the others, which lose a peer and may say more about it."""
+CLOSING_S = 10.0
+"""For the last lines of a host to arrive, after its processes had `GRACE_S` to end."""
+
+
+class Part:
+    """One host's torchrun, at the other end of an ssh that runs here.
+
+    Attributes:
+        status: of torchrun; None until it is told.
+        outcomes: of the host's processes.
+        said: what torchrun said itself.
+        ended_at: monotonic seconds; 0 while it runs.
+    """
+
+    def __init__(self, host: str, command: Sequence[str], screen: threading.Lock) -> None:
+        self.host = host
+        self.status: int | None = None
+        self.outcomes: list[Outcome] = []
+        self.said = ""
+        self.ended_at = 0.0
+        self._screen = screen
+        self._last = "it said nothing"
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        pairs = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
+        self._readers = [threading.Thread(target=self._print, args=pair, daemon=True) for pair in pairs]
+        for reader in self._readers:
+            reader.start()
+
+    def _print(self, lines: IO[str], screen: TextIO) -> None:
+        for line in lines:
+            if line.startswith(MARK):
+                told = json.loads(line.removeprefix(MARK))
+                self.said, self.outcomes = told["said"], [Outcome(**one) for one in told["outcomes"]]
+                self.status = told["status"]
+                continue
+            self._last = line.strip() or self._last
+            with self._screen:
+                screen.write(f"[{self.host}] {line}")
+                screen.flush()
+
+    def over(self) -> bool:
+        """Whether it has ended; once it has, all that it said has been read."""
+        if self.ended_at:
+            return True
+        if self._process.poll() is None:
+            return False
+        for reader in self._readers:
+            reader.join()
+        self.ended_at = time.monotonic()
+        return True
+
+    def failed(self) -> bool:
+        """Whether it ended, and not in order."""
+        return bool(self.ended_at) and self.status != Exit.DONE
+
+    def ask_to_end(self) -> None:
+        """Have the other end stop its torchrun: its input closes."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def cut(self) -> None:
+        """End the connection, which has the other end stop its torchrun as well."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def lost(self) -> AwayError:
+        """The error for a connection that ended before the host had told what came of its processes."""
+        return AwayError(
+            f"the connection to {self.host} ended in the middle of the training, with status "
+            f"{self._process.returncode}: {self._last}",
+            next_step=f"look whether {self.host} is up; its processes end with the connection. Start the same command "
+            "again: it goes on from the last checkpoint",
+            code="host_away",
+        )
+
+
+def watch(parts: Sequence[Part]) -> int:
+    """Wait for the end of all parts; gives the exit status of the training, or raises what explains its end.
+
+    A part that fails ends the others, and so does a request to stop; then KeyboardInterrupt is raised.
+    """
+    flag = StopFlag()
+    asked_at = 0.0
+    try:
+        with replaced_handlers():
+            flag.install()
+            while [part for part in parts if not part.over()]:
+                now = time.monotonic()
+                late = any(part.failed() and now - part.ended_at > OTHERS_S for part in parts)
+                if (flag() or late) and not asked_at:
+                    asked_at = now
+                    for part in parts:
+                        part.ask_to_end()
+                if flag.count > 1 or (asked_at and now - asked_at > GRACE_S + CLOSING_S):
+                    for part in parts:
+                        part.cut()
+                time.sleep(LOOK_S / 5)
+    finally:
+        for part in parts:
+            part.cut()
+    if flag() and any(part.failed() for part in parts):
+        raise KeyboardInterrupt
+    return _verdict(sorted(parts, key=lambda part: part.ended_at))
+
+
+def _verdict(parts: Sequence[Part]) -> int:
+    """That of the part which failed first, unless a process of another one can say more."""
+    outcomes = [outcome for part in parts for outcome in part.outcomes]
+    failed = next((part for part in parts if part.failed()), None)
+    if failed is None:
+        return verdict(outcomes, Exit.DONE, "")
+    lost = next((part for part in parts if part.status is None), None)
+    known = cause(outcomes)
+    if lost is not None and (known is None or known.status == Exit.BUG):
+        raise lost.lost()
+    return verdict(outcomes, failed.status or Exit.DONE, failed.said)

@@ -1,0 +1,141 @@
+"""What a host has for a training: `python -m training.launch.probe`, started there before anything else.
+
+Reads one line of JSON, the question, and writes one line of JSON, the answer. Imports nothing large, so that it
+answers at once, and without the packages that it tells the versions of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from core.cores import cores
+from core.masking import masked
+from core.settings import Settings
+from training.launch.ports import free_port, listener
+
+REACH_S = 10.0
+"""A host that drops what it does not want is only known by its silence."""
+PACKAGES = ("torch", "embq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of a host.
+
+    Attributes:
+        inputs: paths and URLs that it has to reach.
+        listen: port to listen on until the question's stream ends, 0 for a free one; None for no port.
+        reach: HOST:PORT that it has to reach; "" for none.
+    """
+
+    inputs: Sequence[str] = ()
+    listen: int | None = None
+    reach: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a host has.
+
+    Attributes:
+        python: version of the interpreter.
+        torch: version, "" where it is not installed.
+        embq: as torch.
+        gpus: that a process there sees.
+        why: why it sees none; "" where it sees some.
+        cores: that a process there may use.
+        port: on which it listens; 0 where the one that was asked for is taken.
+        free: a port that is free.
+        missing: inputs that it does not reach, each with the reason.
+        unreached: why it does not reach HOST:PORT; "" where it does.
+    """
+
+    python: str
+    torch: str
+    embq: str
+    gpus: int
+    why: str
+    cores: int
+    port: int = 0
+    free: int = 0
+    missing: Sequence[Sequence[str]] = ()
+    unreached: str = ""
+
+
+def look(question: Question, stack: ExitStack) -> Found:
+    """Answer, and keep what has to stay open for it on the stack."""
+    from worker.gpus import gpu_count, why_no_gpu
+
+    visible = Settings.from_environment().cuda_visible
+    gpus, port = gpu_count(visible), 0
+    if question.listen is not None:
+        try:
+            port = stack.enter_context(listener(question.listen)).getsockname()[1]
+        except OSError:
+            port = 0
+    return Found(
+        python=platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        gpus=gpus,
+        why="" if gpus else why_no_gpu(visible)[0],
+        cores=cores(),
+        port=port,
+        free=free_port(),
+        missing=[[one, why] for one in question.inputs if (why := _out_of_reach(one))],
+        unreached=_unreached(question.reach),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _out_of_reach(place: str) -> str:
+    """Why a path or URL cannot be read here; "" where it can."""
+    if "://" not in place:
+        return "" if os.access(place, os.R_OK) else "no such file" if not os.path.exists(place) else "not readable"
+    request = urllib.request.Request(place, headers={"Range": "bytes=0-0"})
+    try:
+        with urllib.request.urlopen(request, timeout=REACH_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"the server answers {error.code}"
+    except (OSError, ValueError) as error:
+        return masked(str(getattr(error, "reason", error)))
+
+
+def _unreached(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host:
+        return ""
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def main() -> None:
+    """Answer the question that is on standard input, and stay until it ends."""
+    with ExitStack() as stack:
+        found = look(Question(**json.loads(sys.stdin.readline())), stack)
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
