@@ -20,7 +20,7 @@ def whole(made: Made, streams: int, failed: Sequence[Failure] = ()) -> Batch:
     """What a loader worker sent, as a batch. `failed` is what its earlier messages without samples told."""
     return Batch(
         images=made.images,
-        labels=made.labels,
+        labels=torch.tensor(made.labels),
         keys=made.keys,
         shards=made.shards,
         failed=(*failed, *(failure for _, failure in made.failed)),
@@ -97,7 +97,7 @@ def _joined(group: Sequence[_Item]) -> Batch:
     first = group[0].piece
     return Batch(
         images=torch.stack([item.piece.images[item.row] for item in samples]) if samples else first.images[:0],
-        labels=torch.stack([item.piece.labels[item.row] for item in samples]) if samples else first.labels[:0],
+        labels=torch.tensor([item.piece.labels[item.row] for item in samples], dtype=torch.int64),
         keys=[item.piece.keys[item.row] for item in samples],
         shards=[item.piece.shards[item.row] for item in samples],
         failed=tuple(item.failure for item in group if item.failure is not None),

@@ -1,0 +1,171 @@
+"""Exact epochs: every sample of the shards once over all processes, whatever divides by what, and in few small batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.small_shards import CLASSES, key_of, write_shards
+from training.data.batch import Batch, Failure
+from training.data.epochs import exact_epoch, validation_samples
+from training.data.making import Made
+from training.data.regroup import regrouped
+from training.data.view import View
+from training.shards.counts import Shards
+
+VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
+
+
+def of_all_ranks(shards: Shards, view: View, epoch: int) -> list[list[Batch]]:
+    return [list(exact_epoch(shards, replace(view, rank=rank), epoch=epoch)) for rank in range(view.world)]
+
+
+def keys(ranks: Sequence[Sequence[Batch]]) -> list[str]:
+    return [key for batches in ranks for batch in batches for key in batch.keys]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
+    st.sets(st.integers(0, 40)),
+    st.integers(1, 4),
+    st.integers(1, 5),
+)
+def test_every_sample_comes_once_or_fails_once(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], bad: set[int], world: int, batch_size: int
+) -> None:
+    shards = write_shards(tmp_path_factory.mktemp("exact"), counts, {number: {"jpg": b""} for number in bad})
+    view = replace(VIEW, world=world, batch_size=batch_size)
+    for epoch in range(2):
+        ranks = of_all_ranks(shards, view, epoch)
+        failed = [failure.key for batches in ranks for batch in batches for failure in batch.failed]
+        assert sorted(keys(ranks) + failed) == [key_of(number) for number in range(sum(counts))]
+        assert set(failed) == {key_of(number) for number in bad if number < sum(counts)}
+        for batches in ranks:
+            assert_few_are_small([len(batch) for batch in batches], batch_size)
+
+
+def assert_few_are_small(sizes: Sequence[int], batch_size: int) -> None:
+    """As many batches as it takes, and none of one sample where there are more."""
+    if sizes in ([], [0]):
+        return
+    assert max(sizes) <= batch_size
+    assert len(sizes) == -(-sum(sizes) // batch_size)
+    if batch_size > 2 and sum(sizes) > 1:
+        assert min(sizes) > 1
+
+
+@pytest.mark.parametrize("loader_workers", [1, 2])
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_sample_comes_once_from_loader_workers_too(tmp_path: Path, world: int, loader_workers: int) -> None:
+    """5 shards for up to 6 loader workers: one of them has nothing to read."""
+    shards = write_shards(tmp_path, [7, 18, 1, 30, 12])
+    view = replace(VIEW, world=world, loader_workers=loader_workers)
+    ranks = of_all_ranks(shards, view, 0)
+    assert sorted(keys(ranks)) == [key_of(number) for number in range(68)]
+    for batches in ranks:
+        assert_few_are_small([len(batch) for batch in batches], 4)
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_process_without_a_shard_has_an_epoch_of_no_batches(tmp_path: Path, loader_workers: int) -> None:
+    shards = write_shards(tmp_path, [5, 6])
+    ranks = of_all_ranks(shards, replace(VIEW, world=3, loader_workers=loader_workers), 0)
+    assert sorted(len(batches) for batches in ranks) == [0, 2, 2]
+
+
+def test_each_process_gets_other_shards_in_another_epoch(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [2] * 8)
+    view = replace(VIEW, world=2)
+    firsts = [frozenset(keys(of_all_ranks(shards, view, epoch)[:1])) for epoch in range(4)]
+    assert len(set(firsts)) == 4
+
+
+def test_the_order_within_an_epoch_mixes_neighbours(tmp_path: Path) -> None:
+    order = keys([list(exact_epoch(write_shards(tmp_path, [200]), VIEW, epoch=0))])
+    assert sum(int(b) == int(a) + 1 for a, b in zip(order, order[1:], strict=False)) < 40
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_a_validation_sees_every_sample_once_and_always_the_same(tmp_path: Path, loader_workers: int) -> None:
+    shards = write_shards(tmp_path, [7, 18, 1])
+    view = replace(VIEW, world=2, loader_workers=loader_workers)
+    ranks = [list(validation_samples(shards, replace(view, rank=rank))) for rank in range(2)]
+    assert sorted(keys(ranks)) == [key_of(number) for number in range(26)]
+    again = list(validation_samples(shards, replace(view, seed=99)))
+    assert all(torch.equal(one.images, other.images) for one, other in zip(ranks[0], again, strict=True))
+    if not loader_workers:
+        assert keys(ranks[:1]) == [key_of(number) for number in (*range(7), 25)]
+
+
+# --- what is left of each loader worker's stream ---
+
+BATCH = 4
+
+STREAMS = st.lists(st.text(alphabet="..x", max_size=11), min_size=1, max_size=4)
+"""For each stream its items: a dot is a sample, an x a failure."""
+
+
+def sent(streams: Sequence[str]) -> list[Made]:
+    """What loader workers send of streams, in the order in which a loader gives it."""
+    messages = [messages_of(number, items) for number, items in enumerate(streams)]
+    return [row[turn] for turn in range(12) for row in messages if turn < len(row)]
+
+
+def messages_of(stream: int, items: str) -> list[Made]:
+    found, begin = [], 0
+    for end in range(1, len(items) + 1):
+        if items[begin:end].count(".") == BATCH or end == len(items):
+            found.append(message(stream, items, begin, end))
+            begin = end
+    return found
+
+
+def message(stream: int, items: str, begin: int, end: int) -> Made:
+    positions = [at for at in range(begin + 1, end + 1) if items[at - 1] == "."]
+    return Made(
+        stream=stream,
+        images=torch.tensor([100.0 * stream + at for at in positions]),
+        labels=positions,
+        keys=[f"{stream}/{at}" for at in positions],
+        shards=[""] * len(positions),
+        positions=positions,
+        failed=[
+            (at, Failure(shard="", key=f"{stream}/{at}", code="corrupt", message=""))
+            for at in range(begin + 1, end + 1)
+            if items[at - 1] == "x"
+        ],
+        read=end,
+    )
+
+
+@given(STREAMS)
+def test_what_loader_workers_leave_is_shared_out_again(streams: list[str]) -> None:
+    batches = list(regrouped(sent(streams), BATCH, len(streams)))
+    every = [f"{stream}/{at}" for stream, items in enumerate(streams) for at in range(1, len(items) + 1)]
+    told = Counter(key for batch in batches for key in [*batch.keys, *(failure.key for failure in batch.failed)])
+    assert told == Counter(every)
+    for batch in batches:
+        assert [100 * int(key[0]) + int(key[2:]) for key in batch.keys] == batch.images.int().tolist()
+        assert [int(key[2:]) for key in batch.keys] == batch.labels.tolist()
+    assert_few_are_small([len(batch) for batch in batches], BATCH)
+    assert all(len(batch) for batch in batches[:-1])
+
+
+@given(STREAMS)
+def test_a_batch_tells_exactly_how_far_it_and_its_failures_go(streams: list[str]) -> None:
+    """What a batch covers of a stream is what no earlier one does: neither less nor more is read again."""
+    reached = dict.fromkeys(range(len(streams)), 0)
+    for batch in regrouped(sent(streams), BATCH, len(streams)):
+        there = {tuple(map(int, key.split("/"))) for key in [*batch.keys, *(failure.key for failure in batch.failed)]}
+        covered = {(stream, at) for stream, end in batch.reached for at in range(reached[stream] + 1, end + 1)}
+        assert covered == there
+        reached |= dict(batch.reached)
+    assert reached == {stream: len(items) for stream, items in enumerate(streams)}
