@@ -1,4 +1,4 @@
-"""What holds for every epoch, exact or resampled, with loader workers and without: its batches, its order, its resume."""
+"""What holds for every epoch, exact or resampled, with loader workers and without: batches, their order, and resume."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.waiting import wait_until
 from training.data import epochs
 from training.data.batch import Batch
 from training.data.epochs import exact_epoch, resampled_epoch
+from training.data.making import Made
 from training.data.taken import NOTHING, Taken
 from training.data.view import View
 from training.shards.counts import Shards, open_shards
@@ -32,7 +33,7 @@ COUNTS = [7, 18, 1, 30, 12]
 VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
 
 Epoch = Callable[..., Iterator[Batch]]
-KINDS = [exact_epoch, partial(resampled_epoch, batches=9)]
+KINDS: list[Epoch] = [exact_epoch, partial(resampled_epoch, batches=9)]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=["exact", "resampled"])
 workers = pytest.mark.parametrize("loader_workers", [0, 1, 2])
 
@@ -40,7 +41,7 @@ workers = pytest.mark.parametrize("loader_workers", [0, 1, 2])
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     # A corrupt picture and one without a label, so that places in a stream and samples of a batch differ.
-    bad = {3: {"jpg": b"no picture"}, 40: {"cls": None}}
+    bad: dict[int, Mapping[str, bytes | None]] = {3: {"jpg": b"no picture"}, 40: {"cls": None}}
     return write_shards(tmp_path_factory.mktemp("shards"), COUNTS, bad)
 
 
@@ -165,10 +166,15 @@ def test_loader_workers_may_be_started_anew_instead_of_forked(
     kind: Epoch, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Python 3.14 does it: what the workers run has to go through a pickle."""
-    stages: list[object] = []
-    monkeypatch.setattr(epochs, "loaded", lambda given, _workers: stages.append(given) or iter(()))
+    run: list[object] = []
+
+    def loaded(stages: list[object], _workers: int) -> Iterator[Made]:
+        run.extend(stages)
+        return iter(())
+
+    monkeypatch.setattr(epochs, "loaded", loaded)
     list(kind(shards, VIEW, epoch=0))
-    assert pickle.loads(pickle.dumps(stages))
+    assert len(pickle.loads(pickle.dumps(run))) == len(run) > 3
 
 
 @kinds
@@ -186,6 +192,7 @@ import json, sys
 from pathlib import Path
 from dataclasses import replace
 from tests.training.test_data_epochs import KINDS, VIEW
+from training.data.making import Made
 from training.data.taken import NOTHING
 from training.shards.counts import open_shards
 

@@ -1,10 +1,11 @@
-"""Exact epochs: every sample of the shards once over all processes, whatever divides by what, and in few small batches."""
+"""Exact epochs: every sample of the shards once over all processes, whatever divides by what, in few small batches."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_each_process_gets_other_shards_in_another_epoch(tmp_path: Path) -> None
 
 def test_the_order_within_an_epoch_mixes_neighbours(tmp_path: Path) -> None:
     order = keys([list(exact_epoch(write_shards(tmp_path, [200]), VIEW, epoch=0))])
-    assert sum(int(b) == int(a) + 1 for a, b in zip(order, order[1:], strict=False)) < 40
+    assert sum(int(b) == int(a) + 1 for a, b in pairwise(order)) < 40
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])

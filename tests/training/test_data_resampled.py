@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_shards_are_drawn_uniformly_and_with_replacement(shards: Shards) -> None
     assert len(drawn) == 2000
     assert chi_square((Counter(drawn)[key_of(n)] for n in range(SHARDS)), 200) < CHI_SQUARE_OF_9
     # Uniform also after each shard, the same one again included: one draw says nothing of the next one.
-    pairs = Counter(zip(drawn, drawn[1:], strict=False))
+    pairs = Counter(pairwise(drawn))
     repeats = sum(count for (one, other), count in pairs.items() if one == other)
     assert 150 < repeats < 250  # 200 expected, with a standard deviation of 13
     assert len(pairs) == SHARDS * SHARDS
@@ -79,7 +80,7 @@ def test_a_large_shard_gives_all_its_samples_when_it_is_drawn(tmp_path: Path) ->
     drawn = draws(resampled_epoch(shards, VIEW, epoch=0, batches=30))
     numbers = [int(key) for key in drawn]
     follows = {2: {0, 3}, 9: {0, 3}}
-    assert all(b in follows.get(a, {a + 1}) for a, b in zip(numbers, numbers[1:], strict=False))
+    assert all(b in follows.get(a, {a + 1}) for a, b in pairwise(numbers))
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])
@@ -87,7 +88,9 @@ def test_shards_of_nothing_but_failures_end_with_a_message_instead_of_never(
     tmp_path: Path, loader_workers: int
 ) -> None:
     shards = write_shards(tmp_path, [4], {number: {"jpg": b"nothing"} for number in range(4)})
-    with pytest.raises(InputError, match=r"1000 samples one after the other failed; the first is 0000\d of .*s-000.tar"):
+    with pytest.raises(
+        InputError, match=r"1000 samples one after the other failed; the first is 0000\d of .*s-000.tar"
+    ):
         list(resampled_epoch(shards, replace(VIEW, loader_workers=loader_workers), epoch=0, batches=2))
 
 

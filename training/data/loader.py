@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +19,7 @@ def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
 
     Raises UnwellError where a loader worker has died.
     """
-    with warnings.catch_warnings():
-        # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        sent = iter(DataLoader(wds.DataPipeline(*stages), batch_size=None, num_workers=workers))
+    sent = _begun(stages, workers)
     try:
         yield from sent
     except RuntimeError as error:
@@ -32,3 +30,17 @@ def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
             next_step="often the machine had no memory left, or /dev/shm none: fewer --loader-workers, a smaller "
             "--shuffle-buffer or --batch-size; the same command goes on where the training stopped",
         ) from error
+
+
+def _begun(stages: list[Any], workers: int) -> Iterator[Made]:
+    """A loader with its workers started."""
+    heard = signal.getsignal(signal.SIGCHLD)
+    with warnings.catch_warnings():
+        # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        sent = iter(DataLoader(wds.DataPipeline(*stages), batch_size=None, num_workers=workers))
+    if signal.getsignal(signal.SIGCHLD) is not heard:
+        # torch would raise of a dead worker wherever the main thread is just then, be it in a collective. Who waits
+        # for the next batch finds out by itself within 5 s.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if heard is None else heard)
+    return sent

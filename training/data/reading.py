@@ -5,19 +5,23 @@ from __future__ import annotations
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from itertools import islice
 from typing import Any
 
-from webdataset.gopen import gopen
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from core.errors import SourceError
-from sources.storage import source_errors
-from sources.urls import is_url
+from core.log import Events
 from training.data.batch import Failure
+from training.data.opening import opened
 
 RawSample = dict[str, Any]
 """`__key__`, `__url__`, and the bytes of each member by its lower-case extension."""
+
+ATTEMPTS = 3
+"""To read a shard to its end, where the storage may only have hiccuped: a training reads shards for days."""
+
+log = Events("training")
 
 
 def read_shards(sources: Iterable[dict[str, Any]], *, counts: Mapping[str, int]) -> Iterator[RawSample | Failure]:
@@ -38,37 +42,45 @@ def read_shard(url: str, count: int | None) -> Iterator[RawSample | Failure]:
     """
     read = 0
     repeated: list[str] = []
+    for attempt in range(1, ATTEMPTS + 1):
+        repeated.clear()
+        try:
+            for sample in islice(_samples(url, repeated), read, None):
+                read += 1
+                yield sample
+            break
+        except SourceError as error:
+            if not error.transient or attempt == ATTEMPTS:
+                behind = f" (behind {read} samples)" if read else ""
+                yield _lacking(url, error.code, error.message + behind, read, count)
+                return
+            log.warning("shard_read_again", source=url, code=error.code, why=error.message)
+    for name in repeated:
+        yield Failure(shard=url, key="", code="duplicate_key", message=f"{name}; the first one is used", samples=0)
+    if count is None and not read:
+        yield _lacking(url, "shard_no_keys", f"{url}: there is no sample in it", read, count)
+    elif count is not None and read != count:
+        told = f"{url}: there are {read} samples in it, and sizes.json says {count}"
+        yield _lacking(url, "shard_count_mismatch", told, read, count)
+
+
+def _samples(url: str, repeated: list[str]) -> Iterator[RawSample]:
+    """The samples of a shard; what is said of members that are there twice goes to `repeated`.
+
+    Raises SourceError where it cannot be read on.
+    """
 
     def noted(error: Exception) -> bool:
         repeated.append(str(error.args[0]))
         return True
 
     try:
-        with source_errors(url), closing(_opened(url)) as stream:
-            members = tar_file_expander(iter([{"url": url, "stream": stream}]))
-            for sample in group_by_keys(members, handler=noted):
-                read += 1
-                yield sample
-    except SourceError as error:
-        yield _lacking(url, error.code, error.message, read, count)
-        return
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, AttributeError) as error:
-        code = "shard_truncated" if "unexpected end" in str(error) else "shard_bad_header"
-        told = f"{url}: cannot be read on behind {read} samples: {error.args[0] if error.args else error!r}"
-        yield _lacking(url, code, told, read, count)
-        return
-    for name in repeated:
-        yield Failure(shard=url, key="", code="duplicate_key", message=f"{name}; the first one is used", samples=0)
-    if count is None and not read:
-        yield _lacking(url, "shard_no_keys", f"{url}: there is no sample in it", read, count)
-    elif count is not None and read != count:
-        told = f"{url}: {read} samples could be read, and sizes.json says {count}"
-        yield _lacking(url, "shard_count_mismatch", told, read, count)
-
-
-def _opened(url: str) -> Any:
-    """The bytes of a shard. A local file is opened here, because to webdataset a colon in a path begins a command."""
-    return gopen(url) if is_url(url) else open(url, "rb")
+        with opened(url) as stream:
+            yield from group_by_keys(tar_file_expander(iter([{"url": url, "stream": stream}])), handler=noted)
+    except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+        what = error.args[0] if error.args else error
+        code = "shard_truncated" if "unexpected end" in str(what) else "shard_bad_header"
+        raise SourceError(f"{url}: is damaged: {what}", code=code) from error
 
 
 def _lacking(url: str, code: str, message: str, read: int, count: int | None) -> Failure:
