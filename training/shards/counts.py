@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import InputError
-from training.shards.names import expand, folder_of, name_of
+from training.shards.names import expand, folder_of, name_of, parts
 from training.shards.sizes import SIZES, sizes_beside
 
 
@@ -41,11 +42,27 @@ def open_shards(expression: str) -> Shards:
             `sizes.json` says, since a server lists none; a pattern is for local files only.
 
     Raises InputError where nothing is named, a local shard is not there, one is named twice, a URL is of another
-    kind, or `sizes.json` does not know a shard that stands beside it.
+    kind, or `sizes.json` does not know a shard that stands beside it, or knows one that a folder does not hold.
     """
     urls = expand(expression)
+    for folder in filter(os.path.isdir, parts(expression)):
+        _require_all(folder, urls)
     counts = _counts(urls)
     return Shards(urls=urls, counts=counts, digest=_digest(urls, counts))
+
+
+def gone(folder: str, urls: Sequence[str]) -> list[str]:
+    """The shards of a folder that its `sizes.json` names and that are not among `urls`."""
+    return sorted((sizes_beside(folder) or {}).keys() - set(map(name_of, urls)))
+
+
+def _require_all(folder: str, urls: Sequence[str]) -> None:
+    if missing := gone(folder, urls):
+        raise InputError(
+            f"{folder}: {len(missing):,} shards that its {SIZES} names are not there, the first is {missing[0]}",
+            code="sizes_differ",
+            next_step="copy them there, or take them out of the file: `embq shards verify FOLDER --write-sizes`",
+        )
 
 
 def _counts(urls: Sequence[str]) -> tuple[int, ...] | None:

@@ -22,11 +22,11 @@ class Course:
     Args:
         what: is counted, in the plural.
         total: of them.
-        total_bytes: of them together, by which the end is predicted.
+        total_bytes: of them together, by which the end is predicted; 0 where that is not known.
         quiet: say nothing.
     """
 
-    def __init__(self, what: str, total: int, total_bytes: int, *, quiet: bool) -> None:
+    def __init__(self, what: str, total: int = 0, total_bytes: int = 0, *, quiet: bool) -> None:
         self._what, self._total, self._total_bytes = what, total, total_bytes
         self._done = self._bytes = 0
         self._quiet = quiet
@@ -49,13 +49,18 @@ class Course:
         self._total -= count
         self._total_bytes -= size
 
+    def expect(self, total: int) -> None:
+        """There are so many."""
+        self._total = total
+
     def line(self, seconds: float) -> str:
         """What is done after so many seconds, and when the rest will be."""
         speed = f"{self._done / seconds:,.0f}/s, {size_of(self._bytes / seconds)}/s" if seconds else ""
         said = f"{self._done:,} of {self._total:,} {self._what}, {speed}"
-        if seconds < SETTLED_S or not self._bytes or self._done >= self._total:
+        if seconds < SETTLED_S or not self._bytes or not self._done or self._done >= self._total:
             return said
-        left = (self._total_bytes - self._bytes) / self._bytes * seconds
+        share = self._bytes / self._total_bytes if self._total_bytes else self._done / self._total
+        left = seconds * (1 - share) / share
         return f"{said}, about {duration(max(0.0, left))} left"
 
     def __enter__(self) -> Course:

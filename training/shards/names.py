@@ -14,11 +14,16 @@ _JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
 """What joins expressions; not the :: of an IPv6 address, as in http://[::1]:8080/."""
 
 
-def expand(expression: str) -> tuple[str, ...]:
-    """The shards that an expression stands for, each once, in order; see `open_shards`."""
+def parts(expression: str) -> list[str]:
+    """The expressions that are joined by `::`; InputError where there is none."""
     if not expression.strip():
         raise InputError("no shards were named", next_step=EXAMPLE)
-    urls = [url for part in _JOINT.split(expression) for url in _part(part)]
+    return _JOINT.split(expression)
+
+
+def expand(expression: str) -> tuple[str, ...]:
+    """The shards that an expression stands for, each once, in order; see `open_shards`."""
+    urls = [url for part in parts(expression) for url in _part(part)]
     seen: set[str] = set()
     for url in urls:
         if url in seen:
@@ -106,17 +111,9 @@ def _one(url: str) -> str:
 
 
 def _local_folder(folder: str) -> Iterator[str]:
-    from training.shards.sizes import SIZES, sizes_beside
-
     found = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
     if not found:
         raise InputError(f"{folder}: holds no .tar file", next_step="name the folder of the shards, or the shards")
-    if gone := sorted((sizes_beside(folder) or {}).keys() - set(found)):
-        raise InputError(
-            f"{folder}: {len(gone):,} shards that its {SIZES} names are not there, the first is {gone[0]}",
-            code="sizes_differ",
-            next_step="copy them there, or take them out of the file: `embq shards verify FOLDER --write-sizes`",
-        )
     yield from (os.path.join(folder, name) for name in found)
 
 

@@ -1,0 +1,87 @@
+"""`embq shards verify`: are the shards what they have to be?"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from core.errors import Exit
+from embq.options import json_option
+
+if TYPE_CHECKING:
+    from training.shards.inspection import Inspected
+    from training.shards.verification import Report
+
+SHOWN = 20
+"""Violations that are printed; --json has up to 1,000."""
+
+
+@click.command("verify", epilog="Example: embq shards verify ./shards --decode")
+@click.argument("shards", nargs=-1, required=True, metavar="SHARDS...")
+@click.option("--decode", is_flag=True, help="Decode every image to its end as well.")
+@click.option("--allow-missing", is_flag=True, help="Some samples may lack the class or the caption that others have.")
+@click.option("--write-sizes", is_flag=True, help="Count samples for sizes.json, and write it beside the shards.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="N", help="That read at once.  [one per core, up to 8]"
+)
+@json_option
+def command(
+    shards: tuple[str, ...],
+    decode: bool,
+    allow_missing: bool,
+    write_sizes: bool,
+    processes: int | None,
+    as_json: bool,
+) -> int:
+    """Read shards from their first byte to their last, and check what is in them.
+
+    SHARDS are folders, patterns or expressions, below http(s):// too. Checks that each shard is a whole archive, that
+    its members stand together by key and none occurs twice, that each sample has an image, and the class and the
+    caption that others have, that captions and metadata can be read, and that sizes.json and classes.json beside the
+    shards agree.
+
+    Exit status: 0 nothing is wrong, 65 something is.
+    """
+    from core.cores import cores
+    from training.shards import verification
+    from training.shards.course import Course
+
+    wish = verification.Wish(decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores()))
+    began = time.monotonic()
+    with Course("shards", quiet=as_json) as course:
+
+        def read(one: Inspected, total: int) -> None:
+            course.expect(total)
+            course.add(1, one.bytes)
+
+        report = (verification.write_sizes if write_sizes else verification.verify)(shards, wish, read)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
+    else:
+        _print(report, time.monotonic() - began, write_sizes=write_sizes)
+    return Exit.DONE if report.ok else Exit.BAD_INPUT
+
+
+def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
+    from embq.verification.findings import printable
+    from training.shards.account import size_of
+
+    speed = size_of(report.bytes / max(seconds, 1e-3))
+    members = ", ".join(f"{name} ({count:,})" for name, count in report.members.items())
+    counted = "as sizes.json says" if report.counted else "there is no sizes.json to compare with"
+    click.echo(f"{report.shards:,} shards, {report.samples:,} samples, {size_of(report.bytes)}, {speed}/s")
+    click.echo(f"members: {members}")
+    for violation in report.violations[:SHOWN]:
+        click.echo(printable(f"{violation.code:<16} {violation.where}: {violation.message}"))
+    if report.violations_total > SHOWN:
+        click.echo(f"... and {report.violations_total - SHOWN:,} more violations (--json lists them)")
+    if not report.ok:
+        click.echo(f"not ok: {report.violations_total:,} violations")
+    elif not write_sizes:
+        click.echo(f"ok, {counted}")
+    else:
+        click.echo("ok, sizes.json is written")
