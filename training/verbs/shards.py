@@ -10,6 +10,7 @@ LATER = {
     "convert": ("training.verbs.shards_convert", "Write pictures as shards, with their classes and captions."),
     "sum": ("training.verbs.shards_sum", "Say many shards as few brace expressions, with their samples and bytes."),
     "verify": ("training.verbs.shards_verify", "Read shards to their ends, and check what is in them."),
+    "serve": ("training.verbs.shards_serve", "Let other machines read shards over HTTP."),
 }
 
 

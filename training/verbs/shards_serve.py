@@ -1,0 +1,70 @@
+"""`embq shards serve`: shards for other machines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from core.errors import InputError
+
+DEFAULT_PORT = 8080
+
+
+@click.command("serve", epilog="Example: embq shards serve ./shards --host 10.0.0.5")
+@click.argument("folder", metavar="DIR")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address of this machine to listen on."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    metavar="N",
+    help="0 finds a free one.",
+)
+def command(folder: str, host: str, port: int) -> None:
+    """Let other machines read the shards in DIR and below it over HTTP, until stopped.
+
+    Serves .tar and .parquet files, sizes.json and classes.json: to be read, whole or in ranges, and nothing else, and
+    lists no folder. Trainings, `embq run` and webdataset read from there by the expressions that are printed.
+
+    The server knows no users: whoever reaches it may read. It listens on this machine alone unless --host says
+    otherwise.
+    """
+    from core.listening import Address, bound
+    from core.log import Events, configure, is_json
+    from embq.serving.door import is_loopback
+    from embq.serving.server import serve
+    from training.shards.serving import app
+
+    if not os.path.isdir(folder):
+        raise InputError(f"{folder}: is no folder", code="source_missing", next_step="name the folder of the shards")
+    configure()
+    address = Address(host=host, port=port)
+    taken = "stop that program, or take another port: --port 0 finds a free one"
+    with bound(address, taken=taken, example="--host 127.0.0.1 is for this machine alone") as listener:
+        answers = app(Path(folder), host=host)
+        if is_json():
+            log = Events("shards")
+            if not is_loopback(host):
+                log.warning("no_password", host=host)
+            serve(answers, listener, announce=lambda url: log.info("listening", url=url))
+            return
+        if not is_loopback(host):
+            click.echo(f"warning: whoever reaches {host} may read: there is no password", err=True)
+        serve(answers, listener, announce=lambda url: click.echo("\n".join(_said(url, folder))))
+
+
+def _said(url: str, folder: str) -> list[str]:
+    """Where the server listens, and what it has to give."""
+    from training.shards.sums import contract
+
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
+    try:
+        expressions = [f"  {url}/{run.expression}" for run in contract(names)]
+    except InputError:  # names that no expression can say are served all the same
+        expressions = []
+    return [f"listening on {url}", *expressions]
