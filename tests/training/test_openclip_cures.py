@@ -78,7 +78,7 @@ def test_training_goes_beyond_the_end_of_a_shard_and_tells_what_it_was_made_of(t
     done = train(*flags)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "keys" / "epoch-0-rank-0.txt").read_text().splitlines()
-    expected = {f"train-{number // 6:06d}.tar\t{number:06d}": 1 for number in range(18)}
+    expected = {f"{shards}/train-{number // 6:06d}.tar\t{number:06d}": 1 for number in range(18)}
     assert Counter(lines) == expected
     assert len(losses(tmp_path)) == 2
 

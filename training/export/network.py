@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ class Network:
         if name.startswith(HUB):  # whose weights open_clip would fetch again
             (plain / CONFIG).write_text(json.dumps({"model_cfg": self._plain}), encoding="utf-8")
             name = f"{LOCAL}{plain}"
-        with model_failures(self.name):
+        with model_failures(self.name), _quiet():
             model = open_clip.create_model(
                 name,
                 load_weights=False,
@@ -95,6 +96,17 @@ class Network:
         preprocess = model.visual.preprocess_cfg
         self.config["preprocess_cfg"] = {key: preprocess[key] for key in KEPT_OF_PREPROCESS if preprocess.get(key)}
         return model.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without open_clip's warning of random weights, which are replaced at once."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:

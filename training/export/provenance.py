@@ -1,5 +1,4 @@
-"""Where an exported model came from. The same checkpoint gives the same words: nothing in them is a time or a name of
-this machine's user."""
+"""Where an exported model came from. The same checkpoint gives the same words: nothing in them is a time."""
 
 from __future__ import annotations
 

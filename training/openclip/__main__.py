@@ -12,24 +12,29 @@ def main(arguments: Sequence[str]) -> int:
     """Train as open_clip does; its exit status, which is not 0 where it did not train.
 
     Args:
-        arguments: flags of `python -m open_clip_train.main`, and `--keys DIR`: a folder for which samples each rank
-            was trained on in each epoch, see `keys`.
+        arguments: flags of `python -m open_clip_train.main`, and those of `own_flags`.
+
+    Raises OutputError where the folder of the training holds another one.
     """
     from training.openclip.cures import cured
-    from training.openclip.keys import keys_flag, recorded_keys
+    from training.openclip.keys import recorded_keys
+    from training.openclip.own_flags import split_flags
+    from training.openclip.progress import shown_progress
 
-    folder, flags = keys_flag(arguments)
-    try:
-        with cured(), recorded_keys(folder):
-            from open_clip_train.main import main as train
+    own, flags = split_flags(arguments)
+    with cured(), recorded_keys(own.keys), shown_progress(own.progress):
+        from open_clip_train.main import main as train
 
-            status = train(flags)
-    except EmbqError as error:
-        print(f"error[{error.code}]: {error.message}\n  next:  {error.next_step}", file=sys.stderr)  # noqa: T201
-        return error.exit_code
+        status = train(flags)
     # What open_clip returns where it stops early is -1; Python's own launcher of modules drops it.
     return 0 if status is None else int(status) % 256
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except EmbqError as error:
+        from embq.cli import show_error
+
+        show_error(error)
+        sys.exit(error.exit_code)

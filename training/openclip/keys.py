@@ -6,27 +6,13 @@ what the loop was given tells what was trained on.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from core.errors import UsageError
 from training.openclip.cures import replaced
-
-FLAG = "--keys"
-
-
-def keys_flag(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """(the folder of `--keys`, or None; the flags of open_clip)."""
-    flags = list(arguments)
-    if FLAG not in flags:
-        return None, flags
-    at = flags.index(FLAG)
-    if at + 1 == len(flags):
-        raise UsageError(f"{FLAG} needs a folder", next_step=f"give one: {FLAG} DIR")
-    return Path(flags[at + 1]), flags[:at] + flags[at + 2 :]
 
 
 @contextmanager
@@ -43,11 +29,11 @@ def recorded_keys(folder: Path | None) -> Iterator[None]:
     get_data = main.get_data
 
     def with_keys(args: Any, *rest: Any, **options: Any) -> Any:
-        with _keys_beside_samples():
+        with keys_beside_samples():
             data = get_data(args, *rest, **options)
         train = data.get("train")
         if train is None or train.shared_epoch is None:
-            raise UsageError(f"{FLAG} is for training on shards", next_step="leave it out, or give --train-data")
+            raise UsageError("--keys is for training on shards", next_step="leave it out, or give --train-data")
         train.dataloader = Recorded(train, folder, args.rank)
         return data
 
@@ -56,7 +42,7 @@ def recorded_keys(folder: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _keys_beside_samples() -> Iterator[None]:
+def keys_beside_samples() -> Iterator[None]:
     """Pipelines that are made meanwhile give (image, text, [shard, key]) where open_clip asked for (image, text)."""
     import webdataset
 
@@ -91,6 +77,6 @@ class Recorded:
         # An epoch that was interrupted begins anew, and so does its file.
         with open(path, "w", encoding="utf-8") as file:
             for images, texts, shards, keys in self._loader:
-                file.writelines(f"{os.path.basename(shard)}\t{key}\n" for shard, key in zip(shards, keys, strict=True))
+                file.writelines(f"{shard}\t{key}\n" for shard, key in zip(shards, keys, strict=True))
                 file.flush()
                 yield images, texts

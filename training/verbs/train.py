@@ -8,6 +8,7 @@ from embq.lazy import Lazy
 
 LATER = {
     "classify": ("training.verbs.classify", "Train a classifier of timm or torchvision on shards."),
+    "openclip": ("training.verbs.openclip", "Train an OpenCLIP model, by open_clip's own entry point."),
     "export": ("training.verbs.export", "Write a checkpoint as a folder that the workers load."),
 }
 

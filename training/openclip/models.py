@@ -1,0 +1,89 @@
+"""The model that a training by open_clip begins with, and how it is named to open_clip."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from core.errors import ConfigError, ModelError
+
+CONFIG = "open_clip_config.json"
+LOCAL = "local-dir:"
+HUB = "hf-hub:"
+WEIGHTS = (".safetensors", ".bin", ".pth")
+"""Files of a folder that open_clip takes for its weights."""
+
+OF_TRANSFORMERS = {"beta1": 0.9, "beta2": 0.98, "eps": 1e-6}
+OF_OTHERS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+"""What open_clip trains with (Radford et al. 2021, table 19: ViT and ResNet), if a name has "vit" in it or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What a training begins with.
+
+    Attributes:
+        name: for open_clip's `--model`.
+        optimizer: settings of AdamW that open_clip would choose wrongly, or by a name; empty where its choice is right.
+        weights: a file of the folder with which the training begins; None for random weights.
+    """
+
+    name: str
+    optimizer: Mapping[str, float]
+    weights: Path | None = None
+
+
+def beginning_of(model: str) -> Beginning:
+    """The model of a name of open_clip's, of a folder, or of the hub; ModelError where it is not there."""
+    if model.startswith(HUB):
+        return Beginning(name=model, optimizer={})
+    folder = Path(model.removeprefix(LOCAL))
+    if model.startswith((LOCAL, ".", "/", "~")) or folder.is_dir():
+        return _of_folder(folder)
+    known = _architectures()
+    if model.replace("/", "-") not in known:
+        near = difflib.get_close_matches(model, known, n=4, cutoff=0.4)
+        raise ModelError(
+            f"--model {model}: open_clip has no such architecture, and there is no such folder",
+            next_step=f"near matches: {', '.join(near)}" if near else f"such as ViT-B-32, or a folder with {CONFIG}",
+        )
+    return Beginning(name=model, optimizer={})
+
+
+def _of_folder(folder: Path) -> Beginning:
+    folder = folder.expanduser()
+    try:
+        described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        vision: Mapping[str, Any] = described["model_cfg"]["vision_cfg"]
+    except OSError as error:
+        raise ModelError(
+            f"--model {folder}: {CONFIG} cannot be read there: {error.strerror}",
+            next_step=f"name a folder that holds {CONFIG}, or an architecture of open_clip's such as ViT-B-32",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(
+            f"--model {folder}: {CONFIG} has no model_cfg with a vision_cfg: {error}",
+            next_step="write it as `embq train export` does, or as the open_clip models of the hub have it",
+        ) from error
+    name = str(vision.get("timm_model_name", ""))
+    # open_clip looks for "vit" in the name, which here is the path of a folder.
+    is_transformer = "vit" in name.lower() if name else isinstance(vision.get("layers", 12), int)
+    weights = [path for path in sorted(folder.iterdir()) if path.suffix in WEIGHTS]
+    return Beginning(
+        name=f"{LOCAL}{folder.resolve()}",
+        optimizer=OF_TRANSFORMERS if is_transformer else OF_OTHERS,
+        weights=weights[0] if weights else None,
+    )
+
+
+def _architectures() -> list[str]:
+    """open_clip's own list, without importing it and torch."""
+    spec = find_spec("open_clip")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("open_clip is not installed here", next_step="pip install 'embq[train]'")
+    return sorted(path.stem for path in (Path(spec.submodule_search_locations[0]) / "model_configs").glob("*.json"))

@@ -1,0 +1,126 @@
+"""How far a training by open_clip is: one line on a terminal, made of the lines that it logs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from embq.display import PLAIN_EVERY_S, duration
+from training.mmoclip.log import Iteration, iteration
+
+
+class Pace:
+    """Speed and time left, from the iterations that a process has seen.
+
+    Args:
+        epochs: of the whole training.
+        clock: seconds, of any beginning.
+    """
+
+    def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._epochs = epochs
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def line(self, now: Iteration) -> str:
+        """What a person reads; the time left is told from the second iteration on, because the first is slow."""
+        total = self._epochs * now.samples_per_epoch
+        done = now.epoch * now.samples_per_epoch + now.samples
+        at = self._clock()
+        if self._first is None:
+            self._first = (done, at)
+        since, began = self._first
+        rate = (done - since) / (at - began) if at > began else 0.0
+        speed = f", {rate:,.1f} samples/s" if rate else ""
+        left = f", about {duration((total - done) / rate)} left" if rate and done < total else ""
+        loss = "" if now.loss is None else f", loss {now.loss:.4f}"
+        part = now.samples / now.samples_per_epoch
+        return f"epoch {now.epoch + 1} of {self._epochs}: {now.samples:,} samples ({part:.0%}){speed}{loss}{left}"
+
+
+class Line(logging.Handler):
+    """Shows the pace in place of what open_clip logs; warnings are shown as they are.
+
+    On a terminal one line is written over again and again, elsewhere one is written every 30 seconds.
+    """
+
+    def __init__(self, pace: Pace, stream: TextIO) -> None:
+        super().__init__()
+        self._pace = pace
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._plain_at = -PLAIN_EVERY_S
+        self._width = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show what a record tells, if anything."""
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self._say(message)
+        elif (now := iteration(message, 0)) is not None:
+            self._show(self._pace.line(now))
+
+    def close(self) -> None:
+        """End the line."""
+        if self._width:
+            self._stream.write("\n")
+            self._width = 0
+        super().close()
+
+    def _show(self, line: str) -> None:
+        if self._is_terminal:
+            self._stream.write(f"\r{line:<{self._width}}")
+            self._width = len(line)
+        elif time.monotonic() - self._plain_at >= PLAIN_EVERY_S:
+            self._plain_at = time.monotonic()
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def _say(self, message: str) -> None:
+        before = "\n" if self._width else ""
+        self._width = 0
+        self._stream.write(f"{before}{message}\n")
+        self._stream.flush()
+
+
+@contextmanager
+def shown_progress(asked: bool) -> Iterator[None]:
+    """Where it is asked for, the line takes the place of open_clip's log on the terminal; its file stays as it is."""
+    if not asked:
+        yield
+        return
+    from open_clip_train import main
+
+    from training.openclip.cures import replaced
+
+    set_up, parse = main.setup_logging, main.parse_args
+    lines: list[Line] = []
+    epochs = [1]
+
+    def parsed(flags: Any) -> Any:
+        args = parse(flags)
+        epochs[0] = args.epochs
+        return args
+
+    def quiet(*args: Any, **options: Any) -> None:
+        set_up(*args, **options)
+        for handler in logging.root.handlers[:]:
+            if type(handler) is logging.StreamHandler:
+                logging.root.removeHandler(handler)
+        for name in logging.root.manager.loggerDict:  # of which open_clip has made all tell everything
+            if name.partition(".")[0] == "torch":
+                logging.getLogger(name).setLevel(logging.WARNING)
+        lines.append(Line(Pace(epochs[0]), sys.stderr))
+        logging.root.addHandler(lines[-1])
+
+    try:
+        with replaced(main, "setup_logging", quiet), replaced(main, "parse_args", parsed):
+            yield
+    finally:
+        for line in lines:
+            logging.root.removeHandler(line)
+            line.close()

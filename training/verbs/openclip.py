@@ -1,0 +1,131 @@
+"""`embq train openclip`: train an OpenCLIP model on shards, by open_clip's own entry point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core.errors import Exit
+from embq.options import json_option
+from training.launch.options import launch_options
+
+if TYPE_CHECKING:
+    from training.launch.options import Where
+    from training.openclip.folder import Result
+    from training.openclip.plan import Plan
+
+PRECISIONS = ("amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
+COUNT = click.IntRange(min=1)
+
+
+@click.command(
+    "openclip",
+    epilog="Example: embq train openclip 'shards/train-*.tar' --model ViT-B-32 --out ./clip -- --local-loss",
+)
+@click.argument("shards")
+@click.argument("further", nargs=-1, metavar="[-- FLAGS]")
+@click.option("--model", required=True, metavar="NAME|FOLDER", help="Architecture of open_clip's, or a model folder.")
+@click.option(
+    "--out", "-o", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of this training."
+)
+@click.option("--epochs", type=COUNT, default=32, show_default=True, help="How often to go through all samples.")
+@click.option("--batch-size", type=COUNT, default=64, show_default=True, help="Samples of a process in one step.")
+@click.option(
+    "--loader-workers",
+    type=click.IntRange(min=0),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Processes that read and decode, for each process that trains.",
+)
+@click.option("--lr", type=float, default=None, metavar="X", help="Highest learning rate.  [5e-4]")
+@click.option(
+    "--warmup-steps",
+    type=click.IntRange(min=0),
+    default=None,
+    metavar="N",
+    help="Steps in which the learning rate rises.  [10000]",
+)
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), default=None, help="What is computed in.  [amp; fp32 on the CPU]"
+)
+@click.option("--resampled", is_flag=True, help="Draw shards with replacement.  [each epoch deals all shards out]")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Only begin where each epoch has each sample once, write down what was trained on, and check it at the end.",
+)
+@click.option(
+    "--epoch-samples", type=COUNT, default=None, metavar="N", help="Samples of an epoch.  [what sizes.json says]"
+)
+@click.option("--log-every", type=COUNT, default=20, show_default=True, metavar="N", help="Steps between two lines.")
+@launch_options
+@json_option
+def command(where: Where, as_json: bool, further: tuple[str, ...], precision: str | None, **said: Any) -> int:
+    """Train an OpenCLIP model on the captioned images of SHARDS, for example 'shards/train-{000000..000099}.tar'.
+
+    open_clip's own training does it; what stands behind -- are further flags of it. Before it begins, what open_clip
+    would only stumble over or pass by in silence is checked. The same command again goes on where the last epoch ended.
+
+    Exit status: 0 done, 3 samples could not be read or an exact epoch was none, 65 the shards do not suit, 78 no GPU.
+    """
+    from training.launch.launch import launch
+    from training.openclip.folder import begin, result_of
+    from training.openclip.plan import Asked, plan
+
+    planned = plan(Asked(further=further, precision=precision or "", **said), where)
+    for note in planned.notes:
+        click.echo(f"note: {note}", err=True)
+    if where.dry_run:
+        return launch("training.openclip", planned.arguments(), where)
+    with begin(planned) as begun:
+        if begun.epochs_done < planned.settings.epochs:
+            _announce(planned, begun.epochs_done)
+            inputs = (*planned.shards.urls, str(planned.asked.out.absolute()))
+            if status := launch("training.openclip", planned.arguments(), where, inputs=inputs):
+                return status
+        result = result_of(planned, begun)
+    (_print_json if as_json else _print)(planned, result)
+    return Exit.SOME_FAILED if result.inexact or result.unreadable else Exit.DONE
+
+
+def _announce(plan: Plan, epochs_done: int) -> None:
+    processes = "processes of several hosts" if plan.processes is None else f"{plan.processes} on {plan.device}"
+    goes_on = f", from epoch {epochs_done + 1} on" if epochs_done else ""
+    click.echo(
+        f"{plan.samples:,} samples in {len(plan.shards.urls):,} shards, {plan.settings.epochs} epochs{goes_on}, "
+        f"batch {plan.settings.batch_size} x {processes}, log {plan.asked.out / 'out.log'}",
+        err=True,
+    )
+
+
+def _print(plan: Plan, result: Result) -> None:
+    rate = "" if result.samples_per_s is None else f", {result.samples_per_s:,.1f} samples/s"
+    click.echo(f"trained       {result.epochs} epochs of {plan.samples:,} samples{rate}")
+    click.echo(f"checkpoints   {plan.asked.out / 'checkpoints'}")
+    if plan.asked.exact and not result.inexact:
+        click.echo("exact         each sample once in every epoch, by the keys that were trained on")
+    for said in result.inexact:
+        click.echo(f"not exact     {said}")
+    if result.unreadable:
+        click.echo(f"unreadable    {result.unreadable:,} samples or shards, which {plan.asked.out / 'out.log'} names")
+    click.echo(f"next:  embq train export {plan.asked.out} {plan.asked.out}-model")
+
+
+def _print_json(plan: Plan, result: Result) -> None:
+    import json
+
+    told = {
+        "schema": 1,
+        "out": str(plan.asked.out),
+        "epochs": result.epochs,
+        "samples_per_epoch": plan.samples,
+        "samples_per_s": result.samples_per_s,
+        "exact": not result.inexact if plan.asked.exact else None,
+        "inexact": list(result.inexact),
+        "unreadable": result.unreadable,
+        "notes": list(plan.notes),
+    }
+    click.echo(json.dumps(told))
