@@ -31,7 +31,7 @@ def faults(training: Training) -> Faults:
     """All that is wrong with a training's log."""
     log = training.log
     if not log.iterations:
-        return Faults(contradictions=(), missing=(_unfinished(0, None) + _broken(log),))
+        return Faults(contradictions=(), missing=(_unfinished(0, None) + _ending(training),))
     if log.restarts:
         where = ", ".join(map(str, log.restarts[:3]))
         return Faults(
@@ -98,7 +98,7 @@ def _missing(training: Training) -> tuple[str, ...]:
         return (f"the log has a line for every {every} iterations, and the total needs one for each",)
     counts = [one.samples for one in log.iterations if one.epoch == log.iterations[0].epoch]
     if done < expected or log.iterations[-1].percent != 100:
-        return (_unfinished(done, expected) + _broken(log),)
+        return (_unfinished(done, expected) + _ending(training),)
     if counts != [batch * (i + 1) for i in range(len(counts))] or done > expected:
         return (f"its lines do not count up in steps of {batch:,}: some are missing, or of another training",)
     return ()
@@ -108,7 +108,10 @@ def _unfinished(done: int, expected: int | None) -> str:
     return f"unfinished, {done} of {expected} iterations" if expected else "unfinished, no iteration is in the log"
 
 
-def _broken(log: Log) -> str:
-    if not log.broken:
-        return ""
-    return f"; line {log.broken[0]} is cut" + (f", and {len(log.broken) - 1} more" if len(log.broken) > 1 else "")
+def _ending(training: Training) -> str:
+    """How an unfinished log ends, as far as that is known."""
+    broken, launch = training.log.broken, training.launch
+    cut = f"; line {broken[0]} is cut" if broken else ""
+    words = f"; {launch['last_words']}" if launch.get("last_words") else ""
+    status = f"; the training ended with status {launch['status']}" if launch.get("status") else ""
+    return cut + status + words

@@ -119,7 +119,11 @@ def judge(training: Training, given: Given = NOTHING_GIVEN) -> Judgement:
     found = faults(training)
     figures = _figures(training, given, found)
     gpu = given.gpu or str(training.launch.get("gpu") or "")
-    reasons = [*required.differences(training.settings), *_other_machine(figures.world_size, gpu)]
+    reasons = [
+        *required.differences(training.settings),
+        *_other_machine(figures.world_size, gpu),
+        *_no_gpu(training.settings),
+    ]
     if found.contradictions:
         verdict = UNSOUND
     elif found.missing:
@@ -149,6 +153,11 @@ def _other_machine(world_size: int | None, gpu: str) -> list[str]:
     if not gpu:
         return [f"it is not known on which GPUs: {baseline}; --gpu NAME says it"]
     return [] if required.BASELINE_GPU in gpu.upper() else [f"{world_size} processes on {gpu}: {baseline}"]
+
+
+def _no_gpu(settings: Mapping[str, str]) -> list[str]:
+    """open_clip takes the CPU by itself where it finds no GPU."""
+    return ["it was trained on the CPU"] if settings.get("device", "").startswith("cpu") else []
 
 
 def _count(world_size: int) -> str:

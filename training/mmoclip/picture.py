@@ -10,10 +10,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from training.mmoclip import required
 from training.mmoclip.judgement import Judgement
+from training.mmoclip.table import short
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
 """Of Okabe and Ito, which people who see few colours tell apart."""
 DPI = 150
+THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 def draw(one: Judgement, path: Path) -> None:
@@ -24,9 +26,7 @@ def draw(one: Judgement, path: Path) -> None:
     lines, figures = one.training.log.iterations, one.figures
     numbers, rates = range(1, len(lines) + 1), [line.per_s for line in lines]
     axes.plot(numbers, rates, "o-", color=BLUE, markersize=3, linewidth=1, label="each iteration")
-    axes.plot(
-        1, rates[0], "o", color=ORANGE, markersize=8, label=f"the first, {lines[0].batch_s:g} s: not in the total"
-    )
+    axes.plot(1, rates[0], "o", color=ORANGE, markersize=8, label=f"the first, {lines[0].batch_s:g} s: not counted")
     if figures.throughput_avg is not None:
         axes.axhline(figures.throughput_avg, color=GREEN, linestyle="--", label=f"mean {figures.throughput_avg:,.1f}/s")
     published = _published(axes, one, max(rates))
@@ -34,7 +34,7 @@ def draw(one: Judgement, path: Path) -> None:
     axes.set_ylabel("samples/s of all GPUs")
     axes.set_xlim(0.5, max(figures.iterations_expected or 0, len(lines)) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(THOUSANDS)
     axes.set_ylim(0, 1.12 * max(*rates, published))
     axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none")
     axes.set_title(_title(one), loc="left", fontsize=11)
@@ -57,9 +57,4 @@ def _title(one: Judgement) -> str:
     total = "no total" if figures.total_time_secs is None else f"total {figures.total_time_secs:,.2f} s"
     on = f" on {one.gpu}" if one.gpu else ""
     processes = "" if figures.world_size is None else f", {figures.world_size} x {figures.batch_size} samples{on}"
-    return f"MMoCLIP: {_short(figures.model)}{processes}; {total} ({one.verdict})"
-
-
-def _short(model: str | None) -> str:
-    """The model's name; of a folder its last part."""
-    return (model or "model not known").rstrip("/").rpartition("/")[2]
+    return f"MMoCLIP: {short(figures.model or 'model not known')}{processes}; {total} ({one.verdict})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from training.mmoclip import required
@@ -33,7 +34,13 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def cells(figures: Figures) -> list[str]:
     """The benchmark's columns of one training; "-" for what is not known."""
-    return [cell(getattr(figures, name), how) for name, how in COLUMNS.items()]
+    named = replace(figures, model=short(figures.model) if figures.model else None)
+    return [cell(getattr(named, name), how) for name, how in COLUMNS.items()]
+
+
+def short(model: str) -> str:
+    """The name of a model; of one in a folder, that of the folder."""
+    return model.rstrip("/").rpartition("/")[2]
 
 
 def cell(value: Any, how: str) -> str:

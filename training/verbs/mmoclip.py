@@ -3,33 +3,202 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.errors import Exit, UsageError
 from embq.options import json_option
+
+if TYPE_CHECKING:
+    from training.mmoclip.judgement import Judgement
+    from training.mmoclip.plan import Asked, Plan
+
+OUT = "embq-mmoclip"
+_OF_A_TRAINING = (
+    click.option(
+        "--launcher",
+        type=click.Choice(["python", "torchrun", "srun"]),
+        default=None,
+        help="What starts the processes; srun inside a Slurm allocation.  [python for one process, else torchrun]",
+    ),
+    click.option(
+        "--processes",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="G",
+        help="Processes of each node, one per GPU.  [every GPU; one on the CPU]",
+    ),
+    click.option(
+        "--rendezvous",
+        default=None,
+        metavar="HOST:PORT",
+        help="Where torchrun's nodes meet, on the first of them; the same command is run on each.",
+    ),
+    click.option(
+        "--cpus", type=click.IntRange(min=1), default=None, metavar="C", help="Cores of each process under srun."
+    ),
+    click.option(
+        "--device",
+        type=click.Choice(["cuda", "cpu"]),
+        default=None,
+        help="What is trained on; it is looked at before anything starts.  [cuda]",
+    ),
+    click.option("--batch-size", type=click.IntRange(min=1), default=None, metavar="N", help="Samples per GPU.  [512]"),
+    click.option(
+        "--workers", type=click.IntRange(min=0), default=None, metavar="N", help="Loader processes per GPU.  [4]"
+    ),
+    click.option(
+        "--precision",
+        type=click.Choice(["amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"]),
+        default=None,
+        help="What is computed in; the benchmark leaves it open.  [amp; fp32 on the CPU]",
+    ),
+    click.option(
+        "--grad-checkpointing",
+        is_flag=True,
+        default=None,
+        help="Compute activations twice rather than keep them: a larger batch fits.",
+    ),
+    click.option("--torchcompile", is_flag=True, default=None, help="Compile the model."),
+    click.option(
+        "--no-set-device-rank", is_flag=True, default=None, help="Each process is shown its own GPU only, under srun."
+    ),
+    click.option(
+        "--model",
+        default=None,
+        metavar="NAME",
+        help="Another model of open_clip, or local-dir:DIR: then the result is not comparable.  [ViT-L-14]",
+    ),
+    click.option(
+        "--samples",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="Another number of samples: then the result is not comparable.  [3200000]",
+    ),
+    click.option(
+        "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --processes, in turn."
+    ),
+    click.option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing."),
+)
+"""Each None where it is not given: beside logs none of them means anything."""
+
+
+def _with_options(function: Any) -> Any:
+    for decorate in reversed(_OF_A_TRAINING):
+        function = decorate(function)
+    return function
 
 
 @click.command(
     "mmoclip",
-    epilog="Examples: embq bench mmoclip logs/test --nodes 8 --gpu A100",
+    epilog="Examples: embq bench mmoclip --grad-checkpointing | embq bench mmoclip logs/test --nodes 8 --gpu A100",
 )
-@click.argument("logs", nargs=-1, required=True, metavar="LOG...", type=click.Path(path_type=Path))
-@click.option("--nodes", type=click.IntRange(min=1), default=None, metavar="N", help="Machines.  [as was noted]")
-@click.option("--gpu", default="", metavar="NAME", help="GPUs of a log whose folder does not tell: A100.")
+@click.argument("logs", nargs=-1, metavar="[LOG]...", type=click.Path(path_type=Path))
 @click.option(
-    "--picture", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE.png", help="Draw."
+    "--nodes", type=click.IntRange(min=1), default=None, metavar="N", help="Machines.  [1; of a log: as noted]"
+)
+@_with_options
+@click.option("--gpu", default="", metavar="NAME", help="GPUs of a log whose folder does not tell, such as A100.")
+@click.option(
+    "--out",
+    "-o",
+    default=None,
+    type=click.Path(file_okay=False, path_type=Path),
+    help=f"Folder for result.json and the picture; a training gets a new folder there.  [{OUT}; with LOG none]",
 )
 @json_option
-def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, picture: Path | None, as_json: bool) -> int:
-    """The MMoCLIP benchmark: ViT-L-14 on 3.2 million made-up pairs, by the sum of its iterations from the second on."""
-    from training.mmoclip import folder, table
+def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None, as_json: bool, **asked: Any) -> int:
+    """The MMoCLIP benchmark: OpenCLIP's ViT-L-14 on 3.2 million made-up pairs, with the flags that it requires.
+
+    Without LOG it trains, in a new folder below --out; with LOG, which is an out.log or a folder that holds one, it
+    judges what is there. Its metric, total_time_secs, is the sum of the iterations from the second on, and 1260 s on 32
+    A100 is the baseline. Several LOGs become a table of scaling.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    if logs:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise UsageError(f"{option} is for a training, and LOG names one that is over", next_step="leave one out")
+        return _judge(logs, nodes, gpu, out, as_json)
+    scaling, dry_run = given.pop("scaling", False), given.pop("dry_run", False)
+    from training.mmoclip.plan import Asked
+    from training.mmoclip.run import planned, processes
+
+    wanted, place = Asked(nodes=nodes or 1, **given), out or Path(OUT)
+    # The commands for another machine can be had without its GPUs.
+    most = wanted.processes if dry_run and wanted.processes else processes(wanted)
+    counts = _doubling(wanted, most) if scaling else [most]
+    plans = [planned(wanted, count, place) for count in counts]  # what is wrong with any is said before the first
+    if dry_run:
+        for one in plans:
+            _show(one)
+        return Exit.DONE
+    return _train(wanted, counts, place, as_json)
+
+
+def _doubling(wanted: Asked, most: int) -> list[int]:
+    """1, 2, 4, ... processes, and the most. UsageError where the launcher is not to be chosen for each."""
+    if wanted.nodes > 1 or wanted.launcher is not None:
+        raise UsageError(
+            "--scaling is for the GPUs of one machine, by python and torchrun",
+            next_step="leave out --nodes and --launcher; for nodes: jube run bench/mmoclip/default.yaml --tag scaling",
+        )
+    return sorted({most, *(2**i for i in range(most.bit_length()))})
+
+
+def _train(wanted: Asked, counts: list[int], out: Path, as_json: bool) -> int:
+    from training.mmoclip.run import planned, run
+
+    found = []
+    for count in counts:
+        made = planned(wanted, count, out)
+        _show(made, err=True)
+        try:
+            found.append(run(made))
+        except KeyboardInterrupt:
+            click.echo(f"stopped; what it did until then is in {made.place}", err=True)
+            raise
+    status = _tell(found, as_json, out if len(found) > 1 else None)
+    click.echo(f"figures, picture and log: {out if len(found) > 1 else made.place}", err=True)
+    return status
+
+
+def _judge(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None, as_json: bool) -> int:
+    from training.mmoclip import folder
     from training.mmoclip.judgement import Given, judge
+    from training.mmoclip.run import keep
 
-    one = judge(folder.find(logs[0]), Given(nodes=nodes, gpu=gpu))
-    click.echo(json.dumps(one.describe()) if as_json else "\n".join(table.lines(one)))
-    if picture is not None and one.training.log.iterations:
-        from training.mmoclip.picture import draw
+    found = [judge(folder.find(log), Given(nodes=nodes, gpu=gpu)) for log in logs]
+    if out is not None:
+        from embq.experiments.report import make_folder
 
-        draw(one, picture)
-    return one.exit
+        make_folder(out)
+        if len(found) == 1:
+            keep(found[0], out)
+    return _tell(found, as_json, out if len(found) > 1 else None)
+
+
+def _tell(found: list[Judgement], as_json: bool, out: Path | None) -> int:
+    """Print one judgement, or several beside each other, which then are also kept in `out`."""
+    from training.mmoclip import table
+
+    if len(found) == 1:
+        click.echo(json.dumps(found[0].describe()) if as_json else "\n".join(table.lines(found[0])))
+        return found[0].exit
+    from training.mmoclip import scaling
+
+    series = scaling.compare(found)
+    if out is not None:
+        scaling.keep(series, out)
+    click.echo(json.dumps(series.describe()) if as_json else "\n".join(series.lines()))
+    return series.exit
+
+
+def _show(made: Plan, *, err: bool = False) -> None:
+    """The environment and the command of a training, as a shell takes them."""
+    changes = [f"{name}={shlex.quote(value)}" for name, value in made.environment.items()]
+    click.echo(" ".join([*changes, shlex.join(made.command)]), err=err)

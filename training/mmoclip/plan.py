@@ -1,0 +1,190 @@
+"""One training of the benchmark before it starts: its flags, the command of its launcher, and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.cores import cores
+from core.errors import ConfigError, UsageError
+from training.launch.commands import python_command, srun_command, torchrun_command
+from training.launch.devices import processes_for, thread_share
+from training.mmoclip import required
+
+LAUNCHERS = ("python", "torchrun", "srun")
+MODULE = "training.openclip"
+MEMBER = "training.launch.member"
+"""Runs a module as a process that ends with its launcher. Under srun Slurm sees to that."""
+PORT = 12802
+"""Where the processes of a Slurm job meet, as in the benchmark's own job."""
+FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
+PRECISIONS = ("amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a user asks of a training; None where the machine decides."""
+
+    launcher: str | None = None
+    nodes: int = 1
+    processes: int | None = None
+    """Of each node."""
+    rendezvous: str = ""
+    """HOST:PORT of the first node, for torchrun on several."""
+    cpus: int | None = None
+    """Cores of each process under srun."""
+    device: str = "cuda"
+    batch_size: int = required.BATCH_SIZE
+    workers: int = required.WORKERS
+    precision: str | None = None
+    grad_checkpointing: bool = False
+    torchcompile: bool = False
+    no_set_device_rank: bool = False
+    model: str = required.MODEL
+    samples: int = required.SAMPLES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A training as it will be started."""
+
+    asked: Asked
+    place: Path
+    """Folder of this training alone."""
+    launcher: str
+    processes: int
+    """Of each node."""
+    flags: tuple[str, ...]
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """What is changed in ours."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes of all nodes."""
+        return self.asked.nodes * self.processes
+
+    @property
+    def iterations(self) -> int:
+        """Of the training."""
+        return required.iterations(self.asked.samples, self.world_size, self.asked.batch_size)
+
+
+def processes_here(asked: Asked, environ: Mapping[str, str], srun: str | None) -> int:
+    """Processes of each node, after a look at what this machine has.
+
+    Args:
+        environ: our environment.
+        srun: its path; None where it is not there.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes, or srun was asked for outside of a Slurm allocation.
+        UsageError: srun has to be told.
+    """
+    if asked.launcher != "srun":
+        one = asked.processes or (1 if asked.launcher == "python" else None)
+        return processes_for(asked.device, one)
+    in_allocation(environ, srun)
+    if asked.processes is None:
+        # The GPUs of the other nodes cannot be seen from here.
+        raise UsageError(
+            "--launcher srun needs to know how many GPUs a node has", next_step="give --processes N, one for each"
+        )
+    return asked.processes
+
+
+def plan(
+    asked: Asked, processes: int, place: Path, environ: Mapping[str, str], *, first_host: str = FIRST_HOST
+) -> Plan:
+    """The training that was asked for, or the error that says why it cannot be.
+
+    Args:
+        processes: of each node.
+        place: folder of this training alone; open_clip logs to place/logs/test/out.log.
+        environ: our environment.
+        first_host: of the Slurm allocation.
+
+    Raises:
+        UsageError: the launcher lacks something, or the training would have no second iteration.
+    """
+    launcher = asked.launcher or ("torchrun" if asked.nodes * processes > 1 else "python")
+    _check(asked, launcher, processes)
+    flags = _flags(asked, place / "logs")
+    environment: dict[str, str] = {}
+    if launcher == "srun":
+        command = srun_command(MODULE, flags, nodes=asked.nodes, processes=processes, cpus=asked.cpus)
+        environment |= {"MASTER_ADDR": first_host, "MASTER_PORT": environ.get("MASTER_PORT", str(PORT))}
+    elif launcher == "torchrun":
+        command = torchrun_command(
+            MEMBER, [MODULE, *flags], processes=processes, nodes=asked.nodes, rendezvous=asked.rendezvous
+        )
+    else:
+        command = python_command(MEMBER, [MODULE, *flags])
+    threads = thread_share(processes, environ.get("OMP_NUM_THREADS", ""), cores()) if asked.device == "cpu" else None
+    if threads and launcher != "srun":
+        environment["OMP_NUM_THREADS"] = str(threads)
+    made = Plan(
+        asked=asked,
+        place=place,
+        launcher=launcher,
+        processes=processes,
+        flags=tuple(flags),
+        command=tuple(command),
+        environment=environment,
+    )
+    if made.iterations < 2:
+        raise UsageError(
+            f"{asked.samples:,} samples for {made.world_size} processes of {asked.batch_size} are {made.iterations} "
+            "iterations, and the first is never counted",
+            next_step="give fewer processes, a smaller --batch-size, or more --samples",
+        )
+    return made
+
+
+def _check(asked: Asked, launcher: str, processes: int) -> None:
+    if launcher == "python" and asked.nodes * processes > 1:
+        raise UsageError(
+            f"--launcher python starts one process, and {asked.nodes * processes} were asked for",
+            next_step="take --launcher torchrun, or srun inside a Slurm allocation",
+        )
+    if launcher == "torchrun" and asked.nodes > 1 and not asked.rendezvous:
+        raise UsageError(
+            f"torchrun on {asked.nodes} nodes needs to know where they meet",
+            next_step="run the same command on each node with --rendezvous HOST:29500, HOST being the first of them",
+        )
+
+
+def _flags(asked: Asked, logs: Path) -> list[str]:
+    precision = asked.precision or ("amp" if asked.device == "cuda" else "fp32")
+    return [
+        *required.flags(model=asked.model, samples=asked.samples, batch_size=asked.batch_size, logs=str(logs)),
+        *("--workers", str(asked.workers), "--precision", precision, "--device", asked.device),
+        *(["--grad-checkpointing"] if asked.grad_checkpointing else []),
+        *(["--torchcompile"] if asked.torchcompile else []),
+        *(["--no-set-device-rank"] if asked.no_set_device_rank else []),
+    ]
+
+
+def in_allocation(environ: Mapping[str, str], srun: str | None) -> str:
+    """The list of nodes of the Slurm allocation that this is called in.
+
+    Args:
+        srun: its path; None where it is not there.
+
+    Raises:
+        ConfigError: this is no allocation.
+    """
+    if srun is None:
+        raise ConfigError(
+            "--launcher srun: there is no srun here, so this is no Slurm cluster",
+            next_step="take --launcher torchrun, or go to a node of the cluster",
+        )
+    nodes = environ.get("SLURM_JOB_NODELIST", "")
+    if not nodes or not environ.get("SLURM_JOB_ID"):
+        raise ConfigError(
+            "--launcher srun: this is not inside a Slurm allocation (SLURM_JOB_ID is not set)",
+            next_step="call it in a job script, or in a shell of `salloc --nodes N`; "
+            "bench/mmoclip/submit.job.in is such a script",
+        )
+    return nodes

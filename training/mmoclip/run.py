@@ -1,0 +1,169 @@
+"""Runs one training of the benchmark in a folder of its own, and keeps there what it came to."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from core.errors import ConfigError, InputError, OutputError
+from core.settings import Settings
+from embq.experiments.report import make_folder, unwritable, versions, write
+from training.launch import running
+from training.mmoclip import folder, required
+from training.mmoclip.following import Following
+from training.mmoclip.judgement import Judgement, judge
+from training.mmoclip.plan import FIRST_HOST, Asked, Plan, plan, processes_here
+
+CONSOLE = "console.log"
+"""What all processes print, of which the log holds a part."""
+RESULT, PICTURE = "result.json", "throughput.png"
+CHECKPOINT_BYTES = 5_200_000_000
+"""open_clip writes one at the end: ViT-L-14's 428 million weights and two moments of each, in fp32."""
+SCONTROL_S = 30.0
+_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:error\[|[\w.]*(?:Error|Exception)\b)")
+_KILLED = re.compile(r"exitcode\s*: -(\d+) ")
+"""How torchrun tells of a process that a signal ended, the first one last (errors/__init__.py of torch 2.15)."""
+
+
+def processes(asked: Asked) -> int:
+    """Processes of each node; raises what `processes_here` does."""
+    return processes_here(asked, os.environ, shutil.which("srun"))
+
+
+def planned(asked: Asked, count: int, out: Path) -> Plan:
+    """The training by `count` processes on each node, in a new folder below `out`, which is not made yet.
+
+    Raises what `plan` does.
+    """
+    first_host = FIRST_HOST
+    if asked.launcher == "srun" and (nodes := os.environ.get("SLURM_JOB_NODELIST")) and shutil.which("scontrol"):
+        first_host = _first_host(nodes)
+    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    names = [name, *(f"{name}-{i}" for i in range(2, 1000))]
+    place = next(out / one for one in names if not (out / one).exists())
+    return plan(asked, count, place.absolute(), os.environ, first_host=first_host)
+
+
+def run(made: Plan) -> Judgement:
+    """Train, and keep the judgement in the training's folder, with a picture where there is an iteration.
+
+    Raises:
+        OutputError: the folder cannot be written, or has no room for the checkpoint.
+        InputError: the training ended before its log began, or the log is another node's.
+        KeyboardInterrupt: it was stopped and has ended; the judgement of what it did is in the folder.
+    """
+    make_folder(made.place)
+    _room(made)
+    log = made.place / "logs" / required.NAME / folder.LOG
+    note = _note(made)
+    write(made.place / folder.LAUNCH, note)
+    status: int | None = None
+    try:
+        with _console(made.place) as console, Following(log, made.iterations):
+            status = running.run(list(made.command), environment=made.environment, output=console)
+    finally:
+        words = "it was stopped" if status is None else last_words(made.place / CONSOLE, status)
+        write(made.place / folder.LAUNCH, {**note, "status": status, "last_words": words})
+        _drop_weights(log.parent)
+        found = keep(judge(folder.find(log)), made.place) if log.exists() else None
+    if found is not None:
+        return found
+    if made.asked.nodes > 1 and not status:
+        raise InputError(
+            "the training ended well, and its log is on the node of its first process",
+            next_step="look at what this command said there",
+        )
+    raise InputError(
+        f"the training ended with status {status} before its log began: {words}",
+        next_step=f"all that it said is in {made.place / CONSOLE}",
+    )
+
+
+def keep(one: Judgement, place: Path) -> Judgement:
+    """Write a judgement to a folder, and the picture where there is an iteration."""
+    write(place / RESULT, one.describe())
+    if one.training.log.iterations:
+        from training.mmoclip.picture import draw
+
+        draw(one, place / PICTURE)
+    return one
+
+
+def _note(made: Plan) -> dict[str, Any]:
+    """What the log does not tell of its training."""
+    asked = made.asked
+    return {
+        "schema": 1,
+        "launcher": made.launcher,
+        "command": list(made.command),
+        "environment": dict(made.environment),
+        "nodes": asked.nodes,
+        "processes": made.processes,
+        "device": asked.device,
+        "gpu": _gpus(made.processes) if asked.device == "cuda" else "",
+        "tf32": asked.device == "cuda",
+        "versions": versions(),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _gpus(processes: int) -> str:
+    """Names of the GPUs of this node that are trained on; "" where nobody knows."""
+    from worker.gpus import gpu_names
+
+    names = gpu_names(Settings.from_environment().cuda_visible)[:processes]
+    return ", ".join(dict.fromkeys(name for name in names if name))
+
+
+def _first_host(nodes: str) -> str:
+    """The first of a list of nodes in Slurm's notation."""
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"scontrol cannot name the nodes of this allocation, {nodes}: {error}",
+            next_step="see that `scontrol show hostnames` works in this job",
+        ) from error
+    return (done.stdout.split() or [FIRST_HOST])[0]
+
+
+def _room(made: Plan) -> None:
+    free = shutil.disk_usage(made.place).free
+    if made.asked.model == required.MODEL and free < CHECKPOINT_BYTES:
+        raise OutputError(
+            f"{made.place} has {free / 1e9:.1f} GB of room, and open_clip ends a training with a checkpoint, "
+            f"{CHECKPOINT_BYTES / 1e9:.1f} GB with this model, which cannot be turned off",
+            next_step="make room, or give --out on a larger disk",
+        )
+
+
+def _console(place: Path) -> Any:
+    try:
+        return (place / CONSOLE).open("w", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(error, place / CONSOLE) from error
+
+
+def last_words(console: Path, status: int) -> str:
+    """Why a training ended, by the last line of its console that tells an error; "" for a status of 0."""
+    if not status:
+        return ""
+    said = [line.strip() for line in console.read_text(encoding="utf-8", errors="replace").splitlines()]
+    killed = [found[1] for line in said if (found := _KILLED.match(line))]
+    if killed or status > 128:
+        return (
+            f"signal {killed[-1] if killed else status - 128} ended it; 9 is also what the kernel sends without memory"
+        )
+    errors = [line for line in said if _ERROR.search(line)]
+    return (errors or [line for line in said if line] or ["it said nothing"])[-1][:240]
+
+
+def _drop_weights(log_folder: Path) -> None:
+    """Remove the checkpoint: at a learning rate of 0 nothing was learned, and it is 5 GB."""
+    shutil.rmtree(log_folder / "checkpoints", ignore_errors=True)
