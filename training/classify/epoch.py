@@ -1,10 +1,11 @@
-"""One epoch of steps, and what happens between two of them: the record, the log, a checkpoint, a request to stop."""
+"""One epoch of steps, and what happens around each: the record, the log, a checkpoint, a request to stop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from core.errors import InputError
@@ -33,43 +34,46 @@ def _steps(training: Training, batches: Iterable[Batch], begin: Moment) -> int:
     epoch, step = begin.epoch, begin.step
     begun = time.perf_counter()
     for data_s, batch in _timed(batches, time.perf_counter):
+        now = Moment(epoch=epoch, step=step)
         if not len(batch):
-            training.record.end(Moment(epoch=epoch, step=step), batch)
+            training.record.end(now, batch)
             training.check_failures()
             continue
-        now = Moment(epoch=epoch, step=step)
         training.record.add(now, batch)
         training.check_failures()
         if training.keys is not None:
             training.keys.add(epoch, step, {"keys": batch.keys})
         lr = training.schedule.lr(epoch, step)
         seed_step(training.config.seed, epoch, step, training.member.rank)
-        loss, right = training.learner.step(batch.images, batch.labels, lr=lr)
+        at_rest = partial(_at_rest, training, now, new=now != begin)
+        loss, right = training.learner.step(batch.images, batch.labels, lr=lr, at_rest=at_rest)
         training.meter.add(loss, right, len(batch))
         step += 1
         ended = time.perf_counter()
         training.meter.timed(data_s, ended - begun)
         begun = ended
-        _between(training, now, lr)
+        if step % training.config.log_every == 0:
+            _check_finite(training, now)
+            training.tell_steps(now, lr)
     training.record.end(Moment(epoch=epoch, step=step), None)
     return step
 
 
-def _between(training: Training, made: Moment, lr: float) -> None:
-    """After a step: `made` is its own moment."""
-    following = Moment(epoch=made.epoch, step=made.step + 1)
-    if following.step % training.config.log_every == 0:
-        _check_finite(training, made)
-        training.tell_steps(made, lr)
+def _at_rest(training: Training, now: Moment, *, new: bool) -> None:
+    """Just before a step, where all processes have the same: keep it, or stop.
+
+    Args:
+        new: whether a step was made since the training went on.
+    """
     if training.stop():
         if training.member.leads:
-            training.keep(following)
+            training.keep(now)
             training.member.say_stopped()
-            raise Stopped(following)
+            raise Stopped(now)
         if training.member.leader_stopped():
-            raise Stopped(following)
-    elif training.member.leads and training.keeping_is_due():
-        training.keep(following)
+            raise Stopped(now)
+    elif new and training.member.leads and training.keeping_is_due():
+        training.keep(now)
 
 
 def _check_finite(training: Training, made: Moment) -> None:

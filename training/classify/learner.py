@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +77,17 @@ class Learner:
             labels.to(self.device, non_blocking=on_gpu),
         )
 
-    def step(self, images: Tensor, labels: Tensor, *, lr: float) -> tuple[Tensor, Tensor]:
+    def step(
+        self, images: Tensor, labels: Tensor, *, lr: float, at_rest: Callable[[], None] = lambda: None
+    ) -> tuple[Tensor, Tensor]:
         """Learn from one batch.
 
         Args:
             images: float32 (n, 3, height, width).
             labels: int64 (n,).
             lr: learning rate of this step.
+            at_rest: called when nothing is changed yet, and all processes have the same weights and running statistics:
+                DDP evens those out at the beginning of a step, by the statistics of one process, under Join not rank 0.
 
         Returns the mean loss of the batch, and how many of it were told right before the step; both stay on the device.
         """
@@ -92,7 +97,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        with _norms_at_rest(self.model) if len(labels) == 1 else nullcontext():
+        with _before(self.model, at_rest), _norms_at_rest(self.model) if len(labels) == 1 else nullcontext():
             with self.precision.autocast():
                 output = self.trained(images)
                 loss = self.loss(output.float(), labels)
@@ -113,20 +118,28 @@ class Learner:
         }
 
 
-class _norms_at_rest(AbstractContextManager[None]):
+@contextmanager
+def _before(model: nn.Module, call: Callable[[], None]) -> Iterator[None]:
+    """For the length of the block, `call` comes before each forward pass of the network itself."""
+    hook = model.register_forward_pre_hook(lambda *_: call())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _norms_at_rest(model: nn.Module) -> Iterator[None]:
     """Batch normalisation by its running statistics: over one sample with maps of one pixel there are none to take."""
+    from torch.nn.modules.batchnorm import _BatchNorm
 
-    def __init__(self, model: nn.Module) -> None:
-        from torch.nn.modules.batchnorm import _BatchNorm
-
-        self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-
-    def __enter__(self) -> None:
-        for norm in self._norms:
-            norm.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for norm in self._norms:
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    for norm in norms:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in norms:
             norm.train()
 
 

@@ -51,12 +51,25 @@ def built(name: str, *, classes: int, image_size: int) -> nn.Module:
     library, _, short = name.partition(":")
     try:
         model: nn.Module = _BUILDERS[library](short, classes, image_size)
+        _try_out(model, classes, image_size)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise ModelError(
             f"{name} cannot be built for {classes} classes and images of {image_size} pixels: {error}",
             next_step="give it another --image-size, or take another --arch",
         ) from error
     return model
+
+
+def _try_out(model: nn.Module, classes: int, image_size: int) -> None:
+    """Many networks are built for any size, and take only some: RuntimeError of the first picture, or ValueError."""
+    import torch
+
+    model.eval()
+    with torch.inference_mode():
+        output = model(torch.zeros(1, 3, image_size, image_size))
+    model.train()
+    if not isinstance(output, torch.Tensor) or output.shape != (1, classes):
+        raise ValueError("it gives something else than one number for each class")
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
