@@ -15,9 +15,6 @@ ASPECT = (3 / 4, 4 / 3)
 TRIES = 10
 """To find a piece that fits; of a common photograph the first one does nine times out of ten."""
 
-SHOWN = 0.875
-"""Of the short side, what the middle of a picture shows in validation: 224 of 256."""
-
 
 class Crop(NamedTuple):
     """A piece of a picture in pixels, and whether left and right change places."""
@@ -41,9 +38,3 @@ def random_crop(height: int, width: int, numbers: random.Random) -> Crop:
     wide = min(width, round(height * ASPECT[1]))
     tall = min(height, round(width / ASPECT[0]))
     return Crop((height - tall) // 2, (width - wide) // 2, max(1, tall), max(1, wide), flipped)
-
-
-def middle(height: int, width: int) -> Crop:
-    """The square in the middle that validation shows."""
-    side = max(1, round(min(height, width) * SHOWN))
-    return Crop((height - side) // 2, (width - side) // 2, side, side)

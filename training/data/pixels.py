@@ -10,9 +10,12 @@ import torch
 from torch.nn.functional import interpolate
 
 from core.errors import SampleError
-from training.data.crops import Crop, middle, random_crop
+from training.data.crops import random_crop
 from training.data.seeds import random_of
 from worker.embedders.images import Picture
+
+SHOWN = 0.875
+"""Of the short side, what validation shows: the middle 224 of 256."""
 
 
 def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: int) -> torch.Tensor:
@@ -22,14 +25,23 @@ def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: 
     """
     pixels = _decoded(picture)
     height, width = pixels.shape[:2]
-    return _resized(pixels, random_crop(height, width, random_of("crop", seed, epoch, key)), size)
+    crop = random_crop(height, width, random_of("crop", seed, epoch, key))
+    piece = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+    made = _resized(piece, size, size)
+    return made.flip(-1) if crop.flipped else made
 
 
 def validation_pixels(picture: Picture, _key: str, *, size: int) -> torch.Tensor:
-    """The middle of a picture as uint8 of shape (3, size, size). Raises as `training_pixels` does."""
+    """The middle of a picture as uint8 of shape (3, size, size), as torchvision's Resize and CenterCrop give it.
+
+    Raises as `training_pixels` does.
+    """
     pixels = _decoded(picture)
     height, width = pixels.shape[:2]
-    return _resized(pixels, middle(height, width), size)
+    short = round(size / SHOWN)
+    tall, wide = short * height // min(height, width), short * width // min(height, width)
+    top, left = round((tall - size) / 2), round((wide - size) / 2)
+    return _resized(pixels, tall, wide)[:, top : top + size, left : left + size]
 
 
 def _decoded(picture: Picture) -> np.ndarray:
@@ -44,8 +56,7 @@ def _decoded(picture: Picture) -> np.ndarray:
         raise SampleError("unsupported_mode", f"mode {image.mode}: {error}") from error
 
 
-def _resized(pixels: np.ndarray, crop: Crop, size: int) -> torch.Tensor:
-    """A piece of the pixels, as large as asked for, by the kernel that Pillow calls bilinear."""
-    piece = torch.from_numpy(pixels)[None, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-    made = interpolate(piece.permute(0, 3, 1, 2), size=(size, size), mode="bilinear", antialias=True)[0]
-    return (made.flip(-1) if crop.flipped else made).expand(3, -1, -1)
+def _resized(pixels: np.ndarray, height: int, width: int) -> torch.Tensor:
+    """Pixels as uint8 of shape (3, height, width), by the kernel that Pillow calls bilinear."""
+    source = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    return interpolate(source, size=(height, width), mode="bilinear", antialias=True)[0].expand(3, -1, -1)
