@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any, cast
@@ -46,12 +47,13 @@ def test_random_pieces_are_spread_as_those_of_torchvision(size: tuple[int, int])
     their = cast(Any, transforms.RandomResizedCrop)
     theirs = [their.get_params(blank, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(4000)]
     ours = [random_crop(*size, random_of("test", number)) for number in range(4000)]
-    for measure in (
+    measures: list[Callable[[int, int, int, int], float]] = [
         lambda top, left, height, width: height * width / (size[0] * size[1]),
         lambda top, left, height, width: width / height,
         lambda top, left, height, width: top / size[0],
         lambda top, left, height, width: left / size[1],
-    ):
+    ]
+    for measure in measures:
         there, here = [quantiles([measure(*crop[:4]) for crop in crops], n=8) for crops in (theirs, ours)]
         assert here == pytest.approx(there, abs=0.035)
     assert fmean(crop.flipped for crop in ours) == pytest.approx(0.5, abs=0.03)
