@@ -13,7 +13,10 @@ ASPECT = (3 / 4, 4 / 3)
 """Width over height, least and most."""
 
 TRIES = 10
-"""To find a piece that fits; of a common photograph the first one does nine times out of ten."""
+"""To find a piece that fits; of a photograph of 4 by 3 the first one does 7 times out of 10."""
+
+SHOWN = 0.875
+"""Of the short side, what the middle of a picture shows in validation: 224 of 256."""
 
 
 class Crop(NamedTuple):

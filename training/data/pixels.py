@@ -10,12 +10,9 @@ import torch
 from torch.nn.functional import interpolate
 
 from core.errors import SampleError
-from training.data.crops import random_crop
+from training.data.crops import SHOWN, random_crop
 from training.data.seeds import random_of
 from worker.embedders.images import Picture
-
-SHOWN = 0.875
-"""Of the short side, what validation shows: the middle 224 of 256."""
 
 
 def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: int) -> torch.Tensor:

@@ -1,0 +1,66 @@
+"""What a sample costs in each stage of embq's loader: in one thread, each stage added to those before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
+from core.units import Sample
+from training.data.making import made_batches
+from training.data.pixels import training_pixels
+from training.data.reading import RawSample, read_shards
+from training.data.taken import NOTHING
+from training.data.view import View
+from training.shards.counts import Shards
+from worker.embedders.images import Picture
+
+PASSES = 3
+"""The fastest counts: what disturbs only ever adds."""
+
+
+def costs(shards: Shards) -> dict[str, Any]:
+    """CPU microseconds of a sample in each stage, the part of all that is the largest, and its name."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    until = {
+        "reading the tar": lambda: _read(shards),
+        "decoding": lambda: _pictures(shards, lambda picture, _: picture.pixels()),
+        "cropping and resizing": lambda: _pictures(shards, _pixels),
+        "normalising into a batch": lambda: list(
+            made_batches(_read(shards), view=_view(), pixels_of=_pixels, taken=NOTHING)
+        ),
+    }
+    sums = [min(_cpu_us(stage, shards.samples or 1) for _ in range(PASSES)) for stage in until.values()]
+    torch.set_num_threads(threads)
+    us = {name: round(now - before, 1) for name, now, before in zip(until, sums, [0.0, *sums], strict=False)}
+    bottleneck = max(us, key=lambda name: us[name])
+    return {"us": us, "bottleneck": bottleneck, "its_part": round(us[bottleneck] / sums[-1], 2)}
+
+
+_pixels = partial(training_pixels, size=IMAGE_SIZE, seed=0, epoch=0)
+
+
+def _view() -> View:
+    return View(batch_size=BATCH_SIZE, image_size=IMAGE_SIZE)
+
+
+def _read(shards: Shards) -> list[Any]:
+    return list(read_shards(({"url": url} for url in shards.urls), counts={}))
+
+
+def _pictures(shards: Shards, use: Callable[[Picture, str], object]) -> None:
+    samples: Iterable[RawSample] = _read(shards)
+    for sample in samples:
+        with Picture(Sample(ordinal=0, key=sample["__key__"], image=sample["jpg"])) as picture:
+            use(picture, sample["__key__"])
+
+
+def _cpu_us(stage: Callable[[], object], samples: int) -> float:
+    began = time.process_time()
+    stage()
+    return (time.process_time() - began) / samples * 1e6
