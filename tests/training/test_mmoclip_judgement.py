@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from mmoclip_logs import FIRST_S, NEXT_S, PUBLISHED, line, params, whole, write
 
 from core.errors import Exit
+from embq.cli import run
 from training.mmoclip import folder, required, table
 from training.mmoclip.judgement import FAIL, NOT_COMPARABLE, PASS, UNFINISHED, UNSOUND, Given, Judgement, judge
 
@@ -131,6 +133,12 @@ def test_a_loss_of_other_processes_is_noticed(tmp_path: Path) -> None:
     assert "this loss is of 8,193 pairs" in one.faults[0]
 
 
+def test_a_loss_that_is_no_number_is_noticed(tmp_path: Path) -> None:
+    lines = whole()
+    broken = [*lines[:9], *[one.replace("9.7041", "nan") for one in lines[9:]]]
+    assert judged(tmp_path, broken, params()).faults == ("the loss is no number from line 11 on: the training broke",)
+
+
 def test_the_loss_of_half_precision_is_as_good(tmp_path: Path) -> None:
     assert judged(tmp_path, [one.replace("9.7041", "9.7031") for one in whole()], params()).verdict == PASS
 
@@ -210,3 +218,11 @@ def test_an_empty_log_is_unfinished(tmp_path: Path) -> None:
     assert one.faults == ("unfinished, no iteration is in the log",)
     assert one.figures.iterations_expected == 195
     assert "| - |" in table.lines(one)[2].replace("  ", "")
+
+
+def test_the_page_shows_what_the_verb_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
+    (shown,) = re.findall(r"^```\n\$ embq bench mmoclip three\.log\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "three.log").write_text(PUBLISHED)
+    assert run(["bench", "mmoclip", str(tmp_path / "three.log")]) == Exit.BAD_INPUT
+    assert capsys.readouterr().out.startswith(shown)

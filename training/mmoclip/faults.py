@@ -71,6 +71,8 @@ def _other_figures(training: Training) -> list[str]:
 
 def _other_loss(log: Log, settings: Mapping[str, str]) -> list[str]:
     """With one pair repeated, the loss is ln(global batch): of other processes, or other data, it is not."""
+    if broken := [one.at for one in log.iterations if one.loss is not None and not math.isfinite(one.loss)]:
+        return [f"the loss is no number from line {broken[0]} on: the training broke"]
     if settings.get("dataset_type", "synthetic") != "synthetic" or settings.get("siglip") == "True":
         return []
     if settings.get("accum_freq", "1") != "1" or settings.get("log_every_n_steps", "1") != "1":

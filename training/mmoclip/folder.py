@@ -85,7 +85,7 @@ def _launch(path: Path) -> dict[str, Any]:
         if (folder / LAUNCH).is_file():
             try:
                 found = json.loads((folder / LAUNCH).read_text(encoding="utf-8"))
-            except ValueError:
+            except (OSError, ValueError):
                 return {}
-            return found if isinstance(found, dict) else {}
+            return found if isinstance(found, dict) and found.get("schema") == 1 else {}
     return {}

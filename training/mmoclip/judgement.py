@@ -178,7 +178,7 @@ def _figures(training: Training, given: Given, found: Faults) -> Figures:
     rate = world * batch * len(lines[1:]) / counted if counted and world and batch else None
     return Figures(
         nodes=nodes,
-        n_gpu=world // nodes if world and nodes else None,
+        n_gpu=world // nodes if world and nodes and world % nodes == 0 else None,
         model=settings.get("model"),
         batch_size=batch,
         done_percent_last=lines[-1].percent if lines else None,

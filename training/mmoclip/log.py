@@ -20,7 +20,7 @@ _LINE = re.compile(
     rf"Train Epoch: (\d+) \[\s*(\d+)/(\d+) \((\d+)%\)\] Data \(t\): {_NUMBER} "
     rf"Batch \(t\): {_NUMBER}, {_NUMBER}/s, {_NUMBER}/s/gpu"
 )
-_LOSS = re.compile(r" Loss: (\d+\.\d+) ")
+_LOSS = re.compile(r" Loss: (\d+\.\d*|nan|inf) ")
 _SETTING = re.compile(r"\| INFO \|   (\w+): (.*)$")
 """open_clip logs each argument of a training, as it writes them to `params.txt`."""
 
@@ -46,7 +46,7 @@ class Iteration:
     per_gpu_s: float
     """Samples a second of one."""
     loss: float | None
-    """None where the line ends before it."""
+    """None where the line ends before it; nan of a training that broke."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Log:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The losses that can be read."""
+        """The losses that are numbers."""
         return tuple(one.loss for one in self.iterations if one.loss is not None and math.isfinite(one.loss))
 
 

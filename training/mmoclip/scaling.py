@@ -55,7 +55,7 @@ class Scaling:
                 [
                     *table.cells(figures),
                     table.cell(figures.world_size, "d"),
-                    table.cell(rate, ".4g"),
+                    table.cell(rate, ".2f"),
                     table.cell(point.efficiency, ".3f"),
                 ]
             )
@@ -64,7 +64,7 @@ class Scaling:
             for point in self.points
             for fault in point.judgement.faults
         ]
-        other = sorted({reason for point in self.points for reason in point.judgement.reasons})
+        other = dict.fromkeys(reason for point in self.points for reason in point.judgement.reasons)
         smallest = "efficiency: samples/s per GPU over those of the smallest, from the second iteration on"
         reasons = ["not comparable with the baseline:", *(f"  {reason}" for reason in other)] if other else []
         return [*table.columns(header, rows), "", smallest, *wrong, *reasons]

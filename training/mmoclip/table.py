@@ -85,7 +85,7 @@ def _speed(one: Judgement) -> list[str]:
     if figures.samples_per_s_per_gpu is None or one.verdict == UNSOUND:
         return []
     found = [
-        f"{figures.samples_per_s_per_gpu:.4g} samples/s per GPU from the second iteration on; "
+        f"{figures.samples_per_s_per_gpu:.2f} samples/s per GPU from the second iteration on; "
         f"published: {required.PUBLISHED_PER_GPU_S:g} per A100"
     ]
     if one.extrapolated_secs is not None and not one.comparable:

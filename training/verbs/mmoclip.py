@@ -123,6 +123,8 @@ def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | Non
         if given:
             option = "--" + next(iter(given)).replace("_", "-")
             raise UsageError(f"{option} is for a training, and LOG names one that is over", next_step="leave one out")
+        if nodes and len(logs) > 1:
+            raise UsageError("--nodes is for one LOG, and several are named", next_step="leave it out, or name one")
         return _judge(logs, nodes, gpu, out, as_json)
     scaling, dry_run = given.pop("scaling", False), given.pop("dry_run", False)
     from training.mmoclip.plan import Asked

@@ -1,0 +1,1 @@
+"""The MMoCLIP benchmark under JUBE, and what one GPU gives of it."""
