@@ -50,7 +50,10 @@ ELSEWHERE = {"shards": "training.verbs.shards", "train": "training.verbs.train"}
 FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 """What clip-retrieval calls it."""
 
-OPTIONAL = {"faiss", "h5py", "matplotlib", "numpy", "psutil", "starlette", "torch", "transformers", "uvicorn"}
+OPTIONAL = {
+    *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
+    "uvicorn",
+}
 """Packages that come with extras, and that some verbs import without asking first."""
 
 

@@ -18,7 +18,7 @@ from sources.base import ReadOptions
 from sources.tar import TarSource
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from training.shards import conversion
-from training.shards.checking import checked, without_empty
+from training.shards.checking import checked, of_a_size
 from training.shards.counts import open_shards
 from training.shards.folders import class_folders, without_classes
 from training.shards.lists import listed
@@ -269,9 +269,19 @@ def test_a_caption_that_is_not_text_is_found_by_check_and_else_left_as_it_is(tmp
     root = class_tree(tmp_path / "flat", 2, classes=("",))
     (root / "p000.txt").write_bytes(b"caf\xe9")
     (root / "p001.txt").write_text(" \n")
-    listing = without_empty(without_classes(str(root)))
+    listing = of_a_size(without_classes(str(root)))
     left = checked(listing, metadata=True, processes=1, looked=lambda _: None).left_out
     assert [(one.name, one.code) for one in left] == [("p000.JPEG", "text_not_utf8"), ("p001.JPEG", "empty_text")]
+
+
+def test_a_picture_that_no_archive_takes_is_left_out_and_large_ones_are_told(tmp_path: Path) -> None:
+    root = class_tree(tmp_path / "flat", 3, classes=("",))
+    for name, size in (("p000", 8 << 30), ("p001", 33_000_000)):
+        with open(root / f"{name}.JPEG", "ab") as file:
+            file.truncate(size)
+    listing = of_a_size(without_classes(str(root)))
+    assert [(one.name, one.code) for one in listing.left_out] == [("p000.JPEG", "too_large")]
+    assert any(note.startswith("1 pictures are larger than 32 MB") for note in notes(listing))
 
 
 @pytest.mark.parametrize(
@@ -391,6 +401,20 @@ def test_a_process_that_is_killed_is_told_and_the_rest_can_go_on(tree: Path, tmp
         conversion.convert(plan, "pictures", processes=2, wrote=wrote)
     assert convert(plan).kept >= 1
     assert open_shards(str(tmp_path)).samples == 90
+
+
+def test_pictures_are_converted_and_verified_where_neither_torch_nor_webdataset_is_there(
+    tree: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'webdataset', 'numpy', 'PIL'))\n"
+        "from embq.cli import run\n"
+        f"sys.exit(run(['shards', 'convert', {str(tree)!r}, '{tmp_path}/t-%06d.tar'])\n"
+        f"         or run(['shards', 'verify', {str(tmp_path)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "ok, as sizes.json says"
 
 
 def test_a_dry_run_says_what_would_be_and_writes_nothing(tree: Path, tmp_path: Path) -> None:

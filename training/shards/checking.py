@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from core.errors import InputError, SampleError
 from core.units import Sample
 from sources.fields import decode_text
+from training.shards.archive import MEMBER_MAX_BYTES
 from training.shards.pictures import LeftOut, Listing, Picture
 from training.shards.processes import each
 from training.shards.writing import Desk, as_listed, members
@@ -19,11 +21,19 @@ CHUNK = 256
 """Pictures that a process looks at before it says what it found."""
 
 
-def without_empty(listing: Listing) -> Listing:
-    """The listing without pictures of no bytes, which are told by their sizes."""
-    empty = [LeftOut(one.name, "unidentified", "the file is empty") for one in listing.pictures if not one.size]
-    pictures = [one for one in listing.pictures if one.size] if empty else listing.pictures
-    return replace(listing, pictures=pictures, left_out=(*listing.left_out, *empty))
+def of_a_size(listing: Listing) -> Listing:
+    """The listing without pictures of no bytes and without those that no archive takes, as their sizes tell."""
+    unfit = {one.name: problem for one in listing.pictures if (problem := _unfit(one)) is not None}
+    pictures = [one for one in listing.pictures if one.name not in unfit] if unfit else listing.pictures
+    return replace(listing, pictures=pictures, left_out=(*listing.left_out, *unfit.values()))
+
+
+def _unfit(picture: Picture) -> LeftOut | None:
+    if not picture.size:
+        return LeftOut(picture.name, "unidentified", "the file is empty")
+    if picture.size >= MEMBER_MAX_BYTES:
+        return LeftOut(picture.name, "too_large", f"{picture.size:,} bytes are more than a tar archive takes")
+    return None
 
 
 def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callable[[int], None]) -> Listing:
@@ -34,8 +44,6 @@ def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callabl
         processes: that look at once.
         looked: called with the number of pictures that were looked at.
     """
-    from pathlib import Path
-
     desk = as_listed(listing, metadata=metadata, temporary=Path())
     found: dict[str, LeftOut] = {}
     left = iter(listing.pictures)

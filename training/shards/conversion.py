@@ -107,8 +107,6 @@ def _write(
     processes: int,
     wrote: Callable[[Slice], None],
 ) -> int:
-    import webdataset  # noqa: F401 - before processes are forked, which then need not import it
-
     total = 0
     for slice_, size in each(write, left, processes):
         wrote(slice_)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sources.base import SAMPLE_MAX_BYTES
+
 OPEN_CLIP_READS = ("jpg", "png", "jpeg", "webp")
 """Extensions that open_clip's loader of shards takes; it leaves out samples of others without a word (3.3.0)."""
 
@@ -92,6 +94,10 @@ def notes(listing: Listing) -> list[str]:
     if unread := {kind: count for kind, count in kinds.items() if kind not in OPEN_CLIP_READS}:
         shown = ", ".join(f"{kind} ({count:,})" for kind, count in sorted(unread.items()))
         said.append(f"open_clip's training leaves out what is not jpg, png, jpeg or webp: {shown}")
+    if large := sum(picture.size > SAMPLE_MAX_BYTES for picture in listing.pictures):
+        said.append(
+            f"{large:,} pictures are larger than {SAMPLE_MAX_BYTES // 1_000_000} MB: embq run does not embed them"
+        )
     captions = sum(picture.has_caption for picture in listing.pictures)
     if not captions and listing.classes is None:
         said.append("neither classes nor captions: shards to embed, and not to train on")

@@ -32,7 +32,7 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iter
     if processes == 1:
         yield from map(function, items)
         return
-    # Forked: what is imported here, above all torch by webdataset, is imported once.
+    # Forked: they begin at once, with what is imported here.
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
     left = iter(items)

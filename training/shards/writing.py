@@ -11,11 +11,12 @@ from core.durable import drop, publish
 from core.errors import InputError, SampleError
 from sources.fields import compact_json, decode_metadata, parse_object
 from sources.storage import source_errors
+from training.shards.archive import Archive
 from training.shards.pictures import Listing, Picture
 from training.shards.plan import Slice
 
 BUFFER_BYTES = 4 << 20
-"""Written at once: tarfile alone writes 10 kB at a time."""
+"""Written at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +42,13 @@ def write_shard(slice_: Slice, path: Path, desk: Desk) -> int:
     Raises InputError where a picture is not as it was planned or cannot be read, OSError where the shard cannot be
     written.
     """
-    import webdataset
-
     temporary = desk.temporary / f"{path.name}.{os.getpid()}"
     try:
         with open(temporary, "wb", buffering=BUFFER_BYTES) as file:
-            with webdataset.TarWriter(file, encoder=False, mtime=0, compress=False) as writer:
-                for number, picture in enumerate(slice_.pictures, slice_.first):
-                    writer.write({"__key__": f"{number:08d}", **members(picture, desk)})
-            file.flush()
-            size = file.tell()
+            archive = Archive(file)
+            for number, picture in enumerate(slice_.pictures, slice_.first):
+                archive.add(f"{number:08d}", members(picture, desk))
+            size = archive.close()
         publish(temporary, path)
     except BaseException:
         with suppress(OSError):

@@ -145,10 +145,10 @@ def _listing(
 
 def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
     """The listing without what becomes no sample."""
-    from training.shards.checking import checked, without_empty
+    from training.shards.checking import checked, of_a_size
     from training.shards.course import Course
 
-    listing = without_empty(listing)
+    listing = of_a_size(listing)
     if check:
         total = sum(one.size for one in listing.pictures)
         each = total / max(1, len(listing.pictures))

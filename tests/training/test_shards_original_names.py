@@ -1,0 +1,53 @@
+"""Who knows the ImageNet kit finds its commands: `shardsum` and `convert-image.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from tests.pictures_converted import class_tree
+from training.shards.counts import open_shards
+from training.shards.sizes import classes_beside
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """A console script, started as its entry in pyproject.toml says."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, function = entries[name].partition(":")
+    start = f"import sys; sys.argv[0] = {name!r}; from {module} import {function}; {function}()"
+    command = [sys.executable, "-c", start, *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_listing_of_imagenet_is_summed_as_the_kit_shows_it() -> None:
+    names = [f"imagenet-{part}-{i:06d}.tar\n" for part, count in (("train", 1282), ("val", 50)) for i in range(count)]
+    done = script("shardsum", text="".join(names))
+    assert done.stdout == "imagenet-train-{000000..001281}.tar\nimagenet-val-{000000..000049}.tar\n"
+
+
+def test_the_two_halves_of_imagenet_become_shards_with_the_same_classes(tmp_path: Path) -> None:
+    class_tree(tmp_path / "imagenet" / "train", 9)
+    class_tree(tmp_path / "imagenet" / "val", 3)
+    done = script("convert-image.py", str(tmp_path / "imagenet"), "--odir", str(tmp_path / "shards"))
+    assert done.returncode == 0, done.stderr
+    assert open_shards(str(tmp_path / "shards")).counts == (9, 3)
+    assert classes_beside(str(tmp_path / "shards")) == ["cat", "dog", "owl"]
+
+
+def test_an_option_that_is_not_there_is_refused_without_a_traceback() -> None:
+    done = script("convert-image.py", "--root", "x")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_without_the_two_halves_is_told_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    done = script("convert-image.py", str(tmp_path))
+    assert done.returncode == 65
+    assert f"{tmp_path}/val: is no folder" in done.stderr
+    assert "next:" in done.stderr
