@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from torch.utils.data import DataLoader
 from core.errors import UnwellError
 from training.data.making import Made
 
+DIED = re.compile(r"DataLoader worker \(pid|unable to (allocate|mmap|resize)|No space left on device")
+"""What torch says of a worker that is gone, or that could have no memory to share."""
+
 
 def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
     """What the stages make, in as many processes as there are workers, each asked in its turn.
@@ -23,10 +27,10 @@ def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
     try:
         yield from sent
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if not DIED.search(str(error)):
             raise
         raise UnwellError(
-            f"a loader worker has died: {str(error).splitlines()[0]}",
+            f"a loader worker has died: {str(error).strip().splitlines()[-1]}",
             next_step="often the machine had no memory left, or /dev/shm none: fewer --loader-workers, a smaller "
             "--shuffle-buffer or --batch-size; the same command goes on where the training stopped",
         ) from error
