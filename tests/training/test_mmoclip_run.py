@@ -176,3 +176,17 @@ def test_inside_a_slurm_allocation_srun_starts_the_tasks(tmp_path: Path) -> None
     assert (told["world_size"], told["iterations"]) == (2, 3)
     assert told["loss"] == pytest.approx(math.log(32), abs=0.001)
     assert f"MASTER_ADDR=localhost MASTER_PORT={port} srun --nodes 1 --ntasks-per-node 2" in stderr
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_nodes_has_one_table(tmp_path: Path) -> None:
+    meet = ["--launcher", "torchrun", "--nodes", "2", "--rendezvous", f"localhost:{emulated_slurm.free_port()}"]
+    arguments = ["bench", "mmoclip", *ON_CPU, *meet, "--samples", "96", "--json", "--out"]
+    with started(*arguments, tmp_path / "a") as one, started(*arguments, tmp_path / "b") as other:
+        assert (one.wait(), other.wait()) == (0, 0), one.said + other.said
+        first, second = sorted((one, other), key=lambda command: not command.stdout)
+        told = json.loads(first.stdout)
+        assert (told["nodes"], told["n_gpu"], told["world_size"], told["iterations"]) == (2, 1, 2, 3)
+        assert told["total_time_secs"] > 0
+        assert second.stdout == ""
+        assert "its table is on the node of its first process" in second.stderr

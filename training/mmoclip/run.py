@@ -49,12 +49,14 @@ def planned(asked: Asked, count: int, out: Path) -> Plan:
     return plan(asked, count, place.absolute(), os.environ, first_host=first_host)
 
 
-def run(made: Plan) -> Judgement:
+def run(made: Plan) -> Judgement | None:
     """Train, and keep the judgement in the training's folder, with a picture where there is an iteration.
+
+    None where the training ended well and another node has the log: that of the first process of all.
 
     Raises:
         OutputError: the folder cannot be written, or has no room for the checkpoint.
-        InputError: the training ended before its log began, or the log is another node's.
+        InputError: the training ended before its log began.
         KeyboardInterrupt: it was stopped and has ended; the judgement of what it did is in the folder.
     """
     make_folder(made.place)
@@ -71,13 +73,8 @@ def run(made: Plan) -> Judgement:
         write(made.place / folder.LAUNCH, {**note, "status": status, "last_words": words})
         _drop_weights(log.parent)
         found = keep(judge(folder.find(log)), made.place) if log.exists() else None
-    if found is not None:
+    if found is not None or (made.asked.nodes > 1 and not status):
         return found
-    if made.asked.nodes > 1 and not status:
-        raise InputError(
-            "the training ended well, and its log is on the node of its first process",
-            next_step="look at what this command said there",
-        )
     raise InputError(
         f"the training ended with status {status} before its log began: {words}",
         next_step=f"all that it said is in {made.place / CONSOLE}",

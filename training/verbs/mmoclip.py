@@ -160,10 +160,14 @@ def _train(wanted: Asked, counts: list[int], out: Path, as_json: bool) -> int:
         made = planned(wanted, count, out)
         _show(made, err=True)
         try:
-            found.append(run(made))
+            judged = run(made)
         except KeyboardInterrupt:
             click.echo(f"stopped; what it did until then is in {made.place}", err=True)
             raise
+        if judged is None:
+            click.echo("the training ended well; its table is on the node of its first process", err=True)
+            return Exit.DONE
+        found.append(judged)
     status = _tell(found, as_json, out if len(found) > 1 else None)
     click.echo(f"figures, picture and log: {out if len(found) > 1 else made.place}", err=True)
     return status
