@@ -15,15 +15,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from core.errors import EmbqError
-from core.objects import is_folder, place
-from core.registry import RunRecord, registered
+from core.registry import registered
 from core.uploads import UnderWay
 from embq import arriving, machines
 from embq.display import PLAIN_EVERY_S, panel, plain_line
 from embq.machines import Fleet
 from embq.progress import Progress
-from embq.watch import BrokerWatch, Watch
+from embq.watch import BrokerWatch, Watch, nearest_watch
 
 LOOK_S = 1.0
 OVER = ("done", "cancelled")
@@ -103,21 +101,14 @@ class Everything:
     def look(self) -> All:
         """All of it now. Raises redis.exceptions.RedisError where the broker is away."""
         records = registered(self.client)
-        self._watches = {run: self._watches.get(run) or self._watch(record) for run, record in records.items()}
+        self._watches = {
+            run: self._watches.get(run) or nearest_watch(record, self.client) for run, record in records.items()
+        }
         return All(
             runs=[watch.look() for watch in self._watches.values()],
             uploads=arriving.arriving(self.client, ""),
             fleet=machines.look(self.client),
         )
-
-    def _watch(self, record: RunRecord) -> Watch | BrokerWatch:
-        try:
-            return Watch(place(record.output), self.client)
-        except EmbqError as error:
-            # Somebody else's folder is not expected to be here: a laptop has none of the box's.
-            if is_folder(record.output):
-                click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
-            return BrokerWatch(record, self.client)
 
 
 def _line(run: Progress) -> Text:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import click
 import redis
 
 from core import checkpoint, generations
 from core.commits import CommitLog, LogState
 from core.control import Control, load_control
+from core.errors import EmbqError
 from core.layout import Layout, RunInfo, load_run
 from core.ledger import Ledger
-from core.objects import Place
+from core.objects import Place, is_folder, place
 from core.registry import RunRecord
 from core.scripts import load_scripts
 from embq.progress import Progress
@@ -81,6 +83,17 @@ class BrokerWatch:
     def look(self) -> Progress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
         return progress_of(self.record, see(self._ledger))
+
+
+def nearest_watch(record: RunRecord, client: redis.Redis) -> Watch | BrokerWatch:
+    """Looks at a run's folder where that can be read from here, and else at what the broker knows of the run."""
+    try:
+        return Watch(place(record.output), client)
+    except EmbqError as error:
+        # Somebody else's folder is not expected to be here: a laptop has none of the box's.
+        if is_folder(record.output):
+            click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
+        return BrokerWatch(record, client)
 
 
 def progress_of(record: RunRecord, seen: Seen) -> Progress:

@@ -12,8 +12,11 @@ from embq.planning import PlanningCommand
 from embq.run_options import run_options
 
 if TYPE_CHECKING:
+    import redis
+
+    from core.objects import Place
     from core.settings import Settings
-    from producer.enqueue import Request
+    from producer.enqueue import Planned, Request
 
 
 @click.command(
@@ -48,14 +51,8 @@ def command(
     file; globs and {000000..000099} are expanded.
     """
     from core.broker import check, connect
-    from core.commits import CommitLog
-    from core.control import load_control
-    from core.errors import TryLaterError
-    from core.layout import Layout
-    from core.objects import place
     from embq.request import request_from
     from embq.rights import require
-    from producer.enqueue import hand_over, prepare
     from sources.credentials import refuse_secrets
 
     refuse_secrets(inputs)
@@ -67,23 +64,30 @@ def command(
     client = connect(url, password=settings.broker_password)
     check(client, url)
     require(client, "enqueue --upload" if upload or inline else "enqueue")
-    request = request_from(inputs, options)
+    request, priority = request_from(inputs, options), options["priority"]
     if upload or inline:
         from core.broker import RESULT_S
         from embq.sending import send_run
 
         patient = connect(url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
-        send_run(patient, request, inline=inline, as_json=as_json, priority=options["priority"])
-        return
-    planned = prepare(request)
-    info = planned.info
-    output = place(request.output)
+        send_run(patient, request, inline=inline, as_json=as_json, priority=priority)
+    else:
+        _plan_and_hand_over(client, request, priority, as_json=as_json)
+
+
+def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
+    """Write the run, or what is new of it, to its folder; announce it; say what there is now."""
+    from core.errors import TryLaterError
+    from core.objects import place
+    from producer.enqueue import hand_over, prepare
+
+    planned, output = prepare(request), place(request.output)
     # Whoever asks again with another priority wants that one; a new run has it in its folder.
-    again = {} if planned.new or options["priority"] is None else {"priority": str(options["priority"])}
+    again = {} if planned.new or priority is None else {"priority": str(priority)}
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     try:
-        hand_over(client, info, output, again)
+        hand_over(client, planned.info, output, again)
     except TryLaterError as error:
         if not planned.added:
             raise
@@ -91,6 +95,16 @@ def command(
             f"warning: {error.message}; it takes the new units up, and where it ends before: embq resume {output}",
             err=True,
         )
+    _tell(planned, output, as_json=as_json)
+
+
+def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
+    """How many units were handed over, and what of the run is done already."""
+    from core.commits import CommitLog
+    from core.control import load_control
+    from core.layout import Layout
+
+    info = planned.info
     done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
     if as_json:
         answer = {"run": info.run, "new": planned.new, "added": planned.added, "units": info.units, "done": done}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 import embq
@@ -10,6 +12,10 @@ from core.listening import Address
 from embq.options import broker_option, json_option, metrics_option, required_url, settings_with
 from embq.resident import reporter, service_client
 from embq.worker_options import worker_options
+
+if TYPE_CHECKING:
+    from core.stopping import StopFlag
+    from worker.slot import Fleet
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
@@ -52,14 +58,9 @@ def command(
         required_url(settings)
         return tell(examine_worker(settings, devices, load=load), as_json=as_json)
     from core.cores import cores
-    from core.log import Events, configure
+    from core.log import configure
     from core.stopping import StopFlag
-    from embq.metering.gpus import GpuMeter
-    from embq.metering.service import monitored
-    from embq.metering.worker import WorkerMeter
-    from worker.daemon import Supervisor, devices_of
-    from worker.gpus import why_no_gpu
-    from worker.machine import Machine
+    from worker.daemon import devices_of
     from worker.slot import Fleet
 
     configure()
@@ -78,19 +79,41 @@ def command(
         version=embq.__version__,
         settings=settings,
     )
+    _supervise(fleet, stopped, asked=devices)
+    return Exit.DONE
+
+
+def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
+    """Keep the worker processes of this machine at work until stopped, and tell the broker and Prometheus of them.
+
+    Args:
+        asked: what was given as --devices.
+    """
+    from core.log import Events
+    from embq.metering.gpus import GpuMeter
+    from embq.metering.service import monitored
+    from embq.metering.worker import WorkerMeter
+    from worker.daemon import Supervisor
+    from worker.gpus import why_no_gpu
+    from worker.machine import Machine
+
+    settings = fleet.settings
     with monitored(settings, "worker") as service:
         client = service_client(settings, "worker", give_up=stopped)
         log = Events("supervisor")
-        if devices == "auto" and names[0] == "cpu":
+        if asked == "auto" and fleet.devices[0] == "cpu":
             why, mend = why_no_gpu(settings.cuda_visible)
             log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
         else:
-            log.info("devices", devices=",".join(names))
+            log.info("devices", devices=",".join(fleet.devices))
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
         service.watch(client, WorkerMeter(supervisor, client), GpuMeter())
         with reporter(
-            settings, "worker", only=only, metrics=service.address, look=Machine(supervisor, settings.cuda_visible).look
+            settings,
+            "worker",
+            only=fleet.run,
+            metrics=service.address,
+            look=Machine(supervisor, settings.cuda_visible).look,
         ):
             supervisor.serve(stopped)
-    return Exit.DONE
