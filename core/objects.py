@@ -321,6 +321,7 @@ def _status(said: dict[str, Any]) -> Status:
 
 
 def seconds_of(when: Any) -> float:
+    """Seconds since 1970 of the time that a store gives as text or as a datetime; 0 where it gives none."""
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     return float(when.timestamp()) if isinstance(when, datetime) else 0.0

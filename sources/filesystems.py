@@ -76,6 +76,7 @@ def _connect(scheme: str, host: str) -> Any:
 
 
 def translate(url: str, error: Exception) -> SourceError:
+    """What an error of fsspec or of a client library means for a unit; `transient` where another attempt may help."""
     if isinstance(error, ImportError):
         needed = SCHEMES.get(scheme_of(url), "")
         return SourceError(
@@ -130,6 +131,7 @@ def _http_status(error: Exception) -> int | None:
 
 
 def missing(url: str) -> SourceError:
+    """A file that was named and is not there."""
     return SourceError(f"{url}: does not exist", code="source_missing", next_step="check the name with the storage")
 
 

@@ -224,6 +224,7 @@ class _LastHiddenStates(torch.nn.Module):
 
 
 def check_cosines(trunk: Any, made: Int8Trunk, batches: Sequence[Batch], model: str) -> None:
+    """Raise ModelError where the cosine of a text's vectors in int8 and in fp32 is below `LEAST_COSINE`, or is none."""
     least = 1.0
     with torch.inference_mode():
         for batch in batches:
