@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from conftest import write_run
+from run_case import write_run
 
 from core.commits import CommitLog
 from core.formats import row_folders

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import FINGERPRINT, LEASE_S, RunCase, make_case
+from run_case import FINGERPRINT, LEASE_S, RunCase, make_case
 
 from core.broker import connect
 from core.control import Control, load_control, save_control

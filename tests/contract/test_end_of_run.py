@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import RunCase
+from run_case import RunCase
 from waiting import wait_until
 
 from core.hints import Hint

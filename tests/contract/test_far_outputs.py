@@ -13,8 +13,8 @@ import boto3
 import pytest
 import redis
 from build_output import go_on
-from conftest import RunCase, make_case
 from faults.kit.disk import DiskError, SmallDisk
+from run_case import RunCase, make_case
 
 from core import object_clients
 from core.commits import CommitLog

@@ -6,7 +6,8 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from conftest import FakeClock, MakeRun, RunCase
+from fake_clock import FakeClock
+from run_case import MakeRun, RunCase
 
 from core import hints
 from core import steady as outages

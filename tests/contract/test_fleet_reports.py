@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import make_case
+from run_case import make_case
 from waiting import wait_until
 
 from core import reporting

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import MakeRun, RunCase
 from rq import Queue
+from run_case import MakeRun, RunCase
 
 from core.embedded import EmbeddedServer, kept_off
 from core.errors import Exit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import MakeRun, RunCase, unit_of
+from run_case import MakeRun, RunCase, unit_of
 
 from core.commits import CommitLog
 from core.generations import Generation, append

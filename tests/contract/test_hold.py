@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 import redis
-from conftest import FakeClock, RunCase, make_case, unit_of
+from fake_clock import FakeClock
+from run_case import RunCase, make_case, unit_of
 
 from core.hints import Hint
 from core.protocol import WORKERS

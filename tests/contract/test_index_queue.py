@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import make_case
+from run_case import make_case
 
 from core import indexing
 from core.hints import Hint, HintJob, IndexHint, hint_queue, pop, push

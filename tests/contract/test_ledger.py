@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 from faults.kit.proxy import Proxy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 from core.broker import connect, now_ms
 from core.commits import Commit, CommittedUnit, LogState

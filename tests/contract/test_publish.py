@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
+from run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
 
 from core.errors import OutputError
 from core.hints import Hint

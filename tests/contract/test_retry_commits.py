@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
+from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
 from core.commits import CommitLog
 from core.layout import load_run

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
+from run_case import FINGERPRINT, LEASE_S, unit_of
 
 import core.scripts
 from core import hints
@@ -20,7 +21,6 @@ from core.permissions import NEEDS, PERMISSIONS, refusals
 from core.roles import ROLES, role_of
 from core.scripts import LOOK_S, Loader, load_scripts
 from embq.rights import require
-from tests.conftest import FINGERPRINT, LEASE_S, unit_of
 from tests.e2e.session import process_ended
 from tests.guarded import SERVERS, GuardedServer, guarded_server
 from tests.unit.test_docs import ROOT, section, table

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import DIM, RunCase, make_case, sample
+from run_case import DIM, RunCase, make_case, sample
 
 from core.embedded import EmbeddedServer
 from core.errors import InputError

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from conftest import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
+from run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
 from waiting import wait_until
 
 from core.commits import CommitLog

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import RunCase, make_case
 from prometheus_client.parser import text_string_to_metric_families
+from run_case import RunCase, make_case
 
 from core.protocol import RUNS
 from core.readings import Readings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import LEASE_S, RunCase, make_case
+from run_case import LEASE_S, RunCase, make_case
 
 from core.broker import connect
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from conftest import RunCase, make_case
 from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
+from run_case import RunCase, make_case
 
 from core.commits import CommitLog
 from core.embedded import EmbeddedServer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FakeClock
+from fake_clock import FakeClock
 from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: F401 - a fixture
 
 from core.errors import DeviceFullError, SourceError

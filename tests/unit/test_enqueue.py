@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import MakeRun
+from run_case import MakeRun
 
 from core.errors import EmbqError, InputError, ModelError
 from core.layout import Layout, load_run

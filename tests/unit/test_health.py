@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import redis
-from conftest import FakeClock
+from fake_clock import FakeClock
 
 from core.embedded import EmbeddedServer
 from core.health import Health, quick

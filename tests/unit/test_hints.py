@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import MakeRun, RunCase
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from run_case import MakeRun, RunCase
 
 from core import hints
 from core.hints import Hint, HintJob, drop, hint_queue, push, sweep

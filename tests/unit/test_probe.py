@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FakeClock
+from fake_clock import FakeClock
 
 from core.errors import DeviceFullError
 from core.models import ModelConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import FakeClock
+from fake_clock import FakeClock
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import UnwellError

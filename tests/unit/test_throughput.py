@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from conftest import FakeClock
+from fake_clock import FakeClock
 
 from core.rows import RowSpec
 from core.units import Sample, Unit

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import FakeClock
+from fake_clock import FakeClock
 
 from core.errors import DeviceError
 

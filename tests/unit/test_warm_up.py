@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FakeClock
+from fake_clock import FakeClock
 
 from core.units import Sample
 from worker.embedders import warm_up as module
