@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ TIMEOUT = timedelta(minutes=5)
 stuck, the others end after this."""
 
 _STOPPED = "embq/stopped"
+_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
+"""Where in its source gloo was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +152,7 @@ def explained(member: Member) -> Iterator[None]:
 
 def peer_gone(member: Member, error: Exception) -> EmbqError:
     """The error of a process whose peer has ended or is stuck."""
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = _PLACE.sub("", (str(error).strip() or type(error).__name__).splitlines()[0]).partition(". This")[0]
     return UnwellError(
         f"process {member.rank} of {member.world} lost another process of this training: {first}",
         next_step="see what the one that ended first has said; the same command goes on from the last checkpoint",

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from core.errors import EmbqError, Exit
 
+PEER_GONE = "peer_gone"
+"""The code of a process that lost another one of its training: never the cause, always what follows from it."""
+
 ENDED_WELL = (Exit.DONE, Exit.SOME_FAILED)
 """Statuses of a training that came to its end. A launcher that saw one that is not 0 would stop the other processes,
 which may still be writing."""
@@ -70,10 +73,10 @@ def cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The failure that the others followed from; None where nothing failed.
 
     The first one. Those that a user can understand come before tracebacks: a process that loses its peer in the middle
-    of a collective raises what nobody can use.
+    of a collective raises what nobody can use, where it does not say just that.
     """
     failed = [outcome for outcome in outcomes if outcome.status not in ENDED_WELL]
-    return min(failed, key=lambda outcome: (outcome.status == Exit.BUG, outcome.at), default=None)
+    return min(failed, key=lambda one: (one.code == PEER_GONE, one.status == Exit.BUG, one.at), default=None)
 
 
 def status_of(outcomes: Sequence[Outcome]) -> int:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 from core.errors import DeviceError, EmbqError, Exit
-from training.launch.outcomes import Outcome, cause, status_of
+from training.launch.outcomes import PEER_GONE, Outcome, cause, status_of
 
 _KILLED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: -(\d+) ")
 """How torchrun tells in its last words of a worker that a signal ended (errors/__init__.py of torch 2.15)."""
@@ -24,7 +24,7 @@ def verdict(outcomes: Sequence[Outcome], status: int, said: str) -> int:
     failed = cause(outcomes)
     if failed is None and status == Exit.DONE:
         return status_of(outcomes)
-    if failed is None:
+    if failed is None or (failed.code == PEER_GONE and _KILLED.search(said)):
         raise _silent(status, said)
     if failed.traceback:
         raise EmbqError(

@@ -1,0 +1,100 @@
+"""`embq train classify` as a user starts it: several processes by torchrun, stopped, killed, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.errors import Exit
+from tests.training.classifying import TINY, class_shards, log_of
+from tests.waiting import wait_until
+from training.launch.outcomes import PEER_GONE, Outcome, cause
+
+ARGUMENTS = [one for one in TINY if one != "--log-keys"]
+
+
+def test_the_process_that_lost_another_is_not_the_cause() -> None:
+    lost = Outcome(rank=0, status=69, code=PEER_GONE, message="lost another", at=1.0)
+    bug = Outcome(rank=1, status=Exit.BUG, code="bug", message="KeyError", at=2.0)
+    refused = Outcome(rank=2, status=65, code="diverged", message="the loss", at=3.0)
+    assert cause([lost]) == lost
+    assert cause([lost, bug]) == bug
+    assert cause([lost, bug, refused]) == refused
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "embq", "train", "classify", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=200)
+    return process.returncode, out, err
+
+
+def members(out: Path) -> list[int]:
+    """The processes that train into a folder, by pid."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"--out={out}".encode() in words and b"torch.distributed.run" not in words:
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_training_of_two_processes_is_stopped_killed_and_gone_on_with(tmp_path: Path) -> None:
+    shards, out = class_shards(tmp_path / "s", [9, 5, 12]), tmp_path / "out"
+    arguments = [str(shards), *ARGUMENTS, "--splitshards", "--epochs=12", "--processes=2", f"--out={out}"]
+
+    def lines() -> int:
+        return (out / "log.jsonl").read_bytes().count(b"\n") if out.exists() and (out / "log.jsonl").exists() else 0
+
+    first = started(*arguments)
+    wait_until(lambda: lines() >= 4)
+    first.send_signal(signal.SIGTERM)
+    status, _, err = ended(first)
+    assert status == 130
+    assert "the same command goes on there" in err
+    assert not members(out)
+
+    second, before = started(*arguments), lines()
+    wait_until(lambda: lines() >= before + 4)
+    os.kill(max(members(out)), signal.SIGKILL)
+    status, _, err = ended(second)
+    assert status == 71
+    assert "was ended by signal 9" in err
+    assert "it goes on from the last checkpoint" in err
+    assert not members(out)
+
+    status, told, err = ended(started(*arguments, "--json"))
+    assert status == 0, err
+    assert "goes on at epoch" in err
+    assert json.loads(told)["samples"] == 12 * 26
+    assert [line["samples"] for line in log_of(out, "epoch")] == [26] * 12
+    picture = (out / "curve.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_what_cannot_be_trained_is_told_before_any_process_starts(tmp_path: Path) -> None:
+    shards = class_shards(tmp_path / "s", [3])
+    status, _, err = ended(started(str(shards), *ARGUMENTS, "--validation", str(tmp_path / "none"), "--out=o"))
+    assert status == 65
+    assert "error[" in err
+    assert "next:" in err
+    assert "Traceback" not in err
