@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WEIGHTS = "open_clip_model.safetensors"
 PROVENANCE = "embq_export.json"
 
-EMBEDDED = (("image", "text"), ("image",), ("text",))
-"""What a run may embed with the model; the fingerprint is another for each."""
+EMBEDDED = (("image",), ("text",), ("image", "text"))
+"""What a run may embed with the model, what is usual first; the fingerprint is another for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
