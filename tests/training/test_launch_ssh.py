@@ -44,7 +44,7 @@ def test_two_hosts_train_together_in_the_order_in_which_they_were_named(hosts: H
     done = finished(*given)
     assert done.returncode == 0, done.stderr
     assert {rank: words[1:3] for rank, words in ranks(tmp_path, 2).items()} == {0: ["2", "3"], 1: ["2", "3"]}
-    assert sorted(done.stdout.splitlines()) == ["[one] here is 0 of 2", "[two] here is 1 of 2"]
+    assert sorted(done.stdout.splitlines()) == ["[two] here is 1 of 2", "here is 0 of 2"]
     assert "[one] warning of 0" in done.stderr.splitlines()
     assert not on_hosts(tmp_path)
 

@@ -26,4 +26,6 @@ def launch(module: str, arguments: Sequence[str], where: Where, *, inputs: Seque
         from training.launch.ssh import launch_ssh
 
         return launch_ssh(module, arguments, where, inputs)
-    raise NotImplementedError(where.launcher)
+    from training.launch.ray import launch_ray
+
+    return launch_ray(module, arguments, where)

@@ -13,6 +13,7 @@ import click
 from core.errors import UsageError
 from training.launch.devices import check_processes
 from training.launch.ports import meeting_point
+from training.launch.ray_address import check_address
 
 LAUNCHERS = ("local", "ssh", "ray")
 
@@ -66,6 +67,7 @@ class Where:
         if launcher == "ray" and not others["ray_address"]:
             others["ray_address"] = "auto"
         check_hosts(listed)
+        check_address(others["ray_address"])
         meeting_point(others.get("rendezvous", ""))
         check_processes(others.get("processes"))
         return cls(

@@ -14,7 +14,7 @@ from typing import IO, TextIO
 from core.embedded import die_with_parent
 from core.errors import AwayError, Exit
 from core.stopping import StopFlag
-from training.launch.outcomes import Outcome, cause
+from training.launch.outcomes import PEER_GONE, Outcome, cause
 from training.launch.remote import MARK
 from training.launch.running import GRACE_S, LOOK_S, replaced_handlers
 from training.launch.verdict import verdict
@@ -28,6 +28,8 @@ CLOSING_S = 10.0
 class Part:
     """One host's torchrun, at the other end of an ssh that runs here.
 
+    What it prints is printed here: errors and progress after the host's name, results after `prefix`.
+
     Attributes:
         status: of torchrun; None until it is told.
         outcomes: of the host's processes.
@@ -35,7 +37,7 @@ class Part:
         ended_at: monotonic seconds; 0 while it runs.
     """
 
-    def __init__(self, host: str, command: Sequence[str], screen: threading.Lock) -> None:
+    def __init__(self, host: str, command: Sequence[str], screen: threading.Lock, *, prefix: str) -> None:
         self.host = host
         self.status: int | None = None
         self.outcomes: list[Outcome] = []
@@ -55,12 +57,12 @@ class Part:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        pairs = ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
-        self._readers = [threading.Thread(target=self._print, args=pair, daemon=True) for pair in pairs]
+        streams = ((self._process.stdout, sys.stdout, prefix), (self._process.stderr, sys.stderr, f"[{host}] "))
+        self._readers = [threading.Thread(target=self._print, args=stream, daemon=True) for stream in streams]
         for reader in self._readers:
             reader.start()
 
-    def _print(self, lines: IO[str], screen: TextIO) -> None:
+    def _print(self, lines: IO[str], screen: TextIO, prefix: str) -> None:
         for line in lines:
             if line.startswith(MARK):
                 told = json.loads(line.removeprefix(MARK))
@@ -69,7 +71,7 @@ class Part:
                 continue
             self._last = line.strip() or self._last
             with self._screen:
-                screen.write(f"[{self.host}] {line}")
+                screen.write(f"{prefix}{line}")
                 screen.flush()
 
     def over(self) -> bool:
@@ -146,6 +148,6 @@ def _verdict(parts: Sequence[Part]) -> int:
         return verdict(outcomes, Exit.DONE, "")
     lost = next((part for part in parts if part.status is None), None)
     known = cause(outcomes)
-    if lost is not None and (known is None or known.status == Exit.BUG):
+    if lost is not None and (known is None or known.status == Exit.BUG or known.code == PEER_GONE):
         raise lost.lost()
     return verdict(outcomes, failed.status or Exit.DONE, failed.said)

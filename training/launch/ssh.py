@@ -51,7 +51,9 @@ def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequ
         device = "GPUs" if where.device == "cuda" else f"of {found.cores} cores"
         click.echo(f"{host}: {processes} {device}, torch {found.torch}, Python {found.python}", err=True)
     screen = threading.Lock()
-    return watch([Part(host, line, screen) for host, line in lines.items()])
+    # The first host has process 0, whose result is that of the training and may be JSON.
+    prefixes = {host: "" if host == where.hosts[0] else f"[{host}] " for host in lines}
+    return watch([Part(host, line, screen, prefix=prefixes[host]) for host, line in lines.items()])
 
 
 def _environment(processes: int, found: Found) -> dict[str, str]:

@@ -1,0 +1,161 @@
+"""A training on a Ray cluster: a real head, real workers; and whatever else may answer at its address."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from launching import alive, finished, ranks, started
+from ray_cluster import QUIET, ray_cluster
+from waiting import wait_until
+
+from core.embedded import server_binary
+from core.errors import AwayError, ConfigError, UsageError
+from training.launch.ports import free_port
+from training.launch.ray_address import check_address, check_answer
+from training.launch.ray_screen import Screen
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
+    with ray_cluster(3) as address:
+        yield address
+
+
+@pytest.mark.parametrize("text", ["", "auto", "local", "10.0.0.1:26379", "head.example.org:26379", "[::1]:26379"])
+def test_addresses_of_a_head_are_taken(text: str) -> None:
+    check_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("http://10.0.0.1:6379", "--ray-address 10.0.0.1:6379"),
+        ("redis://10.0.0.1:6379/", "--ray-address 10.0.0.1:6379"),
+        ("ray://10.0.0.1:10001", "call embq on a node of the cluster"),
+        ("10.0.0.1", "such as 10.0.0.1:26379, or auto"),
+        ("10.0.0.1:99999", "such as 10.0.0.1:26379, or auto"),
+        ("a b:1", "such as 10.0.0.1:26379, or auto"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_right_form(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_address(text)
+    assert said in refused.value.next_step
+
+
+def test_where_nobody_answers_the_command_that_starts_a_head_is_told() -> None:
+    with pytest.raises(AwayError, match="no Ray answers at ") as refused:
+        check_answer(f"127.0.0.1:{free_port()}")
+    assert "ray start --head --port=26379" in refused.value.next_step
+    assert refused.value.exit_code == 69
+
+
+@pytest.mark.parametrize("password", ["", "secret"])
+def test_a_redis_at_the_address_is_told_from_a_ray(tmp_path: Path, password: str) -> None:
+    port = free_port()
+    command = [str(server_binary()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    server = subprocess.Popen([*command, "--requirepass", password], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _listens(port), 20)
+        with pytest.raises(ConfigError, match=f"a Redis answers at 127.0.0.1:{port}, not Ray") as refused:
+            check_answer(f"127.0.0.1:{port}")
+    finally:
+        server.terminate()
+        server.wait(20)
+    assert "6379, which Ray takes by default, is also Redis' port" in refused.value.next_step
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_web_server_at_the_address_is_told_from_a_ray() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ConfigError, match="another program answers at"):
+            check_answer(f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_lines_of_ray_that_say_nothing_of_the_training_are_dropped() -> None:
+    shown = io.StringIO()
+    screen = Screen(shown)
+    for text in ("a", "\n", "(PlacementGroupCleaner pid=1) Failed", "\nb\nc"):
+        screen.write(text)
+    assert shown.getvalue() == "a\nb\n"
+
+
+@pytest.mark.slow
+def test_two_workers_of_a_cluster_train_together(cluster: str, tmp_path: Path) -> None:
+    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    done = finished(*given, "--", str(tmp_path), "--sum", "--status", "3", **QUIET, HOME=str(tmp_path))
+    assert done.returncode == 3, done.stderr
+    assert {rank: words[1:3] for rank, words in ranks(tmp_path, 2).items()} == {0: ["2", "3"], 1: ["2", "3"]}
+    assert done.stdout == "here is 0 of 2\n"
+    assert "PlacementGroupCleaner" not in done.stderr
+    assert not list(tmp_path.glob(".ray/auth_token"))
+
+
+@pytest.mark.slow
+def test_the_error_of_a_worker_is_the_last_thing_told_with_its_own_status(cluster: str, tmp_path: Path) -> None:
+    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    done = finished(*given, "--", str(tmp_path), "--fail", "1", "--wait", **QUIET)
+    assert done.returncode == 65, done.stderr
+    assert done.stderr.splitlines()[-2:] == ["error[not_there]: process 1 cannot read it", "  next:  mend it"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_stays_when_the_launch_ends(cluster: str, tmp_path: Path, number: signal.Signals) -> None:
+    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    with started(*given, "--", str(tmp_path), "--wait", **QUIET) as process:
+        workers = [int(words[0]) for words in ranks(tmp_path, 2).values()]
+        os.kill(process.pid, number)
+        wait_until(lambda: not alive(workers), 60)
+        process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGTERM else -9)
+
+
+@pytest.mark.slow
+def test_more_workers_than_the_cluster_has_places_are_refused(cluster: str, tmp_path: Path) -> None:
+    done = finished("--ray-address", cluster, "--device", "cpu", "--processes", "4", "--", str(tmp_path), **QUIET)
+    assert done.returncode == 78
+    assert f"the Ray cluster at {cluster} has 3 CPUs" in done.stderr
+    assert "--processes 3, or more nodes" in done.stderr
+    gpus = finished("--ray-address", cluster, "--", str(tmp_path), **QUIET)
+    assert gpus.returncode == 78
+    assert f"the Ray cluster at {cluster} has 0 GPUs" in gpus.stderr
+
+
+@pytest.mark.slow
+def test_a_cluster_of_another_ray_is_refused_with_both_versions(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
+    with ray_cluster(1, version="2.1.0") as address:
+        done = finished("--ray-address", address, "--device", "cpu", "--", str(tmp_path), **QUIET)
+    assert done.returncode == 78
+    assert f"error[other_versions]: the Ray cluster at {address} has Ray 2.1.0" in done.stderr
+    assert f"this machine Ray {ray.__version__}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_cluster_of_our_own_leaves_no_token_in_the_home_of_the_user(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
+    home = tmp_path / "home"
+    home.mkdir()
+    given = ("--ray-address", "local", "--device", "cpu", "--processes", "1")
+    done = finished(*given, "--", str(tmp_path), HOME=str(home))
+    assert done.returncode == 0, done.stderr
+    assert not (home / ".ray").exists()
+    shutil.rmtree(home)

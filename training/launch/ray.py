@@ -1,0 +1,180 @@
+"""A training on a Ray cluster: as many of its workers as processes, and their one outcome."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from core.errors import AwayError, ConfigError, EmbqError, Exit, TryLaterError, UsageError
+from training.launch.options import Where
+from training.launch.outcomes import Outcome
+from training.launch.ray_address import START, check_answer
+from training.launch.ray_screen import Screen
+from training.launch.ray_work import Work, work
+from training.launch.running import replaced_handlers
+from training.launch.ssh import PASSED_ON
+from training.launch.verdict import verdict
+
+COLLECTIVE_S = 300
+"""Ray makes the process group; within a step a process waits this long for the others."""
+FREE_S = 15.0
+"""A training that has just ended gives its places back within seconds."""
+
+_FAILED = re.compile(r"MemberFailedError: (\{.*\})")
+_VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
+
+
+def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
+    """Train on the cluster; gives the exit status of the training, or raises what one of its processes raised.
+
+    The shards and the training's folder have to be the same for all nodes: shared, or behind http.
+    """
+    _settle(where.ray_address)
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError("Ray is not installed here", next_step="pip install 'embq[ray]'") from error
+    if where.dry_run:
+        raise UsageError("--dry-run: Ray is called, and not a command", next_step="leave it out, or --launcher local")
+    with redirect_stderr(Screen(sys.stderr)):
+        _connect(ray, where.ray_address)
+        try:
+            workers = _free_places(ray, where)
+            given = Work(module=module, arguments=list(arguments), folder=str(Path.cwd()))
+            click.echo(f"{workers} workers of the Ray cluster at {where.ray_address}, Ray {ray.__version__}", err=True)
+            return _fit(asdict(given), workers, where)
+        finally:
+            ray.shutdown()
+
+
+def _settle(address: str) -> None:
+    """What Ray takes from the environment when it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address == "local" and "RAY_AUTH_MODE" not in os.environ:
+        # Ray would write a token into the user's home, which turns authentication on for every later cluster of theirs.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16))
+
+
+def _connect(ray: Any, address: str) -> None:
+    if address not in ("auto", "local") and not os.environ.get("RAY_USE_TLS"):
+        check_answer(address)
+    try:
+        # An answer of Ray's own over HTTP is of no use to us, and starting its server takes seconds.
+        own = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, logging_level="ERROR", **own)
+    except Exception as error:
+        raise _refused(address, error) from error
+
+
+def _refused(address: str, error: Exception) -> EmbqError:
+    """The error where Ray does not let us take part."""
+    if "Version mismatch" in str(error) and len(found := _VERSIONS.findall(str(error))) == 2:
+        (theirs, their_python), (ours, our_python) = found
+        return ConfigError(
+            f"the Ray cluster at {address} has Ray {theirs} and Python {their_python}, "
+            f"this machine Ray {ours} and Python {our_python}",
+            next_step="install the same version of Ray, and Python of the same minor version, on all nodes and here",
+            code="other_versions",
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "token" in first.lower() or "authentication" in type(error).__name__.lower():
+        return ConfigError(
+            f"the Ray cluster at {address} asks for a token: {first}",
+            next_step="the token of its head in RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN), and RAY_AUTH_MODE=token",
+            code="ray_away",
+        )
+    return AwayError(
+        f"the Ray cluster at {address} cannot be joined: {first}",
+        next_step="call embq on a node of the cluster (`ray start --address=HOST:PORT` makes this machine one); "
+        + START,
+        code="ray_away",
+    )
+
+
+def _free_places(ray: Any, where: Where) -> int:
+    """How many workers to ask for; an error where the cluster cannot have them, or not now.
+
+    Ray waits for resources for ever.
+    """
+    kind = "GPU" if where.device == "cuda" else "CPU"
+    there = int(ray.cluster_resources().get(kind, 0))
+    wanted = where.processes or (there if kind == "GPU" else 1)
+    if not there or wanted > there:
+        raise ConfigError(
+            f"{wanted or 'all'} workers with a {kind} each were asked for, and the Ray cluster at {where.ray_address} "
+            f"has {there} {kind}s",
+            next_step=f"--processes {there}, or more nodes" if there else "more nodes, or --device cpu",
+            code="no_device",
+        )
+    end = time.monotonic() + FREE_S
+    while (free := int(ray.available_resources().get(kind, 0))) < wanted:
+        if time.monotonic() > end:
+            raise TryLaterError(
+                f"{wanted} workers with a {kind} each were asked for, and {free} of the {there} {kind}s of the Ray "
+                f"cluster at {where.ray_address} are free",
+                next_step="wait for the others (`ray status`)" + (f", or --processes {free}" if free else ""),
+            )
+        time.sleep(0.5)
+    return wanted
+
+
+def _fit(given: dict[str, Any], workers: int, where: Where) -> int:
+    train: Any = importlib.import_module("ray.train")
+    torch: Any = importlib.import_module("ray.train.torch")
+    on_gpu = where.device == "cuda"
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    with tempfile.TemporaryDirectory(prefix="embq-ray-", ignore_cleanup_errors=True) as storage:
+        trainer = torch.TorchTrainer(
+            work,
+            train_loop_config=given,
+            scaling_config=train.ScalingConfig(num_workers=workers, use_gpu=on_gpu),
+            torch_config=torch.TorchConfig(backend="nccl" if on_gpu else "gloo", timeout_s=COLLECTIVE_S),
+            # Nothing of the training is kept by Ray: the module writes its folder itself.
+            run_config=train.RunConfig(
+                name="embq",
+                storage_path=storage,
+                failure_config=train.FailureConfig(max_failures=where.max_restarts),
+                # What goes wrong is told by us, once; the workers' own lines come through.
+                logging_config=train.LoggingConfig(log_level="CRITICAL"),
+                worker_runtime_env={"env_vars": passed} if passed else None,
+            ),
+        )
+        try:
+            with _stopped_by_either_signal():
+                result = trainer.fit()
+        except SystemExit:  # how Ray ends after Ctrl-C
+            raise KeyboardInterrupt from None
+        except train.TrainingFailedError as error:
+            return verdict(_outcomes(error), Exit.BUG, str(error))
+    told = result.return_value
+    sys.stdout.write(told["printed"])
+    return verdict([Outcome(**told["outcome"])], Exit.DONE, "")
+
+
+def _outcomes(error: Exception) -> list[Outcome]:
+    """What the workers that failed have told, from among what Ray makes of it."""
+    said = [str(failure) for failure in getattr(error, "worker_failures", {}).values()]
+    found = {text for one in (*said, str(error)) for text in _FAILED.findall(one)}
+    return [Outcome(**json.loads(text)) for text in found]
+
+
+@contextmanager
+def _stopped_by_either_signal() -> Iterator[None]:
+    """SIGTERM does what SIGINT does, for which Ray has a handler."""
+    with replaced_handlers():
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        yield

@@ -1,0 +1,99 @@
+"""What Ray has each of its workers do: one process of a training."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import embq
+from core.cores import cores
+from core.errors import ConfigError, InputError
+from training.launch.devices import thread_share
+from training.launch.member import attempt
+from training.launch.outcomes import ENDED_WELL, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a worker is given.
+
+    Attributes:
+        module: whose `main` it calls.
+        arguments: with these.
+        folder: from there; paths among them are relative to it.
+        embq: the version of who gives it.
+    """
+
+    module: str
+    arguments: Sequence[str]
+    folder: str
+    embq: str = embq.__version__
+
+
+class MemberFailedError(RuntimeError):
+    """One process failed, and Ray has to end the others; the text is its outcome, as JSON.
+
+    Ray hands exceptions on as text, among tracebacks of its own.
+    """
+
+
+def work(given: dict[str, Any]) -> dict[str, Any]:
+    """Be one process of a training, in a worker of Ray that has made the process group.
+
+    Gives the outcome, and what it has printed for whoever started the training: Ray keeps that of the first worker.
+    Raises MemberFailedError where the training failed here.
+    """
+    from ray import train
+
+    context = train.get_context()
+    rank = context.get_world_rank()
+    printed = io.StringIO()
+    refused = _refusal(Work(**given), rank)
+    if refused is None:
+        _share_cores(context.get_local_world_size())
+        with contextlib.redirect_stdout(printed):
+            outcome = attempt(given["module"], given["arguments"], rank)
+    else:
+        outcome = refused
+    if outcome.status not in ENDED_WELL:
+        raise MemberFailedError(json.dumps(asdict(outcome)))
+    return {"outcome": asdict(outcome), "printed": printed.getvalue()}
+
+
+def _refusal(given: Work, rank: int) -> Outcome | None:
+    """The outcome of a node where the training cannot be the same; None where it can."""
+    host = os.uname().nodename
+    if given.embq != embq.__version__:
+        return Outcome.of(
+            rank,
+            ConfigError(
+                f"{host} has embq {embq.__version__}, and the training was started by {given.embq}",
+                next_step="install the same version on every node of the cluster",
+                code="other_versions",
+            ),
+        )
+    try:
+        os.chdir(given.folder)
+    except OSError as error:
+        return Outcome.of(
+            rank,
+            InputError(
+                f"{host} has no folder {given.folder}: {error.strerror}",
+                next_step="call embq in a folder that all nodes of the cluster share, with --out in it",
+                code="host_lacks",
+            ),
+        )
+    return None
+
+
+def _share_cores(processes: int) -> None:
+    """As many threads as the others on this node leave: Ray gives each worker one, whatever the node has."""
+    import torch
+
+    if share := thread_share(processes, "", cores()):
+        torch.set_num_threads(share)
