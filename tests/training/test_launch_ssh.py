@@ -105,7 +105,7 @@ def test_a_host_without_embq_or_the_shards_is_told_before_anything_starts(hosts:
     lacks = finished(*hosts.options, "--hosts", "one", *inputs, "--", str(tmp_path))
     assert lacks.returncode == 65
     assert f"error[host_lacks]: one cannot read {tmp_path}/none.tar in " in lacks.stderr
-    assert ": no such file, and 1 more" in lacks.stderr
+    assert ": does not exist, and 1 more" in lacks.stderr
     assert not list(tmp_path.iterdir())
 
 

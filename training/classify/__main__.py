@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,12 +51,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    from embq.cli import show_error
-    from training.launch.member import attempt
+    from training.launch.member import alone
 
-    outcome = attempt("training.classify", sys.argv[1:], int(os.environ.get("RANK", "0")))
-    if outcome.traceback:
-        sys.stderr.write(outcome.traceback)
-    elif outcome.message:
-        show_error(outcome.error())
-    sys.exit(outcome.status)
+    alone("training.classify")

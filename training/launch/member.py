@@ -21,6 +21,8 @@ from embq.cli import show_error
 from training.launch.outcomes import ENDED_WELL, Outcome
 
 OUTCOMES = "--outcomes"
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""In the environment of torchrun's workers only."""
 
 
 def main_of(module: str) -> Callable[[Sequence[str]], int]:
@@ -58,6 +60,20 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         sys.exit(0 if outcome.status in ENDED_WELL else outcome.status)
+    _end(outcome)
+
+
+def alone(module: str) -> NoReturn:
+    """What a launched module does where it is called by its own name: `python -m`, torchrun or srun of the user's.
+
+    Each process tells its own error. A killed torchrun leaves nothing behind; anybody else may end before this does.
+    """
+    if TORCHRUN in os.environ:
+        die_with_parent()
+    _end(attempt(module, sys.argv[1:], int(os.environ.get("RANK", "0"))))
+
+
+def _end(outcome: Outcome) -> NoReturn:
     if outcome.traceback:
         sys.stderr.write(outcome.traceback)
     elif outcome.message:

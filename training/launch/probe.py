@@ -19,9 +19,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from core.cores import cores
+from core.errors import InputError
 from core.masking import masked
 from core.settings import Settings
 from training.launch.ports import free_port, listener
+from training.shards.names import expand
 
 REACH_S = 10.0
 """A host that drops what it does not want is only known by its silence."""
@@ -91,7 +93,7 @@ def look(question: Question, stack: ExitStack) -> Found:
         cores=cores(),
         port=port,
         free=free_port(),
-        missing=[[one, why] for one in question.inputs if (why := _out_of_reach(one))],
+        missing=[[one, why] for named in question.inputs for one, why in _out_of_reach(named)],
         unreached=_unreached(question.reach),
     )
 
@@ -103,16 +105,31 @@ def _version(package: str) -> str:
         return ""
 
 
-def _out_of_reach(place: str) -> str:
-    """Why a path or URL cannot be read here; "" where it can."""
-    if "://" not in place:
-        return "" if os.access(place, os.R_OK) else "no such file" if not os.path.exists(place) else "not readable"
-    request = urllib.request.Request(place, headers={"Range": "bytes=0-0"})
+def _out_of_reach(named: str) -> list[tuple[str, str]]:
+    """What of a path, a URL or an expression for shards cannot be read here, each with the reason.
+
+    Of shards behind http the first and the last are asked for.
+    """
+    if "://" not in named and os.path.exists(named):
+        return [] if os.access(named, os.R_OK) else [(named, "not readable")]
+    try:
+        places = expand(named)
+    except InputError as error:
+        return [(named, error.message.removeprefix(f"{named}: "))]
+    missing = [(one, "not readable") for one in places if "://" not in one and not os.access(one, os.R_OK)]
+    urls = [one for one in places if "://" in one]
+    return missing + [(one, why) for one in dict.fromkeys(urls[:1] + urls[-1:]) if (why := _unanswered(one))]
+
+
+def _unanswered(url: str) -> str:
+    """Why a server does not give what is behind a URL; "" where it does."""
+    request = urllib.request.Request(url, headers={"Range": "bytes=0-0"})
     try:
         with urllib.request.urlopen(request, timeout=REACH_S):
             return ""
     except urllib.error.HTTPError as error:
-        return f"the server answers {error.code}"
+        with error:
+            return f"the server answers {error.code}"
     except (OSError, ValueError) as error:
         return masked(str(getattr(error, "reason", error)))
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-
-from core.errors import EmbqError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,10 +28,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except EmbqError as error:
-        from embq.cli import show_error
+    from training.launch.member import alone
 
-        show_error(error)
-        sys.exit(error.exit_code)
+    alone("training.openclip")

@@ -1,0 +1,63 @@
+"""What a host says of itself before a training is started on it."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+from training.launch.ports import free_port
+from training.launch.probe import Found, Question, look
+
+
+def answer(**question: object) -> Found:
+    with ExitStack() as stack:
+        return look(Question(**question), stack)  # type: ignore[arg-type]
+
+
+def test_shards_are_looked_for_as_they_were_named(tmp_path: Path) -> None:
+    for name in ("a-0.tar", "a-1.tar"):
+        (tmp_path / name).touch()
+    there = [
+        f"{tmp_path}/a-{{0..1}}.tar",
+        f"{tmp_path}/a-*.tar",
+        str(tmp_path),
+        f"{tmp_path}/a-0.tar::{tmp_path}/a-1.tar",
+    ]
+    assert answer(inputs=there).missing == []
+    found = answer(inputs=[f"{tmp_path}/a-{{0..2}}.tar", f"{tmp_path}/b-*.tar", "pipe:cat x"]).missing
+    assert [place for place, _ in found] == [f"{tmp_path}/a-{{0..2}}.tar", f"{tmp_path}/b-*.tar", "pipe:cat x"]
+    assert "a-2.tar: does not exist" in found[0][1]
+
+
+def test_of_shards_behind_http_the_first_and_the_last_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a-0.tar").write_bytes(b"x")
+    handler = partial(_Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert answer(inputs=[f"{url}/a-{{0..0}}.tar"]).missing == []
+        assert answer(inputs=[f"{url}/a-{{0..9}}.tar"]).missing == [[f"{url}/a-9.tar", "the server answers 404"]]
+        server.shutdown()
+    gone = f"http://127.0.0.1:{free_port()}/a.tar"
+    ((place, why),) = answer(inputs=[gone]).missing
+    assert (place, "refused" in why) == (gone, True)
+
+
+def test_a_port_is_held_for_as_long_as_the_question_stays_open() -> None:
+    with ExitStack() as stack:
+        found = look(Question(listen=0), stack)
+        assert answer(reach=f"127.0.0.1:{found.port}").unreached == ""
+        again = answer(listen=found.port)
+        assert again.port == 0
+        with socket.create_server(("127.0.0.1", again.free)):
+            pass
+    assert "refused" in answer(reach=f"127.0.0.1:{found.port}").unreached
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
