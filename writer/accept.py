@@ -109,33 +109,8 @@ class Acceptor:
         unit_id = self.manifest.unit_id(u)
         retry = self.manifest.unit(u).retry if self.manifest.is_retry(u) else None
         if token == "quarantine":
-            whole = Failure(
-                ordinal=None,
-                key="",
-                code=text["code"] or "crash",
-                message=text["message"],
-                attempt=int(text["attempts"]) + (0 if retry is None else retry.attempts),
-            )
-            failures = pa.Table.from_batches([failure_batch([whole])])
-            return Accepted(
-                entry=entry.id,
-                u=u,
-                unit_id=unit_id,
-                token=token,
-                rows=pa.table({}),
-                failures=self._by_sample(failures, retry),
-                quarantined=whole.code if retry is None or not retry.only else "",
-                staged="",
-                bytes=0,
-                retry=retry,
-            )
-        if text.get("v") != str(VERSION):
-            version = text.get("v", "none")
-            raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
-        if text["unit_id"] != unit_id:
-            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {text['unit_id']}")
-        if self.fingerprint and text["fingerprint"] != self.fingerprint:
-            raise Rejected("wrong_model", f"model fingerprint {text['fingerprint']}, the run has {self.fingerprint}")
+            return self._given_up(entry, text, unit_id, retry)
+        self._check_origin(u, unit_id, text)
         result = self._decode(entry.fields, text)
         self._check_counts(result, u, text, None if retry is None or not retry.only else retry.ordinals)
         widths = self._check_schema(result)
@@ -156,6 +131,39 @@ class Acceptor:
             tokens=max(0, int(text.get("tokens", "0"))),
             retry=retry,
         )
+
+    def _given_up(self, entry: Entry, text: Mapping[str, str], unit_id: str, retry: Retry | None) -> Accepted:
+        """The failure that the broker has published for a unit after its last attempt."""
+        whole = Failure(
+            ordinal=None,
+            key="",
+            code=text["code"] or "crash",
+            message=text["message"],
+            attempt=int(text["attempts"]) + (0 if retry is None else retry.attempts),
+        )
+        failures = pa.Table.from_batches([failure_batch([whole])])
+        return Accepted(
+            entry=entry.id,
+            u=int(text["u"]),
+            unit_id=unit_id,
+            token=text["token"],
+            rows=pa.table({}),
+            failures=self._by_sample(failures, retry),
+            quarantined=whole.code if retry is None or not retry.only else "",
+            staged="",
+            bytes=0,
+            retry=retry,
+        )
+
+    def _check_origin(self, u: int, unit_id: str, text: Mapping[str, str]) -> None:
+        """The result is of this version, this unit and the run's model."""
+        if text.get("v") != str(VERSION):
+            version = text.get("v", "none")
+            raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
+        if text["unit_id"] != unit_id:
+            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {text['unit_id']}")
+        if self.fingerprint and text["fingerprint"] != self.fingerprint:
+            raise Rejected("wrong_model", f"model fingerprint {text['fingerprint']}, the run has {self.fingerprint}")
 
     def _by_sample(self, failures: pa.Table, retry: Retry | None) -> pa.Table:
         """The failures; one that stands for all samples of a retry as one of each, so that each key keeps its own."""
