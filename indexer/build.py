@@ -16,7 +16,8 @@ from indexer.collection import Collection
 from indexer.faiss_module import faiss
 from indexer.plan import Plan
 from indexer.runners import Runner
-from indexer.units import NEEDS, STAGES, IndexUnit, Sidecar, find, write_inputs
+from indexer.sidecar import Sidecar, find, write_inputs
+from indexer.units import NEEDS, STAGES, IndexUnit
 from indexer.version import Slice, Span, Version, current_name, publish, read_version, sweep
 from indexer.workshop import WORK, Workshop, alone
 

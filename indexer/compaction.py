@@ -19,8 +19,9 @@ from indexer.lists import Lists, read_lists
 from indexer.plan import SLICE_BYTES
 from indexer.report import list_sizes
 from indexer.runners import Runner
+from indexer.sidecar import write_inputs
 from indexer.succession import imbalance, succeed, tidy
-from indexer.units import IndexUnit, write_inputs
+from indexer.units import IndexUnit
 from indexer.version import Slice, Version, read_current
 from indexer.workshop import Workshop, alone
 

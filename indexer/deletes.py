@@ -15,8 +15,8 @@ from core.durable import publish as put
 from core.errors import InputError
 from indexer.identity import Identity
 from indexer.lists import read_lists
+from indexer.sidecar import File, sha256_of
 from indexer.succession import succeed, tidy
-from indexer.units import File, sha256_of
 from indexer.version import Version, read_current
 from indexer.workshop import FILES, alone
 from indexer.writing import disk_error

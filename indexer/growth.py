@@ -23,8 +23,9 @@ from indexer.faiss_module import faiss
 from indexer.growth_report import told_of
 from indexer.queries import QueryPlan
 from indexer.runners import Runner
+from indexer.sidecar import Sidecar, write_inputs
 from indexer.succession import succeed, tidy
-from indexer.units import IndexUnit, Sidecar, write_inputs
+from indexer.units import IndexUnit
 from indexer.version import Slice, Span, Version, current_name, read_current, read_version
 from indexer.wish import bytes_text, parse_bytes
 from indexer.workshop import Workshop, alone

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from indexer.build import mean_residual
+from indexer.sidecar import Sidecar
 from indexer.succession import imbalance
-from indexer.units import Sidecar
 
 if TYPE_CHECKING:
     from indexer.growth import Growth

@@ -17,7 +17,9 @@ from importlib import import_module
 from typing import Any
 
 from core.errors import EmbqError
-from indexer.units import IndexUnit, Sidecar, StageFunction, perform
+from indexer.sidecar import Sidecar
+from indexer.task import StageFunction, perform
+from indexer.units import IndexUnit
 
 
 def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str) -> Sidecar:

@@ -27,7 +27,8 @@ from core.scripts import Loader, Script, load_scripts
 from core.steady import Steady
 from core.units import content_hash
 from indexer.runners import Done, told_error
-from indexer.units import IndexUnit, Sidecar, find
+from indexer.sidecar import Sidecar, find
+from indexer.units import IndexUnit
 from indexer.workshop import write_current
 
 RENEW_S = 5.0

@@ -18,8 +18,9 @@ from indexer.lists import read_lists
 from indexer.points import Scores, Tuning
 from indexer.queries import DATA, QuerySet, read_queries
 from indexer.report_picture import draw_report
+from indexer.sidecar import Sidecar
 from indexer.template import Template
-from indexer.units import STAGES, Sidecar
+from indexer.units import STAGES
 from indexer.version import Version
 from indexer.workshop import read_json
 

@@ -15,7 +15,8 @@ from core.embedded import die_with_parent
 from core.errors import EmbqError
 from core.settings import child_environment
 from indexer.process import do
-from indexer.units import IndexUnit, Sidecar, find
+from indexer.sidecar import Sidecar, find
+from indexer.units import IndexUnit
 
 ATTEMPTS = 3
 """After so many processes that ended with a unit in hand, another one is not worth trying."""

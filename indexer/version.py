@@ -23,7 +23,7 @@ from core.durable import drop, fsync_folder
 from core.errors import InputError, OutputError
 from indexer.collection import Collection
 from indexer.plan import Plan
-from indexer.units import File
+from indexer.sidecar import File
 from indexer.workshop import FILES, WORK, read_json, write_current
 from indexer.writing import disk_error
 

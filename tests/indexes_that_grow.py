@@ -18,7 +18,7 @@ from indexer.growth import Grown, Growth, grow
 from indexer.plan import make_plan
 from indexer.queries import plan_queries
 from indexer.runners import InProcess
-from indexer.units import Sidecar
+from indexer.sidecar import Sidecar
 from indexer.version import Version
 from indexer.wish import Wish
 

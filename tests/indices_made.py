@@ -12,7 +12,7 @@ from indexer.costs import Speeds
 from indexer.plan import make_plan
 from indexer.queries import plan_queries
 from indexer.runners import InProcess
-from indexer.units import Sidecar
+from indexer.sidecar import Sidecar
 from indexer.version import Version
 from indexer.wish import Wish
 

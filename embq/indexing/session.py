@@ -27,7 +27,7 @@ from indexer.queries import QueryPlan, plan_queries
 from indexer.queue_runner import QueueRunner
 from indexer.report import summary, write_report
 from indexer.runners import Runner, local
-from indexer.units import Sidecar
+from indexer.sidecar import Sidecar
 from indexer.version import Version
 from indexer.wish import Wish, available_memory, parse_bytes, parse_recall
 from indexer.workshop import read_json

@@ -12,8 +12,8 @@ from indexer.faiss_module import set_threads
 from indexer.faults import faults
 from indexer.identity import write_identity
 from indexer.lists import empty_lists, write_lists
+from indexer.task import Made, Task
 from indexer.template import Template
-from indexer.units import Made, Task
 
 BATCH_ROWS = 32_768
 AGREEMENT_ROWS = 2_000

@@ -6,7 +6,7 @@ import numpy as np
 
 from indexer.growth import Growth
 from indexer.queries import QueryPlan, draw, of_rows, write_queries
-from indexer.units import Made, Task
+from indexer.task import Made, Task
 
 NEW, NEW_QUERIES = "new", 100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from indexer.compaction import append_kept
 from indexer.deletes import deleted_bits
 from indexer.lists import empty_lists, read_lists, write_lists
-from indexer.units import Made, Task
+from indexer.task import Made, Task
 from indexer.version import read_version
 
 

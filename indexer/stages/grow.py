@@ -11,8 +11,8 @@ from indexer.growth import Growth
 from indexer.identity import write_identity
 from indexer.stages.add import add_block
 from indexer.stages.sample import NAMED
+from indexer.task import Made, Task
 from indexer.template import Template
-from indexer.units import Made, Task
 from indexer.version import read_version
 
 

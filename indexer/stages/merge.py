@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from indexer.building import BuildSpec
 from indexer.lists import append, empty_lists, read_lists, write_lists
+from indexer.task import Made, Task
 from indexer.template import Template
-from indexer.units import Made, Task
 
 
 def merge(task: Task) -> Made:

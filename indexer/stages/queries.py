@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from indexer.building import BuildSpec
 from indexer.queries import QueryPlan, draw, write_queries
-from indexer.units import Made, Task
+from indexer.task import Made, Task
 
 
 def queries(task: Task) -> Made:

@@ -18,9 +18,9 @@ from indexer.recall import Truth, recall
 from indexer.searcher import Searcher
 from indexer.stages.ask import NEW
 from indexer.stages.tune import goal_of
+from indexer.task import Made, Task
 from indexer.truth import DEPTH, merged, read_truth
 from indexer.tuning import tune
-from indexer.units import Made, Task
 from indexer.version import read_version
 
 SECONDS = 8.0

@@ -6,7 +6,7 @@ import numpy as np
 
 from indexer.building import BuildSpec
 from indexer.faults import faults
-from indexer.units import Made, Task
+from indexer.task import Made, Task
 
 NAMED = 10
 """Ids of rows without a direction that are named to the user."""

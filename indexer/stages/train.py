@@ -14,8 +14,8 @@ from indexer.coarse import learn, list_space, settle
 from indexer.codebooks import train_codes
 from indexer.faiss_module import faiss, set_threads
 from indexer.kmeans import kmeans
+from indexer.task import Made, Task
 from indexer.template import Template
-from indexer.units import Made, Task
 
 
 def train(task: Task) -> Made:

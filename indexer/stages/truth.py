@@ -5,8 +5,8 @@ from __future__ import annotations
 from indexer.building import BuildSpec
 from indexer.faiss_module import set_threads
 from indexer.queries import read_queries
+from indexer.task import Made, Task
 from indexer.truth import block_truth
-from indexer.units import Made, Task
 
 
 def truth(task: Task) -> Made:

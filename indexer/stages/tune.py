@@ -8,9 +8,9 @@ from indexer.building import BuildSpec
 from indexer.points import Goal
 from indexer.queries import read_queries
 from indexer.searcher import Searcher
+from indexer.task import Made, Task
 from indexer.truth import read_truth
 from indexer.tuning import tune as tuned
-from indexer.units import Made, Task
 from indexer.wish import parse_recall
 
 

@@ -15,8 +15,8 @@ from faults.kit.table import Recovery
 MOMENTS = {
     "between stages": ("indexer.build:run_stage", "before", "('{stage}',"),
     "in a unit": ("indexer.process:do", "before", "stage='{stage}', number=0,"),
-    "a unit's file stands, its sidecar not yet": ("indexer.units:_keep", "after", "stage='{stage}', number=0,"),
-    "a unit's sidecar stands, nobody was told": ("indexer.units:perform", "after", "stage='{stage}', number=0,"),
+    "a unit's file stands, its sidecar not yet": ("indexer.task:_keep", "after", "stage='{stage}', number=0,"),
+    "a unit's sidecar stands, nobody was told": ("indexer.task:perform", "after", "stage='{stage}', number=0,"),
 }
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from core.errors import InputError, OutputError
-from indexer.units import IndexUnit, Made, Task, find, perform, read_inputs, write_inputs
+from indexer.sidecar import find, read_inputs, write_inputs
+from indexer.task import Made, Task, perform
+from indexer.units import IndexUnit
 from indexer.workshop import Workshop
 
 
