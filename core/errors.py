@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 from core.masking import masked
 
@@ -63,6 +64,16 @@ class EmbqError(Exception):
         super().__init__(self.message)
         self.next_step = masked(next_step)
         self.code = code or self.default_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It goes to other processes as it is: made again from its arguments it would lack those given by name."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[EmbqError], args: tuple[Any, ...], fields: dict[str, Any]) -> EmbqError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class UsageError(EmbqError):

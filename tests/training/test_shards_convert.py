@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ import pytest
 from core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
 from sources.base import ReadOptions
 from sources.tar import TarSource
+from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
+from tests.waiting import wait_until
 from training.shards import conversion
 from training.shards.checking import checked, of_a_size
 from training.shards.counts import open_shards
@@ -367,6 +370,52 @@ def test_a_picture_that_changes_under_way_stops_the_conversion(tmp_path: Path) -
     assert plan.order[3].name in caught.value.message
     assert list(digests(tmp_path / "out")) == ["train-000000.tar"]
     assert not (tmp_path / "out" / "sizes.json").exists()
+
+
+def test_a_picture_that_is_gone_stops_the_conversion_and_is_named_by_whichever_process(tmp_path: Path) -> None:
+    plan = plan_of(classed(class_tree(tmp_path / "tree", 6)), tmp_path / "out", per_shard=2)
+    (tmp_path / "tree" / plan.order[3].name).unlink()
+    with pytest.raises(InputError, match="does not exist") as caught:
+        convert(plan, processes=2)
+    assert (caught.value.code, plan.order[3].name in caught.value.message) == ("source_missing", True)
+
+
+def test_a_disk_that_fills_up_is_told_and_the_same_command_goes_on(tree: Path, tmp_path: Path) -> None:
+    plan = plan_of(classed(tree), tmp_path / "whole")
+    convert(plan)
+    try:
+        disk = SmallDisk(2)
+    except DiskError as error:
+        pytest.skip(str(error))
+    with closing(disk):
+        plan = plan_of(classed(tree), disk.path / "out")
+        with pytest.raises(OutputError, match="no space left") as caught:
+            conversion.convert(plan, "pictures", processes=1, wrote=lambda _: disk.fill())
+        assert (caught.value.code, caught.value.exit_code) == ("no_space", 74)
+        disk.make_room()
+        disk.leave(100_000)
+        with pytest.raises(OutputError, match=r"the shards need about [0-9.]+ kB, and [0-9.]+ kB are free"):
+            convert(plan)
+        disk.make_room()
+        assert convert(plan).kept == 1
+        assert digests(disk.path / "out") == digests(tmp_path / "whole")
+
+
+def test_an_interruption_ends_it_without_a_traceback_and_the_same_command_goes_on(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "embq", "shards", "convert", str(tree), f"{out}/t-%06d.tar"]
+    options = ["--samples-per-shard", "1", "--processes", "2"]
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, process_group=0)
+    wait_until(lambda: list(out.glob("*.tar")) or process.poll() is not None)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), said.strip()) in ((130, "interrupted"), (0, said.strip()))
+    done = shards("convert", tree, f"{out}/t-%06d.tar", *options)
+    assert done.returncode == 0, done.stderr
+    assert open_shards(str(out)).samples == 90
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 def test_a_second_conversion_into_the_folder_has_to_wait(tree: Path, tmp_path: Path) -> None:

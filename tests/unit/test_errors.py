@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
@@ -43,3 +44,16 @@ def test_every_error_keeps_its_message_its_code_and_its_next_step(kind: type[Emb
     assert (str(error), error.message, error.next_step, error.code) == ("what happened",) * 2 + ("what to do", "why")
     if kind is not SourceError:
         assert kind("x").code == kind.default_code
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_of_another_process_arrives_as_it_was(kind: type[EmbqError]) -> None:
+    if kind is SampleError:
+        error: EmbqError = SampleError("decode", "not an image")
+    elif kind is SourceError:
+        error = SourceError("what happened", code="why", transient=True)
+    else:
+        error = kind("what happened", next_step="what to do", code="why")
+    arrived = pickle.loads(pickle.dumps(error))
+    assert type(arrived) is kind
+    assert (arrived.args, vars(arrived)) == (error.args, vars(error))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from core.durable import NO_SPACE, NOT_WRITABLE, overwrite
 from core.errors import EmbqError, InputError, OutputError, TryLaterError
+from training.shards.account import size_of
 from training.shards.pattern import Pattern
 from training.shards.plan import Plan, Slice
 from training.shards.processes import each
@@ -134,7 +135,7 @@ def _require_room(folder: Path, left: list[Slice]) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OutputError(
-            f"{folder}: the shards need about {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free",
+            f"{folder}: the shards need about {size_of(needed)}, and {size_of(free)} are free",
             code="no_space",
             next_step="make room, or write them to another disk",
         )
