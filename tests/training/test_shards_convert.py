@@ -24,6 +24,7 @@ from training.shards import conversion
 from training.shards.checking import checked, of_a_size
 from training.shards.counts import open_shards
 from training.shards.folders import class_folders, without_classes
+from training.shards.listing import known_classes
 from training.shards.lists import listed
 from training.shards.pattern import Pattern
 from training.shards.pictures import Listing, notes
@@ -327,6 +328,25 @@ def test_shards_of_another_conversion_or_of_nobody_are_never_mixed_with(tree: Pa
 def test_classes_that_other_shards_do_not_have_are_refused(tree: Path) -> None:
     with pytest.raises(InputError, match=r"1 classes are not among the 2 of classes\.json, the first is 'owl'"):
         classed(tree, known=("cat", "dog"))
+
+
+def test_shards_are_not_written_among_the_pictures(tmp_path: Path) -> None:
+    root = class_tree(tmp_path / "tree", 3)
+    done = shards("convert", root, f"{root}/shards/t-%06d.tar")
+    assert done.returncode == 2
+    assert "write the shards into a folder outside of it" in done.stderr
+    assert not (root / "shards").exists()
+
+
+def test_classes_of_other_shards_are_named_by_their_file(tree: Path, tmp_path: Path) -> None:
+    pattern = Pattern.parse(f"{tmp_path}/out/t-%06d.tar")
+    (tmp_path / "classes.json").write_text('["bat", "cat", "dog", "owl"]')
+    known = known_classes(f"{tmp_path}/classes.json", pattern)
+    assert {picture.label for picture in classed(tree, known).pictures} == {1, 2, 3}
+    assert known_classes(None, pattern) is None
+    for name, message in (("none/classes.json", "does not exist"), ("names.json", r"is not called classes\.json")):
+        with pytest.raises(EmbqError, match=message):
+            known_classes(f"{tmp_path}/{name}", pattern)
 
 
 @pytest.mark.parametrize(

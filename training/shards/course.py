@@ -21,7 +21,7 @@ class Course:
 
     Args:
         what: is counted, in the plural.
-        total: of them.
+        total: of them; 0 where that is not known, and no end is predicted.
         total_bytes: of them together, by which the end is predicted; 0 where that is not known.
         quiet: say nothing.
     """
@@ -55,6 +55,8 @@ class Course:
 
     def line(self, seconds: float) -> str:
         """What is done after so many seconds, and when the rest will be."""
+        if not self._total:
+            return f"{self._done:,} {self._what}"
         speed = f"{self._done / seconds:,.0f}/s, {size_of(self._bytes / seconds)}/s" if seconds else ""
         said = f"{self._done:,} of {self._total:,} {self._what}, {speed}"
         if seconds < SETTLED_S or not self._bytes or not self._done or self._done >= self._total:

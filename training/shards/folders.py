@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from core.errors import InputError
@@ -23,7 +23,13 @@ class _Found(NamedTuple):
     others: Counter[str]
 
 
-def class_folders(root: str, *, known: Sequence[str] | None, allow_empty: bool) -> Listing:
+Looked = Callable[[int], None]
+"""Called with the number of pictures of each folder that was looked at."""
+
+
+def class_folders(
+    root: str, *, known: Sequence[str] | None, allow_empty: bool, looked: Looked = lambda _: None
+) -> Listing:
     """The pictures of a folder whose subfolders are the classes; deeper folders belong to the class above them.
 
     Links are followed. Hidden files and folders are no classes and no pictures, other than in ImageFolder.
@@ -40,7 +46,7 @@ def class_folders(root: str, *, known: Sequence[str] | None, allow_empty: bool) 
             f"{root}: holds both folders and {len(loose):,} pictures, the first is {loose[0]!r}",
             next_step="move them into folders of classes, or take all pictures without classes: --no-classes",
         )
-    by_class = {folder.name: _tree(root, folder.name) for folder in folders}
+    by_class = {folder.name: _tree(root, folder.name, looked) for folder in folders}
     others = sum((found.others for found in by_class.values()), Counter(map(_extension, (f.name for f in files))))
     if not any(found.pictures for found in by_class.values()):
         raise nothing(root, others)
@@ -53,9 +59,9 @@ def class_folders(root: str, *, known: Sequence[str] | None, allow_empty: bool) 
     return Listing(root=root, pictures=pictures, classes=tuple(known or index), others=others)
 
 
-def without_classes(root: str) -> Listing:
+def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
     """All pictures in a folder and below it; InputError where there are none."""
-    found = _tree(root, "")
+    found = _tree(root, "", looked)
     if not found.pictures:
         raise nothing(root, found.others)
     found.pictures.sort(key=lambda one: one.name.split("/"))
@@ -85,10 +91,12 @@ def _entries(path: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]
         return folders, [one for one in there if not one.is_dir()]
 
 
-def _tree(root: str, relative: str) -> _Found:
+def _tree(root: str, relative: str, looked: Looked) -> _Found:
     found = _Found([], Counter())
     for folder, files in _walk(os.path.join(root, relative), relative, ()):
+        before = len(found.pictures)
         _take(folder, files, found)
+        looked(len(found.pictures) - before)
     return found
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from core.errors import InputError, SampleError
@@ -34,7 +34,14 @@ class _Row(NamedTuple):
     metadata: str | None
 
 
-def listed(path: str, *, known: Sequence[str] | None, with_classes: bool, allow_empty: bool) -> Listing:
+def listed(
+    path: str,
+    *,
+    known: Sequence[str] | None,
+    with_classes: bool,
+    allow_empty: bool,
+    looked: Callable[[int], None] = lambda _: None,
+) -> Listing:
     """The pictures that a list names, in its order. Paths are relative to the folder of the list.
 
     A .csv or .tsv has a header, a .jsonl an object on each line; any other file has a path on each line, and may have
@@ -49,7 +56,7 @@ def listed(path: str, *, known: Sequence[str] | None, with_classes: bool, allow_
     root = os.path.dirname(path) or "."
     labels = [row.label for row in rows] if with_classes else []
     index = _index(rows, path, known) if any(labels) else None
-    pictures, left_out = _pictures(rows, root, index)
+    pictures, left_out = _pictures(rows, root, index, looked)
     classes = None if index is None else tuple(known or index)
     if classes is not None and not allow_empty:
         require_pictures(Counter(labels), sorted(index or ()) if known else classes, path)
@@ -71,7 +78,9 @@ def _index(rows: Sequence[_Row], path: str, known: Sequence[str] | None) -> Mapp
     return indices(names, known)
 
 
-def _pictures(rows: Sequence[_Row], root: str, index: Mapping[str, int] | None) -> tuple[list[Picture], list[LeftOut]]:
+def _pictures(
+    rows: Sequence[_Row], root: str, index: Mapping[str, int] | None, looked: Callable[[int], None]
+) -> tuple[list[Picture], list[LeftOut]]:
     pictures, gone = [], []
     for row in rows:
         if is_url(row.path) or row.path.rpartition(".")[2].lower() not in IMAGE_EXTENSIONS:
@@ -85,6 +94,7 @@ def _pictures(rows: Sequence[_Row], root: str, index: Mapping[str, int] | None) 
         except InputError as error:
             gone.append(LeftOut(row.path, error.code, error.message))
             continue
+        looked(1)
         label = None if index is None else index[row.label]
         pictures.append(Picture(row.path, status.st_size, status.st_mtime_ns, label, row.caption, row.metadata))
     return pictures, gone

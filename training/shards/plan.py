@@ -91,8 +91,8 @@ class Plan:
         """Of all that decides the bytes, as far as it can be seen from outside the files: sizes and times."""
         layout = self.layout
         seen = hashlib.sha256(json.dumps([layout.samples_per_shard, layout.metadata, self.listing.classes]).encode())
-        for picture in self.order:
-            seen.update(json.dumps(picture).encode())
+        for one in self.slices():
+            seen.update(json.dumps(one.pictures).encode())
         return seen.hexdigest()
 
 

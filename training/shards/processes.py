@@ -8,9 +8,11 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
+from core.embedded import die_with_parent
 from core.errors import OutputError
 
 AHEAD = 2
@@ -36,7 +38,8 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iter
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
     left = iter(items)
-    under_way: set[Future[R]] = {pool.submit(function, item) for item in islice(left, AHEAD * processes)}
+    with _no_interruption():
+        under_way: set[Future[R]] = {pool.submit(function, item) for item in islice(left, AHEAD * processes)}
     try:
         while under_way:
             done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
@@ -53,11 +56,20 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iter
         pool.shutdown(cancel_futures=True)
 
 
-def _begin(parent: int) -> None:
-    """In a new process: end with the parent, and leave it to the parent what an interruption means."""
-    from core.embedded import die_with_parent
+@contextmanager
+def _no_interruption() -> Iterator[None]:
+    """Ctrl-C waits until the block is over, also in processes that are forked in it until they let it through."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+
+def _begin(parent: int) -> None:
+    """In a new process: leave it to the parent what an interruption means, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was told
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

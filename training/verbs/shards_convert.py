@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from core.errors import Exit, InputError, UsageError
+from core.errors import Exit, InputError
 from embq.options import json_option
 
 if TYPE_CHECKING:
     from training.shards.conversion import Converted
-    from training.shards.pattern import Pattern
     from training.shards.pictures import Listing
     from training.shards.plan import Plan
 
@@ -80,12 +77,15 @@ def command(
     from core.cores import cores
     from training.shards.conversion import convert
     from training.shards.course import Course
+    from training.shards.listing import Wish, known_classes, listing_of
     from training.shards.pattern import Pattern
     from training.shards.plan import Layout, Plan
 
     named, began = Pattern.parse(pattern), time.monotonic()
     processes = processes or min(8, cores())
-    listing = _listing(source, named, _known(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
+    wish = Wish(classes=known_classes(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
+    with Course("pictures found", quiet=as_json) as course:
+        listing = listing_of(source, named, wish, lambda count: course.add(count, 0))
     listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
     layout = Layout(
         pattern=named,
@@ -107,40 +107,6 @@ def command(
         )
     _print(plan, done, time.monotonic() - began, as_json=as_json)
     return Exit.SOME_FAILED if listing.left_out else Exit.DONE
-
-
-def _known(classes_file: str | None, pattern: Pattern) -> tuple[str, ...] | None:
-    """The classes whose indices are to be used."""
-    from training.shards.conversion import classes_there
-    from training.shards.sizes import CLASSES, classes_beside
-
-    if classes_file is None:
-        return classes_there(pattern.folder)
-    folder, name = os.path.split(classes_file)
-    if name != CLASSES:
-        raise UsageError(f"{classes_file}: is not called {CLASSES}", next_step=f"name the {CLASSES} of other shards")
-    known = classes_beside(folder or ".")
-    if known is None:
-        raise InputError(f"{classes_file}: does not exist", code="source_missing", next_step="check the path")
-    return tuple(known)
-
-
-def _listing(
-    source: str, pattern: Pattern, known: tuple[str, ...] | None, *, no_classes: bool, allow_empty: bool
-) -> Listing:
-    from training.shards.folders import class_folders, has_folders, without_classes
-    from training.shards.lists import listed
-
-    if pattern.folder.resolve().is_relative_to(Path(source).resolve()):
-        raise UsageError(
-            f"{pattern.folder}: lies in {source}, whose pictures are to be converted",
-            next_step="write the shards into a folder outside of it",
-        )
-    if not os.path.isdir(source):
-        return listed(source, known=known, with_classes=not no_classes, allow_empty=allow_empty)
-    if no_classes or not has_folders(source):
-        return without_classes(source)
-    return class_folders(source, known=known, allow_empty=allow_empty)
 
 
 def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
