@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -458,13 +459,12 @@ def test_a_folder_that_cannot_be_written_is_told(tree: Path, tmp_path: Path) -> 
 
 def test_a_process_that_is_killed_is_told_and_the_rest_can_go_on(tree: Path, tmp_path: Path) -> None:
     plan = plan_of(classed(tree), tmp_path, per_shard=1)
-    killed: list[int] = []
+    killed: list[object] = []
 
     def wrote(_: object) -> None:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         if not killed:
-            killed.append(int(children[0]))
-            os.kill(killed[0], signal.SIGKILL)
+            killed.append(child := multiprocessing.active_children()[0])
+            child.kill()
 
     with pytest.raises(EmbqError, match="was killed"):
         conversion.convert(plan, "pictures", processes=2, wrote=wrote)
