@@ -15,9 +15,11 @@ from tests.training.classifying import TINY, class_shards, trained
 from training.classify.checkpoint import Moment, load, moments, save
 from training.classify.config import Config
 from training.classify.folder import Folder
+from training.classify.group import Member
 from training.classify.models import built, full_name, load_weights
 from training.classify.plan import check_spread, planned
 from training.classify.precision import Precision
+from training.classify.resume import found_start
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +164,60 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     refused(InputError, "holds files, and no training", "new or empty", Folder(tmp_path).read_config)
     (tmp_path / "config.json").write_text('{"format": "parquet"}')
     refused(InputError, "is not that of a training", "new or empty", Folder(tmp_path).read_config)
+
+
+def test_a_folder_without_a_checkpoint_is_free_for_other_flags(shards: Path, tmp_path: Path) -> None:
+    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    folder, asked = Folder(tmp_path), config(shards)
+    plan = planned(asked)
+    found_start(folder, asked, plan, member)
+    other = replace(asked, arch="resnet50")
+    assert found_start(folder, other, plan, member).told == "there is no checkpoint yet: it begins anew"
+    save(folder.checkpoints, Moment(epoch=1, step=0), {"weights": torch.ones(1)})
+    assert found_start(folder, other, plan, member).told == "goes on at epoch 2, step 0"
+    refused(
+        InputError,
+        '--arch "resnet50", now "resnet18"',
+        "another --out",
+        lambda: found_start(folder, asked, plan, member),
+    )
+
+
+def test_a_step_that_a_process_does_not_know_of_is_not_gone_on_from(shards: Path, tmp_path: Path) -> None:
+    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    folder, asked = Folder(tmp_path), config(shards)
+    plan = planned(asked)
+    found_start(folder, asked, plan, member)
+    for step in (0, 3, 5):
+        save(folder.checkpoints, Moment(epoch=1, step=step), {"weights": torch.ones(1)})
+    with open(folder.taken(0), "w") as file:
+        file.writelines(f'{{"epoch": {epoch}, "step": {step}}}\n' for epoch, step in [(0, 4), (1, 0), (1, 1), (1, 2)])
+        file.write('{"epoch": 1, "step": 4')  # cut off by a crash of the machine
+    assert found_start(folder, asked, plan, member).moment == Moment(epoch=1, step=3)
+    assert len(moments(folder.checkpoints)) == 2
+    folder.taken(0).unlink()
+    start = found_start(folder, asked, plan, member)
+    assert start.moment == Moment(epoch=1, step=0)
+    assert start.told == (
+        "begins epoch 2 anew, and drops the checkpoint at step 3: a process does not know how far it was then"
+    )
+
+
+def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(shards: Path, tmp_path: Path) -> None:
+    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    folder, asked = Folder(tmp_path), config(shards)
+    plan = planned(asked)
+    found_start(folder, asked, plan, member)
+    for step in (0, 3):
+        save(folder.checkpoints, Moment(epoch=1, step=step), {"weights": torch.ones(1)})
+    with open(folder.taken(0), "w") as file:
+        file.writelines(f'{{"epoch": 1, "step": {step}}}\n' for step in range(8))
+    other = replace(asked, loader_workers=0)
+    start = found_start(folder, other, plan, member)
+    assert start.moment == Moment(epoch=1, step=0)
+    assert "it was begun with --loader-workers 4, now 0" in start.told
+    # What is written from now on is of other samples than those of the steps of that checkpoint.
+    assert found_start(folder, other, plan, member).moment == Moment(epoch=1, step=0)
 
 
 def test_two_trainings_at_once_do_not_share_a_folder(tmp_path: Path) -> None:

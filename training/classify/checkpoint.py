@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, publish
+from core.durable import drop, fsync_folder, publish
 from core.errors import OutputError
 
 _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})\.pt")
@@ -68,6 +68,15 @@ def load(folder: Path, moment: Moment) -> dict[str, Any]:
             next_step="remove it; the same command then goes on from the one before",
         ) from error
     return state
+
+
+def drop_after(folder: Path, moment: Moment) -> None:
+    """Drop, durably, the checkpoints behind a moment from which the training goes on."""
+    later = [one for one in moments(folder) if one > moment]
+    for one in later:
+        drop(folder / one.name)
+    if later:
+        fsync_folder(folder)
 
 
 def _drop_old(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,14 @@ class Journal:
 
     def cut(self, epoch: int, step: int) -> None:
         """Take back every line at this step and behind it."""
-        kept = [line for line in lines(self.path) if (line["epoch"], line["step"]) < (epoch, step)]
+        self._keep(lambda line: (line["epoch"], line["step"]) < (epoch, step))
+
+    def forget(self, epoch: int) -> None:
+        """Drop the lines of earlier epochs than this."""
+        self._keep(lambda line: line["epoch"] >= epoch)
+
+    def _keep(self, which: Callable[[dict[str, Any]], bool]) -> None:
+        kept = [line for line in lines(self.path) if which(line)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in kept)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         drop(temporary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import Any
@@ -125,7 +126,7 @@ class _Line:
     def show(self, text: str) -> None:
         """For now."""
         if self._on_terminal:
-            self._write(f"\r\x1b[2K{text}")
+            self._write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
         elif time.monotonic() - self._shown_at >= PLAIN_EVERY_S:
             self.keep(text)
 

@@ -91,7 +91,7 @@ def _stop_here(training: Training, end: Moment) -> None:
 def _epoch(training: Training, begin: Moment) -> Moment:
     """Train for an epoch, or the rest of one; gives the moment behind its last step."""
     known = past(training.folder.taken(training.member.rank), begin)
-    training.record.begin(known)
+    training.record.begin(begin.epoch, known)
     clock = time.perf_counter()
     steps = train_epoch(training, _batches(training, begin.epoch, known.taken), begin)
     last = Moment(epoch=begin.epoch, step=max(0, steps - 1))

@@ -53,10 +53,7 @@ def planned(config: Config) -> Plan:
 
 
 def check_spread(config: Config, plan: Plan, world: int) -> str:
-    """What to tell of processes that have nothing to read; "" where all have.
-
-    Raises InputError where a resampled epoch could not give every loader worker a shard of its own.
-    """
+    """What to tell of processes that have nothing to read in an exact epoch; "" where all have."""
     readers, shards = world * max(1, config.loader_workers), len(plan.shards.urls)
     if not config.splitshards or shards >= readers:
         return ""

@@ -52,8 +52,12 @@ class Record:
         self._journal = Journal(path)
         self._journal.cut(since.epoch, since.step)
 
-    def begin(self, past: Past) -> None:
-        """A new epoch, of which that much is taken."""
+    def begin(self, epoch: int, past: Past) -> None:
+        """A new epoch, of which that much is taken.
+
+        What was written in the epoch before is of use until its end is in a checkpoint, which rank 0 may be writing.
+        """
+        self._journal.forget(epoch - 1)
         self.taken, self.failed = past.taken, list(past.failed)
 
     def add(self, moment: Moment, batch: Batch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import InputError
-from training.classify.checkpoint import Moment, load, moments
+from training.classify.checkpoint import Moment, drop_after, load, moments
 from training.classify.config import Config, differences, rereads
 from training.classify.folder import Folder
 from training.classify.group import Member
@@ -41,17 +41,19 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
     Raises InputError where the folder is of another training.
     """
     said = folder.read_config() if member.leads else None
+    there = moments(folder.checkpoints) if said is not None else []
     why_anew = ""
-    if said is not None:
+    if said is not None and there:  # a training that never came to a checkpoint is nothing to lose
         _check_same(folder, said, config, plan)
         why_anew = _why_anew(said, config, member)
-    offered = member.from_rank(0, [moments(folder.checkpoints), why_anew] if member.leads else None)
-    there, why_anew = offered
+    there, why_anew = member.from_rank(0, (there, why_anew))
     usable = [moment for moment in there if moment.step == 0 or not why_anew]
     known = member.gathered([knows(folder.taken(member.rank), moment) for moment in usable])
     agreed = [moment for at, moment in enumerate(usable) if all(one[at] for one in known)]
     moment = agreed[0] if agreed else BEGINNING
     if member.leads:
+        # Before anybody writes of steps of its own: a later start would take those for the steps of this checkpoint.
+        drop_after(folder.checkpoints, moment)
         folder.write_config(
             {"config": config.to_json(), "digest": plan.shards.digest, "classes": plan.classes, "world": member.world}
         )
@@ -92,4 +94,4 @@ def _told(there: list[Moment], moment: Moment, why_anew: str) -> str:
     if newest == moment:
         return f"goes on at epoch {moment.epoch + 1}, step {moment.step}"
     because = f"it was begun with {why_anew}" if why_anew else "a process does not know how far it was then"
-    return f"begins epoch {moment.epoch + 1} anew, and leaves the checkpoint at step {newest.step}: {because}"
+    return f"begins epoch {moment.epoch + 1} anew, and drops the checkpoint at step {newest.step}: {because}"
