@@ -31,7 +31,8 @@ from core.ledger import Entry, Ledger
 from core.manifest import Manifest
 from core.models import DECODES, ModelConfig
 from core.rows import RowSpec
-from producer.enqueue import Request, prepare, record_of
+from producer.announce import record_of
+from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder

@@ -23,7 +23,7 @@ from embq.display import Display
 from embq.progress import Progress
 from embq.rights import require
 from embq.watch import Watch
-from producer.enqueue import announce
+from producer.announce import announce
 
 LOOK_S = 0.25
 LOOK_FAR_S = 2.0

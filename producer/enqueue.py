@@ -1,27 +1,21 @@
-"""Make a run, or add to it: plan its units, write the manifest durably, and tell the broker that it exists."""
+"""Make a run, or add to it: plan its units, and write the manifest durably."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
-import redis
-
-from core.commits import CommitLog
 from core.control import PRIORITY, Control, save_control
 from core.durable import drop
-from core.embedded import in_use, kept_off
 from core.errors import InputError, TryLaterError
 from core.formats import refuse_dtype
 from core.layout import Layout, RunInfo, load_run, refuse_foreign_files, run_id
-from core.ledger import Ledger
 from core.manifest import Manifest, ManifestSummary, first_segment_writer
 from core.models import REFERENCE, Chunking, ModelConfig
 from core.objects import Place, place
-from core.registry import RunRecord, register
 from core.rows import RowSpec
 from core.units import Unit
 from core.uploads import Grown
@@ -29,12 +23,12 @@ from producer.additions import Additions, Differences
 from producer.columns import first_columns
 from producer.dimensions import check_rows
 from producer.growing import Asked, alone, grow, now
+from producer.mismatch import changed, refuse_other_run, vanished
 from producer.naming import asked_models, config_of
 from producer.plan import Plan, plan
 from producer.recorded import CUT_UNIT_BYTES, recorded
 from producer.selection import SELECTED, Selection
 from sources.base import ReadOptions
-from sources.credentials import refuse_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +122,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
     Raises InputError where the two are of another model, or inputs have changed. Then nothing is changed.
     """
     there, other = load_run(root), load_run(arrived)
-    if differences := _differences_of(there, other.model, other.rows, other.format):
-        raise _other_run(root, there, differences)
+    refuse_other_run(root, there, model=other.model, rows=other.rows, format_=other.format)
     asked = Asked(inputs=other.inputs, options=other.options, version=other.version)
 
     def units() -> Iterator[Unit]:
@@ -184,7 +177,7 @@ def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo
     additions = Additions(Manifest(layout))
     yield from additions.of(planned.units, request.options.unit_samples)
     if (differences := additions.differences(())).changed:
-        raise _changed(request.output, there, asked_for(request), differences)
+        raise changed(request.output, there, asked_for(request), differences)
 
 
 def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) -> RunInfo:
@@ -232,7 +225,7 @@ def _extend(
     def check(summary: ManifestSummary) -> None:
         found.append(additions.differences(_named_again(there, asked) if look_for_vanished else (), planned.vanished))
         if found[0].changed:
-            raise _changed(layout.root, there, asked, found[0])
+            raise changed(layout.root, there, asked, found[0])
         if summary.units:
             ready()
 
@@ -243,7 +236,7 @@ def _extend(
         new=False,
         added=summary.units,
         samples=summary.samples,
-        warnings=(*planned.warnings, *_vanished(found[0])),
+        warnings=(*planned.warnings, *vanished(found[0])),
     )
 
 
@@ -258,34 +251,6 @@ def _named_again(there: RunInfo, asked: Asked) -> set[int]:
     }
 
 
-def _changed(output: Place, there: RunInfo, asked: Asked, differences: Differences) -> InputError:
-    more = differences.changed_count - len(differences.changed)
-    wanted = dict(asked.options)
-    differing = [
-        f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
-        for name, value in there.options
-        if name not in SELECTED and wanted.get(name, value) != value
-    ]
-    return InputError(
-        f"inputs are not what was planned for {output}: "
-        + ", ".join(differences.changed)
-        + (f" and {more:,} more" if more else "")
-        + (f"; options differ: {'; '.join(differing)}" if differing else "")
-        + "; nothing was added",
-        next_step="put the planned files back or leave the changed ones out, or choose another --output; "
-        "rows of the old and the new content are never mixed",
-        code="input_changed",
-    )
-
-
-def _vanished(differences: Differences) -> tuple[str, ...]:
-    if not differences.vanished_count:
-        return ()
-    more = differences.vanished_count - len(differences.vanished)
-    named = ", ".join(differences.vanished) + (f" and {more:,} more" if more else "")
-    return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)
-
-
 def _known_sources(layout: Layout) -> Callable[[str], bool]:
     """Whether a path is a source of the run's manifest, which is read when that is asked first."""
 
@@ -296,61 +261,6 @@ def _known_sources(layout: Layout) -> Callable[[str], bool]:
     return lambda path: path in sources()
 
 
-def announce(client: redis.Redis, info: RunInfo, output: Place) -> None:
-    """Make the run known to the resident producer, writer and workers; repeating it changes nothing."""
-    register(client, record_of(info, output))
-
-
-def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping[str, str] | None = None) -> None:
-    """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
-
-    Args:
-        wishes: what is asked of it besides, see `core.control`.
-
-    Raises UsageError where its inputs, which would travel through the broker, hold a secret.
-    """
-    refuse_secrets(info.inputs)
-    broker = Layout(output).broker
-    with kept_off(broker) as alone:
-        if not alone:
-            raise in_use(broker)
-        announce(client, info, output)
-        if wishes:
-            Ledger(client, info.run).ask(wishes)
-
-
-def record_of(info: RunInfo, output: Place) -> RunRecord:
-    """The run as the services know it."""
-    return RunRecord(
-        run=info.run,
-        output=str(place(output)),
-        model=info.model,
-        rows=info.rows,
-        units=info.units,
-        retries=info.retries,
-    )
-
-
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
     model = config if config.modalities else there.model
-    if differences := _differences_of(there, model, request.rows, request.format):
-        raise _other_run(request.output, there, differences)
-
-
-def _differences_of(there: RunInfo, model: ModelConfig, rows: RowSpec, format_: str) -> list[str]:
-    old, new = there.identity(), replace(there, model=model, rows=rows, format=format_).identity()
-    return [
-        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
-    ]
-
-
-def _other_run(output: Place, there: RunInfo, differences: Sequence[str]) -> InputError:
-    begun = CommitLog(Layout(place(output))).replay(there.units).count > 0
-    return InputError(
-        f"{output} holds another run: " + "; ".join(differences),
-        next_step=f"choose another --output, or go on with the run that is there: embq resume {output}"
-        + ("" if begun else " (or remove the folder: nothing of it is committed)"),
-        code="other_run",
-    )
+    refuse_other_run(request.output, there, model=model, rows=request.rows, format_=request.format)

@@ -17,7 +17,7 @@ from core.errors import BrokerError, InputError, UsageError
 from core.layout import INPUTS, Layout, RunInfo, load_run, run_id
 from core.units import Unit
 from core.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
-from producer.enqueue import record_of
+from producer.announce import record_of
 from sources.extensions import extensions_of
 
 LOOK_S = 0.05

@@ -21,7 +21,8 @@ from embq.children import Child
 from embq.experiments.shares import Share, Traces, memory_mb
 from embq.experiments.texts import Records
 from embq.watch import Watch
-from producer.enqueue import Request, announce, prepare
+from producer.announce import announce
+from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
 
 POLL_S = 0.05

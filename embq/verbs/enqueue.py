@@ -79,7 +79,8 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
     """Write the run, or what is new of it, to its folder; announce it; say what there is now."""
     from core.errors import TryLaterError
     from core.objects import place
-    from producer.enqueue import hand_over, prepare
+    from producer.announce import hand_over
+    from producer.enqueue import prepare
 
     planned, output = prepare(request), place(request.output)
     # Whoever asks again with another priority wants that one; a new run has it in its folder.

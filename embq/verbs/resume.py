@@ -67,7 +67,7 @@ def _hand_over(info: RunInfo, root: Place, broker: str, *, as_json: bool) -> int
     from core.commits import CommitLog
     from core.layout import Layout
     from embq.rights import require
-    from producer.enqueue import hand_over
+    from producer.announce import hand_over
 
     settings = settings_with(broker)
     client = connect(settings.broker_url, password=settings.broker_password)

@@ -76,7 +76,7 @@ def _at_work(root: Place) -> bool:
 def _hand_over(retried: Retried, root: Place, broker: str) -> None:
     from core.broker import check, connect
     from embq.rights import require
-    from producer.enqueue import hand_over
+    from producer.announce import hand_over
 
     settings = settings_with(broker)
     client = connect(settings.broker_url, password=settings.broker_password)

@@ -14,7 +14,7 @@ from core.manifest import SegmentWriter
 from core.registry import register
 from embq.verify import verify
 from embq.watch import Watch
-from producer.enqueue import record_of
+from producer.announce import record_of
 from writer.daemon import Writer
 
 

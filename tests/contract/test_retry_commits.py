@@ -19,7 +19,7 @@ from core.results import encode_result, row_schema
 from core.retries import Retry, from_ranges, key_digest
 from core.units import Failure
 from embq.watch import BrokerWatch, Watch
-from producer.enqueue import record_of
+from producer.announce import record_of
 from producer.growing import Asked, grow
 from writer.service import RunWriter
 

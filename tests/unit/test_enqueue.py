@@ -19,7 +19,8 @@ from core.protocol import RUNS
 from core.registry import registered
 from core.rows import RowSpec
 from producer import enqueue
-from producer.enqueue import Planned, Request, announce, prepare, record_of
+from producer.announce import announce, record_of
+from producer.enqueue import Planned, Request, prepare
 from sources.base import ReadOptions
 
 

@@ -1,0 +1,49 @@
+"""Tell the broker that a run exists; until then only its output folder knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import redis
+
+from core.embedded import in_use, kept_off
+from core.layout import Layout, RunInfo
+from core.ledger import Ledger
+from core.objects import Place, place
+from core.registry import RunRecord, register
+from sources.credentials import refuse_secrets
+
+
+def announce(client: redis.Redis, info: RunInfo, output: Place) -> None:
+    """Make the run known to the resident producer, writer and workers; repeating it changes nothing."""
+    register(client, record_of(info, output))
+
+
+def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping[str, str] | None = None) -> None:
+    """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
+
+    Args:
+        wishes: what is asked of it besides, see `core.control`.
+
+    Raises UsageError where its inputs, which would travel through the broker, hold a secret.
+    """
+    refuse_secrets(info.inputs)
+    broker = Layout(output).broker
+    with kept_off(broker) as alone:
+        if not alone:
+            raise in_use(broker)
+        announce(client, info, output)
+        if wishes:
+            Ledger(client, info.run).ask(wishes)
+
+
+def record_of(info: RunInfo, output: Place) -> RunRecord:
+    """The run as the services know it."""
+    return RunRecord(
+        run=info.run,
+        output=str(place(output)),
+        model=info.model,
+        rows=info.rows,
+        units=info.units,
+        retries=info.retries,
+    )
