@@ -59,7 +59,9 @@ def test_a_batch_holds_normalised_pictures_and_the_labels_of_its_keys(
     kind: Epoch, loader_workers: int, shards: Shards
 ) -> None:
     for batch in kind(shards, replace(VIEW, loader_workers=loader_workers), epoch=0):
-        assert batch.images.shape == (len(batch), 3, 16, 16)
+        assert batch.pixels.shape == batch.images.shape == (len(batch), 3, 16, 16)
+        assert batch.pixels.dtype == torch.uint8
+        assert batch.pixels.is_contiguous(memory_format=torch.channels_last)
         assert batch.images.dtype == torch.float32
         assert batch.images.is_contiguous()
         assert -2.2 < batch.images.min() < -1 < 1 < batch.images.max() < 2.7

@@ -133,7 +133,7 @@ def message(stream: int, items: str, begin: int, end: int) -> Made:
     positions = [at for at in range(begin + 1, end + 1) if items[at - 1] == "."]
     return Made(
         stream=stream,
-        images=torch.tensor([100.0 * stream + at for at in positions]),
+        pixels=torch.tensor([20 * stream + at for at in positions], dtype=torch.uint8).view(-1, 1, 1, 1),
         labels=positions,
         keys=[f"{stream}/{at}" for at in positions],
         shards=[""] * len(positions),
@@ -149,12 +149,12 @@ def message(stream: int, items: str, begin: int, end: int) -> Made:
 
 @given(STREAMS)
 def test_what_loader_workers_leave_is_shared_out_again(streams: list[str]) -> None:
-    batches = list(regrouped(sent(streams), BATCH, len(streams)))
+    batches = list(regrouped(sent(streams), View(batch_size=BATCH, image_size=1, loader_workers=len(streams))))
     every = [f"{stream}/{at}" for stream, items in enumerate(streams) for at in range(1, len(items) + 1)]
     told = Counter(key for batch in batches for key in [*batch.keys, *(failure.key for failure in batch.failed)])
     assert told == Counter(every)
     for batch in batches:
-        assert [100 * int(key[0]) + int(key[2:]) for key in batch.keys] == batch.images.int().tolist()
+        assert [20 * int(key[0]) + int(key[2:]) for key in batch.keys] == batch.pixels.flatten().tolist()
         assert [int(key[2:]) for key in batch.keys] == batch.labels.tolist()
     assert_few_are_small([len(batch) for batch in batches], BATCH)
     assert all(len(batch) for batch in batches[:-1])
@@ -164,7 +164,7 @@ def test_what_loader_workers_leave_is_shared_out_again(streams: list[str]) -> No
 def test_a_batch_tells_exactly_how_far_it_and_its_failures_go(streams: list[str]) -> None:
     """What a batch covers of a stream is what no earlier one does: neither less nor more is read again."""
     reached = dict.fromkeys(range(len(streams)), 0)
-    for batch in regrouped(sent(streams), BATCH, len(streams)):
+    for batch in regrouped(sent(streams), View(batch_size=BATCH, image_size=1, loader_workers=len(streams))):
         there = {tuple(map(int, key.split("/"))) for key in [*batch.keys, *(failure.key for failure in batch.failed)]}
         covered = {(stream, at) for stream, end in batch.reached for at in range(reached[stream] + 1, end + 1)}
         assert covered == there

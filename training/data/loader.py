@@ -26,14 +26,22 @@ def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
     sent = _begun(stages, workers)
     try:
         yield from sent
-    except RuntimeError as error:
-        if not DIED.search(str(error)):
+    except (RuntimeError, OSError, EOFError) as error:
+        if not workers or not _is_of_a_death(error):
             raise
         raise UnwellError(
-            f"a loader worker has died: {str(error).strip().splitlines()[-1]}",
+            f"a loader worker has died: {(str(error) or type(error).__name__).strip().splitlines()[-1]}",
             next_step="often the machine had no memory left, or /dev/shm none: fewer --loader-workers, a smaller "
             "--shuffle-buffer or --batch-size; the same command goes on where the training stopped",
         ) from error
+
+
+def _is_of_a_death(error: Exception) -> bool:
+    """Whether a worker is gone. An error of other kinds than torch's own may come from the pipes between it and us, or
+    was caught in a worker that lives."""
+    if isinstance(error, RuntimeError):
+        return DIED.search(str(error)) is not None
+    return not str(error).startswith("Caught ")
 
 
 def _begun(stages: list[Any], workers: int) -> Iterator[Made]:

@@ -29,7 +29,8 @@ class Made:
 
     Attributes:
         stream: number of the stream.
-        images, keys, shards: as in `Batch`.
+        pixels: uint8 of shape (n, image_size, image_size, 3).
+        keys, shards: as in `Batch`.
         labels: of the samples.
         positions: of each sample, its place in the stream, from 1.
         failed: (place in the stream, failure), in order.
@@ -37,7 +38,7 @@ class Made:
     """
 
     stream: int
-    images: torch.Tensor
+    pixels: torch.Tensor
     labels: list[int]
     keys: list[str]
     shards: list[str]
@@ -86,13 +87,10 @@ class _Growing:
         self.shards: list[str] = []
         self.positions: list[int] = []
         self.failed: list[tuple[int, Failure]] = []
-        self._images = _room(view.batch_size, view.image_size)
-        self._mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (view.mean, view.std))
-        self._scale = 1 / std
+        self._pixels = _room(view.batch_size, view.image_size)
 
     def add(self, position: int, sample: RawSample, pixels: torch.Tensor, label: int) -> None:
-        # Each picture by itself, while it is in the processor's cache.
-        self._images[len(self.keys)].copy_(pixels).sub_(self._mean).mul_(self._scale)
+        self._pixels[len(self.keys)].copy_(pixels.permute(1, 2, 0))
         self.labels.append(label)
         self.keys.append(sample["__key__"])
         self.shards.append(sample["__url__"])
@@ -101,7 +99,7 @@ class _Growing:
     def made(self, stream: int, read: int) -> Made:
         return Made(
             stream=stream,
-            images=self._images[: len(self.keys)],
+            pixels=self._pixels[: len(self.keys)],
             labels=self.labels,
             keys=self.keys,
             shards=self.shards,
@@ -112,11 +110,11 @@ class _Growing:
 
 
 def _room(pictures: int, size: int) -> torch.Tensor:
-    """Memory for float32 of shape (pictures, 3, size, size); in a loader worker, memory that the process which it
-    works for shares, so that nothing is copied on the way there."""
-    shape = (pictures, 3, size, size)
+    """Memory for uint8 of shape (pictures, size, size, 3); in a loader worker, memory that the process which it works
+    for shares, so that nothing is copied on the way there."""
+    shape = (pictures, size, size, 3)
     if get_worker_info() is None:
-        return torch.empty(shape)
+        return torch.empty(shape, dtype=torch.uint8)
     # As torch's own collation does it; `share_memory_` would copy.
-    shared = torch.UntypedStorage._new_shared(4 * math.prod(shape), device="cpu")  # type: ignore[no-untyped-call]
-    return torch.empty(0).set_(shared).view(shape)
+    shared = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)

@@ -14,31 +14,34 @@ import torch
 
 from training.data.batch import Batch, Failure
 from training.data.making import Made
+from training.data.view import View
 
 
-def whole(made: Made, streams: int, failed: Sequence[Failure] = ()) -> Batch:
-    """What a loader worker sent, as a batch. `failed` is what its earlier messages without samples told."""
+def whole(made: Made, view: View) -> Batch:
+    """What a loader worker sent, as a batch."""
     return Batch(
-        images=made.images,
+        pixels=made.pixels.permute(0, 3, 1, 2),
+        mean=view.mean,
+        std=view.std,
         labels=torch.tensor(made.labels),
         keys=made.keys,
         shards=made.shards,
-        failed=(*failed, *(failure for _, failure in made.failed)),
+        failed=tuple(failure for _, failure in made.failed),
         reached=((made.stream, made.read),),
-        next_stream=(made.stream + 1) % streams,
+        next_stream=(made.stream + 1) % view.streams,
     )
 
 
-def regrouped(sent: Iterable[Made], batch_size: int, streams: int) -> Iterator[Batch]:
+def regrouped(sent: Iterable[Made], view: View) -> Iterator[Batch]:
     """The batches of an epoch of what its loader workers sent, in the order in which a loader gives it."""
     held: Made | None = None
     pieces: list[Made] = []
     for made in sent:
-        if len(made) < batch_size:
+        if len(made) < view.batch_size:
             pieces.append(made)
             continue
         if held is not None:
-            yield whole(held, streams)
+            yield whole(held, view)
         held = made
     left = sum(map(len, pieces))
     if held is not None:
@@ -47,8 +50,8 @@ def regrouped(sent: Iterable[Made], batch_size: int, streams: int) -> Iterator[B
             pieces.append(held)
             left += len(held)
         else:
-            yield whole(held, streams)
-    yield from _shared_out(pieces, left, batch_size)
+            yield whole(held, view)
+    yield from _shared_out(pieces, left, view)
 
 
 class _Item(NamedTuple):
@@ -65,24 +68,24 @@ class _Item(NamedTuple):
     failure: Failure | None
 
 
-def _shared_out(pieces: Sequence[Made], left: int, batch_size: int) -> Iterator[Batch]:
+def _shared_out(pieces: Sequence[Made], left: int, view: View) -> Iterator[Batch]:
     """The items of pieces in batches of nearly equal size, larger ones first.
 
     So after any of them, sharing out what is left gives the very batches that come next.
     """
     items = sorted(item for piece in pieces for item in _items(piece))
-    batches = -(-left // batch_size)
+    batches = -(-left // view.batch_size)
     group: list[_Item] = []
     size = 0
     for item in items:
         if item.failure is None:
             if size and size == -(-left // batches):
-                yield _joined(group)
+                yield _joined(group, view)
                 left, batches, group, size = left - size, batches - 1, [], 0
             size += 1
         group.append(item)
     if group:
-        yield _joined(group)
+        yield _joined(group, view)
 
 
 def _items(piece: Made) -> Iterator[_Item]:
@@ -92,11 +95,13 @@ def _items(piece: Made) -> Iterator[_Item]:
         yield _Item(piece.stream, position, -1, piece, failure)
 
 
-def _joined(group: Sequence[_Item]) -> Batch:
+def _joined(group: Sequence[_Item], view: View) -> Batch:
     samples = [item for item in group if item.failure is None]
-    first = group[0].piece
+    pixels = [item.piece.pixels[item.row] for item in samples]
     return Batch(
-        images=torch.stack([item.piece.images[item.row] for item in samples]) if samples else first.images[:0],
+        pixels=(torch.stack(pixels) if pixels else group[0].piece.pixels[:0]).permute(0, 3, 1, 2),
+        mean=view.mean,
+        std=view.std,
         labels=torch.tensor([item.piece.labels[item.row] for item in samples], dtype=torch.int64),
         keys=[item.piece.keys[item.row] for item in samples],
         shards=[item.piece.shards[item.row] for item in samples],

@@ -10,6 +10,7 @@ from training.data.making import Made
 from training.data.regroup import whole
 from training.data.split import stream_number
 from training.data.taken import Taken
+from training.data.view import View
 
 
 def number_of_stream(rank: int, *, first: int, streams: int) -> int:
@@ -31,12 +32,12 @@ def own_batches(made: Iterable[Made], *, batches: int, taken: Taken, streams: in
             return
 
 
-def fruitful(sent: Iterable[Made], streams: int) -> Iterator[Batch]:
+def fruitful(sent: Iterable[Made], view: View) -> Iterator[Batch]:
     """What loader workers sent, as batches; InputError where one of them found nothing but failures for long."""
     for made in sent:
         if not made:
             raise _fruitless([failure for _, failure in made.failed])
-        yield whole(made, streams)
+        yield whole(made, view)
 
 
 def _fruitless(failed: list[Failure]) -> InputError:
