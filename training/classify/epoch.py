@@ -46,7 +46,8 @@ def _steps(training: Training, batches: Iterable[Batch], begin: Moment) -> int:
         lr = training.schedule.lr(epoch, step)
         seed_step(training.config.seed, epoch, step, training.member.rank)
         at_rest = partial(_at_rest, training, now, new=now != begin)
-        loss, right = training.learner.step(batch.images, batch.labels, lr=lr, at_rest=at_rest)
+        images = batch.images_on(training.learner.device)
+        loss, right = training.learner.step(images, batch.labels, lr=lr, at_rest=at_rest)
         training.meter.add(loss, right, len(batch))
         step += 1
         ended = time.perf_counter()

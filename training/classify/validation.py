@@ -48,7 +48,7 @@ def measured(learner: Learner, member: Member, batches: Iterable[Batch]) -> Meas
             failures += batch.failed
             if not len(batch):
                 continue
-            images, labels = learner.moved(batch.images, batch.labels)
+            images, labels = learner.moved(batch.images_on(learner.device), batch.labels)
             with learner.precision.autocast():
                 output = learner.model(images)
             nearest = output.float().topk(min(5, output.shape[1]), dim=1).indices == labels[:, None]
