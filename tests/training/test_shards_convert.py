@@ -235,6 +235,25 @@ def test_a_list_of_paths_keeps_its_order_and_numbers_are_indices_of_classes(tree
     path.unlink()
 
 
+@pytest.mark.parametrize(
+    ("labels", "known", "expected"),
+    [
+        (("owl", "cat"), None, (1, 0)),
+        (("owl", "cat"), ("cat", "dog", "owl"), (2, 0)),
+        (("2", "0"), ("cat", "dog", "owl"), (2, 0)),
+        (("7", "5"), ("5", "6", "7"), (2, 0)),
+    ],
+)
+def test_labels_of_a_list_are_names_of_classes_or_their_indices(
+    tree: Path, tmp_path: Path, labels: tuple[str, str], known: tuple[str, ...] | None, expected: tuple[int, int]
+) -> None:
+    path = tmp_path / "l.tsv"
+    path.write_text(f"path\tlabel\n{tree}/owl/p002.JPEG\t{labels[0]}\n{tree}/cat/p000.JPEG\t{labels[1]}\n")
+    listing = listed(str(path), known=known, with_classes=True, allow_empty=False)
+    assert tuple(picture.label for picture in listing.pictures) == expected
+    assert listing.classes == (known or ("cat", "owl"))
+
+
 # --- bad input ---
 
 

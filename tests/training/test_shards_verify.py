@@ -127,11 +127,13 @@ def test_sizes_are_compared_both_ways_and_can_be_counted_again(folder: Path) -> 
         ("train-000000.tar", "sizes_differ"),
         ("train-000002.tar", "sizes_differ"),
     }
-    assert write_sizes([str(folder)], WISH, lambda _, __: None).ok
+    found = write_sizes([str(folder)], WISH, lambda _, __: None)
+    assert (found.ok, found.written) == (True, True)
     assert sizes_beside(str(folder)) == sizes
     (folder / "train-000002.tar").write_bytes(b"cut")
     (folder / "sizes.json").unlink()
-    assert not write_sizes([str(folder)], WISH, lambda _, __: None).ok
+    found = write_sizes([str(folder)], WISH, lambda _, __: None)
+    assert (found.ok, found.written) == (False, False)
     assert not (folder / "sizes.json").exists()
 
 

@@ -58,8 +58,8 @@ def listed(
     index = _index(rows, path, known) if any(labels) else None
     pictures, left_out = _pictures(rows, root, index, looked)
     classes = None if index is None else tuple(known or index)
-    if classes is not None and not allow_empty:
-        require_pictures(Counter(labels), sorted(index or ()) if known else classes, path)
+    if classes is not None and known is None and not allow_empty:
+        require_pictures(Counter(labels), classes, path)
     return Listing(root=root, pictures=pictures, classes=classes, left_out=tuple(left_out))
 
 
@@ -69,13 +69,11 @@ def _index(rows: Sequence[_Row], path: str, known: Sequence[str] | None) -> Mapp
             f"{path}: {len(without):,} of {len(rows):,} pictures have no class, the first in line {without[0]}",
             next_step="give each a class, or take none: --no-classes",
         )
-    names = [row.label for row in rows]
-    if (numbers := numbered(names)) is not None:
-        if known is None:
-            return {name: number for number, name in enumerate(numbers)}
-        if not set(names) <= set(known) and len(numbers) <= len(known):
-            return {name: number for number, name in enumerate(numbers)}
-    return indices(names, known)
+    names = {row.label for row in rows}
+    numbers = numbered(names)
+    if numbers is None or (known is not None and (names <= set(known) or len(numbers) > len(known))):
+        return indices(names, known)
+    return {name: number for number, name in enumerate(numbers)}
 
 
 def _pictures(

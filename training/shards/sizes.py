@@ -61,7 +61,8 @@ def _read(folder: str, name: str) -> Any:
                 data = file.read()
         return json.loads(data)
     except SourceError as error:
-        if error.code == "source_missing":
+        # Stores that let nobody list say of what is not there that it may not be read.
+        if error.code == "source_missing" or (error.code == "source_denied" and is_url(path)):
             return None
         raise
     except ValueError as error:

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Report:
         bytes: of all of them.
         members: extension -> samples that have it.
         counted: whether `sizes.json` beside the shards told their samples.
+        written: whether `sizes.json` was written.
         violations: the first of them.
         violations_total: all of them.
     """
@@ -45,6 +46,7 @@ class Report:
     counted: bool
     violations: tuple[Violation, ...]
     violations_total: int
+    written: bool = False
 
     @property
     def ok(self) -> bool:
@@ -59,7 +61,7 @@ class Wish:
     Attributes:
         decode: whether each image is decoded.
         allow_missing: whether some samples may lack the class or the caption that others have.
-        processes: that read at once.
+        processes: that read at once, where all shards are on this machine.
     """
 
     decode: bool
@@ -89,12 +91,12 @@ def write_sizes(expressions: Sequence[str], wish: Wish, read: Callable[[Inspecte
     if remote := [url for url in urls if is_url(url)]:
         raise UsageError(f"{remote[0]}: {SIZES} cannot be written there", next_step="count them where they are stored")
     report, found = _verified((), urls, {}, wish, read)
-    if all(one.samples is not None for one in found):
-        for folder in _folders(urls):
-            _rewrite(
-                Path(folder), {name_of(one.url): one.samples or 0 for one in found if folder_of(one.url) == folder}
-            )
-    return report
+    counts = {one.url: one.samples for one in found if one.samples is not None}
+    if len(counts) < len(found):
+        return report
+    for folder in _folders(urls):
+        _rewrite(Path(folder), {name_of(url): count for url, count in counts.items() if folder_of(url) == folder})
+    return replace(report, written=True)
 
 
 def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
@@ -127,7 +129,9 @@ def _verified(
     classes = {folder: known for folder in _folders(urls) if (known := classes_beside(folder)) is not None}
     look = partial(_look, {folder: len(known) for folder, known in classes.items()}, wish.decode)
     by_url: dict[str, Inspected] = {}
-    for one in each(look, urls, min(wish.processes, len(urls))):
+    # Connections are not handed on to processes; they are used by several requests at a time instead.
+    processes = 1 if any(map(is_url, urls)) else min(wish.processes, len(urls))
+    for one in each(look, urls, processes):
         by_url[one.url] = one
         read(one, len(urls))
     found = [by_url[url] for url in urls]

@@ -79,9 +79,9 @@ def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
         click.echo(printable(f"{violation.code:<16} {violation.where}: {violation.message}"))
     if report.violations_total > SHOWN:
         click.echo(f"... and {report.violations_total - SHOWN:,} more violations (--json lists them)")
-    if not report.ok:
-        click.echo(f"not ok: {report.violations_total:,} violations")
-    elif not write_sizes:
-        click.echo(f"ok, {counted}")
+    if write_sizes:
+        click.echo("sizes.json is written" if report.written else "sizes.json is not written: not every shard is whole")
+    if report.ok:
+        click.echo("ok" if write_sizes else f"ok, {counted}")
     else:
-        click.echo("ok, sizes.json is written")
+        click.echo(f"not ok: {report.violations_total:,} violations")
