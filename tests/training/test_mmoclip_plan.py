@@ -26,9 +26,9 @@ REQUIRED = [
 ]
 
 
-def planned(processes: int = 1, **asked: object) -> Plan:
+def planned(count: int = 1, /, **asked: object) -> Plan:
     """A plan, of a machine that has the GPUs."""
-    return plan(Asked(**asked), processes, PLACE, {})  # type: ignore[arg-type]
+    return plan(Asked(**asked), count, PLACE, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("torchrun", 4), ("srun", 4)])
@@ -74,6 +74,14 @@ def test_several_nodes_meet_at_the_first() -> None:
     command = shlex.join(planned(4, launcher="torchrun", nodes=8, rendezvous="a:29500").command)
     assert "--nnodes 8" in command
     assert "--rdzv-backend c10d --rdzv-endpoint a:29500" in command
+
+
+def test_in_a_series_on_a_cpu_each_process_has_the_same_threads() -> None:
+    one, two = (planned(count, device="cpu", processes=2, samples=10_000) for count in (1, 2))
+    assert one.launcher == "python"
+    assert one.environment == two.environment
+    assert int(one.environment["OMP_NUM_THREADS"]) >= 1
+    assert planned(1, device="cpu", samples=10_000).environment == {}
 
 
 def test_slurm_gets_tasks_and_the_address_of_the_first_host() -> None:

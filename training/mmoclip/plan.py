@@ -121,9 +121,10 @@ def plan(
         )
     else:
         command = python_command(MEMBER, [MODULE, *flags])
-    threads = thread_share(processes, environ.get("OMP_NUM_THREADS", ""), cores()) if asked.device == "cpu" else None
-    if threads and launcher != "srun":
-        environment["OMP_NUM_THREADS"] = str(threads)
+    if asked.device == "cpu" and launcher != "srun":
+        # In a series each process has as many threads as in the largest training.
+        threads = thread_share(asked.processes or processes, environ.get("OMP_NUM_THREADS", ""), cores())
+        environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     made = Plan(
         asked=asked,
         place=place,
