@@ -55,7 +55,7 @@ class Processes:
     """The processes of one training.
 
     Args:
-        arguments: of `python -m training.classify`.
+        arguments: of `python -m training.classify`; `{rank}` in them is the number of the process.
         world: how many.
         notes: where to write what each said.
         watched: whether each notes a digest of its weights and momenta after every step, see `digests`.
@@ -69,7 +69,7 @@ class Processes:
         for rank in range(world):
             environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            given = (list(arguments), environment, str(notes), watched)
+            given = ([one.replace("{rank}", str(rank)) for one in arguments], environment, str(notes), watched)
             process = server().Process(target=_member, args=given, name=f"rank {rank}")
             process.start()
             self.members.append(process)

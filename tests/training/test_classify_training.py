@@ -98,8 +98,13 @@ def same(out: Path, whole: Path, world: int) -> None:
 
 
 def killed_at(arguments: list[str], out: Path, notes: Path, *, world: int, lines: int) -> None:
-    """Train until the log has so many lines; then SIGKILL to all processes at once."""
-    processes = Processes([*arguments, "--out", str(out)], notes, world=world)
+    """Train until the log has so many lines; then SIGKILL to all processes at once.
+
+    Args:
+        out: as rank 0 knows it.
+    """
+    given = [] if any(one.startswith("--out") for one in arguments) else ["--out", str(out)]
+    processes = Processes([*arguments, *given], notes, world=world)
 
     def far_enough() -> bool:
         alive = processes.members[0].exitcode is None
@@ -265,3 +270,15 @@ def test_with_another_number_of_processes_the_interrupted_epoch_begins_anew(exac
 def test_two_trainings_with_one_seed_are_one(resampled: Whole, tmp_path: Path) -> None:
     trained([*resampled.arguments, "--out", str(tmp_path / "out")], tmp_path / "notes")
     same(tmp_path / "out", resampled.out, 1)
+
+
+@pytest.mark.slow
+def test_hosts_without_a_common_folder_go_on_as_well(exact_pair: Whole, tmp_path: Path) -> None:
+    arguments = [*exact_pair.arguments, f"--out={tmp_path}/host-{{rank}}"]
+    killed_at(arguments, tmp_path / "host-0", tmp_path / "killed", world=2, lines=5)
+    ended = trained(arguments, tmp_path / "resumed", world=2)
+    assert [one.status for one in ended] == [0, 0], ended[0].err
+    assert "goes on at epoch 1, step" in ended[0].err
+    (tmp_path / "host-1" / "keys" / "rank-0001.jsonl").rename(tmp_path / "host-0" / "keys" / "rank-0001.jsonl")
+    same(tmp_path / "host-0", exact_pair.out, 2)
+    assert not (tmp_path / "host-1" / "log.jsonl").exists()
