@@ -69,6 +69,11 @@ def test_a_listing_of_the_original_kit_gives_what_its_tool_printed() -> None:
     assert named_on(listing) == ["imagenet-train-{000000..001281}.tar", "imagenet-val-{000000..000049}.tar"]
 
 
+def test_what_a_conversion_writes_beside_shards_is_no_shard() -> None:
+    beside = ["classes.json\n", "sizes.json\n", "train-conversion.json\n", "conversion.json\n", "\n"]
+    assert named_on(["t-0.tar\n", *beside, "t-1.tar\n", "other.json\n"]) == ["other.json", "t-{0..1}.tar"]
+
+
 # --- expressions as shards ---
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sources.storage import stat_file
 from training.shards.counts import open_shards
+from training.shards.sizes import CLASSES, SIZES
 from training.shards.sums import contract
+
+RECORD = "conversion.json"
+"""How the record of a conversion is called, behind the name of its shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +80,17 @@ def account(expressions: Iterable[str]) -> Account:
 
 
 def named_on(lines: Iterable[str]) -> list[str]:
-    """The expressions of names that stand one on a line, as `ls` prints them."""
+    """The expressions of names that stand one on a line, as `ls` prints them.
+
+    What `embq shards convert` writes beside shards is none of them.
+    """
     names = (line.rstrip("\r\n") for line in lines)
-    return [run.expression for run in contract(name for name in names if name)]
+    return [run.expression for run in contract(name for name in names if name and not _stands_beside(name))]
+
+
+def _stands_beside(name: str) -> bool:
+    base = os.path.basename(name)
+    return base in (SIZES, CLASSES) or base == RECORD or base.endswith(f"-{RECORD}")
 
 
 def printed(account: Account) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from core.durable import overwrite
 from core.errors import InputError
+from training.shards.account import RECORD
 from training.shards.pattern import Pattern
 from training.shards.pictures import LeftOut
 from training.shards.plan import Plan
@@ -74,7 +75,7 @@ class Record:
 
 def path_of(pattern: Pattern) -> Path:
     """Where the record of these shards stands."""
-    return pattern.folder / (f"{pattern.stem}-conversion.json" if pattern.stem else "conversion.json")
+    return pattern.folder / (f"{pattern.stem}-{RECORD}" if pattern.stem else RECORD)
 
 
 def require_same(plan: Plan, record: Record) -> bool:
