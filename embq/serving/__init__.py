@@ -2,5 +2,6 @@
 
 A request's way: `door` (may it come in), `app` (which route), `knn_request` (what is asked), `indices` (which version
 is searched), `models` (query -> vector), `knn` (search, duplicates, rows). For `/search` it is `search_request` and
-`searches`. `refusals` says why there is no answer. `watching` takes up new versions, `following` new indices.
+`searches`. `refusals` says why there is no answer. `watching` takes up new versions, `following` new indices;
+`changes` is what follows from that.
 """

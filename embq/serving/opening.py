@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import EmbqError, InputError
 from embq.serving.app import Service, application
+from embq.serving.changes import Changes
 from embq.serving.door import DoorRules
 from embq.serving.following import Following
 from embq.serving.indices import Indices
@@ -61,32 +62,22 @@ def opened_service(
     models = Models(
         _load if with_models else None, tell=lambda name: metrics.gauge("embq_model_ready").labels(name).set(1)
     )
-
-    def taken_up(index: ServedIndex, result: str) -> None:
-        metrics.counter("embq_index_reloads_total").labels(index.name, index.modality, result).inc()
-        if result == "done":
-            _tell_version(metrics, index)
-            models.want(index.version)
-
-    def appeared(index: ServedIndex) -> None:
-        _tell_version(metrics, index)
-        models.want(index.version)
-
-    def gone(index: ServedIndex) -> None:
-        for name in ("embq_index_rows", "embq_index_info"):
-            metrics.gauge(name).remove_by_labels({"index": index.name, "modality": index.modality})
-
+    changes = Changes(metrics, models)
     for index in indices.all:
-        _tell_version(metrics, index)
+        changes.opened(index)
     following = None
     if follow:
         following = Following(
-            _folders(folders), indices, opened=opened, modality_of=_modality, appeared=appeared, gone=gone
+            _folders(folders),
+            indices,
+            opened=opened,
+            modality_of=_modality,
+            appeared=changes.appeared,
+            gone=changes.gone,
         )
         following.look()
-    knn = Knn(indices, models, metrics, image_urls=image_urls)
     service = Service(
-        knn=knn,
+        knn=Knn(indices, models, metrics, image_urls=image_urls),
         searches=Searches(indices, models, metrics),
         indices=indices,
         models=models,
@@ -98,7 +89,7 @@ def opened_service(
         service=service,
         models=models,
         indices=indices,
-        watcher=Watcher(indices, taken_up, following),
+        watcher=Watcher(indices, changes.taken_up, following),
         metrics=metrics,
         rules=rules,
     )
@@ -112,14 +103,6 @@ def _folders(given: Sequence[str]) -> list[Path]:
                 f"there is no folder {folder} to follow", next_step="make it; it may be empty", code="no_index"
             )
     return folders
-
-
-def _tell_version(metrics: Metrics, index: ServedIndex) -> None:
-    version = index.version
-    metrics.gauge("embq_index_rows").labels(index.name, index.modality).set(version.rows)
-    info = metrics.gauge("embq_index_info")
-    info.remove_by_labels({"index": index.name, "modality": index.modality})
-    info.labels(index.name, index.modality, version.name).set(1)
 
 
 def _open(path: Path, *, memory: str, threads: int) -> tuple[Searchable, Version]:
