@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.durable import file_sha256
 from core.errors import ModelError, UsageError
-from core.models import DECODES, REFERENCE, ModelConfig
 from training.export.checkpoint import Checkpoint, open_checkpoint
+from training.export.exported import PROVENANCE, Exported, fingerprints_of
 from training.export.folder import check_target, new_folder
 from training.export.network import CONFIG, LOCAL, Network, model_failures
 from training.export.params import Arguments
@@ -21,31 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = "open_clip_model.safetensors"
-PROVENANCE = "embq_export.json"
 
 EMBEDDED = (("image",), ("text",), ("image", "text"))
 """What a run may embed with the model, what is usual first; the fingerprint is another for each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """A model in its folder.
-
-    Attributes:
-        folder: where it lies.
-        spec: names it to the workers.
-        fingerprints: modalities, as `--modality` takes them -> fingerprint in fp32, images decoded as `embq run` does.
-        provenance: what the folder tells of where it came from.
-        weights_bytes: of the safetensors file.
-        needs: what a worker needs beside the folder; "" for nothing.
-    """
-
-    folder: Path
-    spec: str
-    fingerprints: dict[str, str]
-    provenance: dict[str, Any]
-    weights_bytes: int
-    needs: str
 
 
 def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
@@ -71,7 +48,7 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
         write_tokenizer(tokenizer, folder)
         _write_weights(trained, folder / WEIGHTS)
         _check_equal(trained, tokenizer, folder)
-        fingerprints = {",".join(embedded): _fingerprint(folder, embedded) for embedded in EMBEDDED}
+        fingerprints = fingerprints_of(f"open_clip:{LOCAL}{folder}", EMBEDDED)
         provenance = provenance_of(checkpoint, arguments, fingerprints, file_sha256(folder / WEIGHTS))
         (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size
@@ -79,7 +56,6 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
     return Exported(
         folder=target,
         spec=spec,
-        fingerprints=fingerprints,
         provenance=provenance,
         weights_bytes=size,
         needs=f"the configuration of {hub} from the model hub, or its cache (HF_HOME)" if hub else "",
@@ -139,11 +115,3 @@ def _outputs(model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
             "the vector of an image": model.encode_image(image),
             "the vector of a text": model.encode_text(tokenizer(["a photograph of a red bicycle"])),
         }
-
-
-def _fingerprint(folder: Path, embedded: tuple[str, ...]) -> str:
-    from worker.embedders.registry import load
-
-    spec, decode = f"open_clip:{LOCAL}{folder}", DECODES[0] if "image" in embedded else REFERENCE
-    config = ModelConfig(spec=spec, modalities=embedded, precision="fp32", decode=decode)
-    return load(config, "cpu").fingerprint

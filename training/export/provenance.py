@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from core.durable import file_sha256
 from core.errors import EmbqError
+from core.packages import version_of
 from training.export.checkpoint import Checkpoint
 from training.export.params import Arguments
 
@@ -39,8 +39,13 @@ def provenance_of(
         "shards_digest": _shards_digest(arguments),
         "weights_sha256": weights_sha256,
         "fingerprints": dict(fingerprints),
-        "versions": {name: version(name) for name in ("embq", "open_clip_torch", "torch")},
+        "versions": versions("open_clip_torch"),
     }
+
+
+def versions(library: str) -> dict[str, str]:
+    """Of embq, of the library whose model it is, and of torch."""
+    return {name: version_of(name) for name in ("embq", library, "torch")}
 
 
 def _samples_seen(checkpoint: Checkpoint) -> int | None:

@@ -10,7 +10,7 @@ import click
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from training.export.openclip import Exported
+    from training.export.exported import Exported
 
 
 @click.command("export", epilog="Example: embq train export ./clip ./clip-model")
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:
     """Write CHECKPOINT to the folder DIR as a model to embed with.
 
-    CHECKPOINT is an epoch_N.pt of open_clip, or the folder of a training, of which the latest one is taken. The
-    folder's outputs are compared with those of the trained model before it gets its name. Each checkpoint has a
-    fingerprint of its own: rows of two of them never share an output.
+    CHECKPOINT is an epoch_N.pt of open_clip or the folder of its training, of which the latest one is taken; or the
+    folder of a training by embq train classify with an architecture of timm. The outputs of DIR are compared with those
+    of the trained model before it gets its name. Each checkpoint has a fingerprint of its own: rows of two of them
+    never share an output.
     """
+    from training.export.classifier import export_classifier, is_classifier
     from training.export.openclip import export_openclip
 
-    made = export_openclip(checkpoint, target, model=model)
+    if is_classifier(checkpoint):
+        made = export_classifier(checkpoint, target)
+    else:
+        made = export_openclip(checkpoint, target, model=model)
     if as_json:
         _print_json(made)
     else:

@@ -15,6 +15,7 @@ from core.units import Sample
 from worker.embedders.images import Picture
 from worker.embedders.pixels import Pixels
 from worker.embedders.preprocess import Fit, Preprocess, channels
+from worker.embedders.timm_processor import is_of_timm, of_timm
 
 TRIED = ((61, 83), (83, 61), (301, 407), (640, 427), (330, 517), (40, 330))
 """(height, width) of the made-up images: wider and taller than they are wide, smaller and larger than what models ask
@@ -40,6 +41,8 @@ def of_image_processor(processor: Any, model: str) -> Preprocess:
     Raises ModelError where its images have no one size, or where there is more to them than bytes that are scaled by
     numbers of each channel.
     """
+    if is_of_timm(processor):
+        return of_timm(processor, model)
     converts = bool(getattr(processor, "do_convert_rgb", False))
 
     def literal(image: Image.Image) -> Image.Image:

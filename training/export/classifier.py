@@ -1,0 +1,196 @@
+"""What `embq train classify` left becomes a folder for `hf:FOLDER`: a timm model, as transformers wraps it.
+
+Its vectors are what the classifier's last layer reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from core.durable import file_sha256
+from core.errors import InputError, ModelError
+from training.classify.folder import FORMAT
+from training.classify.models import built
+from training.export.exported import PROVENANCE, Exported, fingerprints_of
+from training.export.folder import check_target, new_folder
+from training.export.provenance import versions
+
+CONFIG = "config.json"
+DESCRIBED = "model.json"
+WEIGHTS = "model.safetensors"
+
+
+def is_classifier(given: Path) -> bool:
+    """Whether a checkpoint is, or is in, the folder of a training by `embq train classify`."""
+    folder = given if given.is_dir() else given.parent
+    folder = folder.parent if folder.name == "checkpoints" else folder
+    return any(_read(folder / name).get("format") == FORMAT for name in (DESCRIBED, CONFIG))
+
+
+def export_classifier(given: Path, target: Path) -> Exported:
+    """Write the model of a training that is over as a folder that the workers load.
+
+    Args:
+        given: the folder of the training, or its model.safetensors.
+        target: a folder that is new or empty.
+
+    Raises InputError where the training is not over, ModelError where no worker loads its architecture, OutputError
+    where the folder cannot be written.
+    """
+    check_target(target)
+    folder = given if given.is_dir() else given.parent
+    described = _read(folder / DESCRIBED)
+    if given.is_file() and given.name != WEIGHTS:
+        raise InputError(
+            f"{given}: of a classifier only the model at the end of its training is exported",
+            next_step=f"give the folder of the training, which has a {WEIGHTS} when it is over",
+        )
+    if not described or not (folder / WEIGHTS).is_file():
+        raise InputError(
+            f"{folder}: its training is not over, which writes {WEIGHTS} and {DESCRIBED} last",
+            next_step="give the same embq train classify again: it goes on",
+        )
+    library, _, name = str(described["arch"]).partition(":")
+    if library != "timm":
+        raise ModelError(
+            f"{folder} is of {described['arch']}, and the workers load architectures of timm, none of {library}",
+            next_step="train with --arch timm:NAME to have a model to embed with",
+        )
+    with new_folder(target) as made:
+        trained = _trained(described, folder / WEIGHTS)
+        config = _config(name, described, trained)
+        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write_weights(trained, made / WEIGHTS)
+        _check_equal(trained, described, made)
+        fingerprints = fingerprints_of(f"hf:{made}", [("image",)])
+        provenance = _provenance(folder, described, fingerprints, file_sha256(made / WEIGHTS))
+        (made / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+        size = (made / WEIGHTS).stat().st_size
+    return Exported(folder=target, spec=f"hf:{target.absolute()}", provenance=provenance, weights_bytes=size)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """A JSON object; an empty one where there is none."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _trained(described: Mapping[str, Any], weights: Path) -> Any:
+    """The classifier as it was trained; ModelError where the weights are not its own."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    size, classes = int(described["preprocessing"]["image_size"]), len(described["classes"])
+    model = built(described["arch"], classes=classes, image_size=size)
+    try:
+        model.load_state_dict(load_file(weights))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{weights} are not the weights of the {described['arch']} that {DESCRIBED} beside it describes: {first}",
+            next_step="copy both files of one training",
+        ) from error
+    return model.eval()
+
+
+def _config(name: str, described: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """timm's own form of a configuration, which transformers knows by its keys."""
+    import timm
+
+    shown, size = described["preprocessing"], int(described["preprocessing"]["image_size"])
+    known = timm.get_pretrained_cfg(name)
+    is_fixed = known is not None and bool(known.fixed_input_size)
+    return {
+        "architecture": name,
+        "num_classes": len(described["classes"]),
+        "num_features": model.num_features,
+        "label_names": described["classes"],
+        **({"model_args": {"img_size": size}} if is_fixed else {}),
+        "pretrained_cfg": {
+            "input_size": [3, size, size],
+            "fixed_input_size": is_fixed,
+            "interpolation": shown["interpolation"],
+            "crop_pct": _crop_pct(size, float(shown["shown"])),
+            "crop_mode": "center",
+            "mean": shown["mean"],
+            "std": shown["std"],
+        },
+    }
+
+
+def _crop_pct(size: int, shown: float) -> float:
+    """The part of the short side that gives timm, which rounds it down, the length that the training gave it."""
+    short = round(size / shown)
+    return shown if int(size / shown) == short else size / (short + 0.25)
+
+
+def _write_weights(model: Any, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: one.contiguous().clone() for name, one in model.state_dict().items()}, path, {"format": "pt"})
+
+
+def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> None:
+    """ModelError where transformers has other weights, or gives another vector than what the last layer reads.
+
+    The vectors are compared but for what another order of sums rounds differently: transformers leaves weights where
+    they lie in the mapped file, and the kernels for tensors that are aligned differently may be others.
+    """
+    import torch
+    from transformers import TimmWrapperModel
+    from transformers.utils import logging
+
+    from worker.embedders.loading import no_progress_bars
+
+    told = logging.get_verbosity()
+    logging.set_verbosity(40)  # errors only: the last layer, which it does without, is nothing to tell of
+    try:
+        with no_progress_bars():
+            found: Any = TimmWrapperModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        found.eval()
+    finally:
+        logging.set_verbosity(told)
+    size = int(described["preprocessing"]["image_size"])
+    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = trained.forward_head(trained.forward_features(image), pre_logits=True)
+        given = found(pixel_values=image, return_dict=True).pooler_output
+    if not torch.isfinite(expected).all():
+        raise ModelError(
+            f"{described['arch']} gives vectors that are not finite: the training has diverged",
+            next_step="train with a smaller --lr, or with --clip",
+        )
+    before, after = trained.state_dict(), found.timm_model.state_dict()
+    same = after.keys() <= before.keys() and all(torch.equal(before[name], one) for name, one in after.items())
+    if not same or not torch.allclose(expected, given, rtol=1e-5, atol=1e-6 * float(expected.abs().max())):
+        raise ModelError(
+            f"transformers gives another vector of {described['arch']} than the one that its last layer reads",
+            next_step="train another architecture; report this one",
+        )
+
+
+def _provenance(
+    folder: Path, described: Mapping[str, Any], fingerprints: Mapping[str, str], weights_sha256: str
+) -> dict[str, Any]:
+    weights, training = folder / WEIGHTS, described["training"]
+    return {
+        "schema": 1,
+        "checkpoint": {
+            "path": str(weights),
+            "bytes": weights.stat().st_size,
+            "sha256": file_sha256(weights),
+            "epoch": training["epochs"],
+        },
+        "training": {"arch": described["arch"], **training},
+        "samples_seen": training["samples"],
+        "shards_digest": training["digest"],
+        "weights_sha256": weights_sha256,
+        "fingerprints": dict(fingerprints),
+        "versions": versions("timm"),
+    }
