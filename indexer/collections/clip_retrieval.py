@@ -17,7 +17,7 @@ from indexer.collections.base import PartRef, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find
 from indexer.collections.npy import GAP_ROWS, matrix_rows, open_matrix
 from indexer.collections.parquet import identity_rows, opened
-from indexer.collections.plain import Shape, file_ref, noted, rows_of_file, same_shape
+from indexer.collections.plain import Listing, Shape, file_ref, noted, rows_of_file, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -56,11 +56,9 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
     beside = {} if metadata is None else {root / METADATA: metadata}
     beside |= {root / FOLDERS[partner]: there[partner]} if partner else {}
     _pair(root / FOLDERS[chosen], files, beside)
-    parts: list[PartRef] = []
-    empty: list[str] = []
+    listing = Listing()
     schemas: list[tuple[Path, pa.Schema]] = []
     shapes: dict[str, Shape] = {}
-    total = 0
     for number, path in files.items():
         rows = len(open_matrix(path))
         refs = [file_ref(root, path, kind="vectors", column=FOLDERS[chosen])]
@@ -81,12 +79,8 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
             notes = noted(schemas[-1][1].metadata or {})
             shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=metadata[number], dim=0, dtype="", **notes))
             refs.append(file_ref(root, metadata[number]))
-        if not rows:
-            empty.append(refs[0].path)
-            continue
-        parts.append(PartRef(files=tuple(refs), rows=rows, first_id=total))
-        total += rows
-    if not parts:
+        listing.add(rows, *refs)
+    if chosen not in shapes:
         raise no_embeddings(f"{root} holds no rows: its {len(files)} .npy files are empty", "name another folder")
     columns = find(schemas, id_columns or None, ())
     comparable = partner and shapes[partner].dim == shapes[chosen].dim
@@ -97,11 +91,8 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
         "dim": shapes[chosen].dim,
         "fingerprint": (shapes[METADATA].fingerprint or None) if metadata is not None else None,
         "query_columns": {partner: FOLDERS[partner]} if comparable else {},
-        "id_types": columns.types,
-        "id_columns": tuple(columns.types),
-        "named": columns.named,
-        "parts": tuple(parts),
-        "empty": tuple(empty),
+        **columns.fields(),
+        **listing.fields(),
     }
 
 

@@ -16,7 +16,7 @@ from core.parts.base import FORMAT_ERRORS, READ_ROWS
 from core.parts.hdf5 import h5py_module
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
-from indexer.collections.plain import Shape, choose_column, file_ref, files_below, noted, same_shape
+from indexer.collections.plain import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -34,26 +34,21 @@ def describe_hdf5(root: Path, *, column: str | None, id_columns: Sequence[str]) 
     one of `id_columns`.
     """
     folder, files = files_below(root, SUFFIXES)
-    parts: list[PartRef] = []
-    empty: list[str] = []
+    listing = Listing()
     schemas: list[tuple[Path, pa.Schema]] = []
     shape: Shape | None = None
-    total = 0
     for path in files:
-        ref = file_ref(folder, path)
         with opened(path) as file:
             if column is None:
                 column = choose_column(path, [name for name in file if _is_vectors(file[name])], list(file))
             vectors = _vectors(path, file, column)
-            if not len(vectors) or _shows(vectors, path, files):
-                empty.append(ref.path)
+            rows = 0 if _shows(vectors, path, files) else len(vectors)
+            listing.add(rows, file_ref(folder, path))
+            if not rows:
                 continue
-            rows = len(vectors)
             dim, dtype = vectors.shape[1], str(vectors.dtype)
             shape = same_shape(shape, Shape(path=path, dim=dim, dtype=dtype, **noted(file.attrs)))
             schemas.append((path, _schema(file, rows)))
-        parts.append(PartRef(files=(ref,), rows=rows, first_id=total))
-        total += rows
     if shape is None:
         raise no_embeddings(f"{root} holds no rows: its {len(files)} HDF5 files are empty", "name another folder")
     columns = find(schemas, id_columns, [str(column)])
@@ -63,11 +58,8 @@ def describe_hdf5(root: Path, *, column: str | None, id_columns: Sequence[str]) 
         "output": str(column).strip("/").replace("/", "_"),
         "dim": shape.dim,
         "fingerprint": shape.fingerprint or None,
-        "id_types": columns.types,
-        "id_columns": tuple(columns.types),
-        "named": columns.named,
-        "parts": tuple(parts),
-        "empty": tuple(empty),
+        **columns.fields(),
+        **listing.fields(),
     }
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +41,10 @@ class Columns:
 
     types: dict[str, str]
     named: dict[str, str]
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of the collection."""
+        return {"id_types": self.types, "id_columns": tuple(self.types), "named": self.named}
 
 
 def find(schemas: Iterable[tuple[Path, pa.Schema]], wanted: Sequence[str] | None, vectors: Sequence[str]) -> Columns:

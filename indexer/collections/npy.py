@@ -15,7 +15,7 @@ import pyarrow as pa
 from core.errors import InputError
 from core.parts.base import READ_ROWS
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
-from indexer.collections.plain import Shape, file_ref, files_below, rows_of_file, same_shape
+from indexer.collections.plain import Listing, Shape, file_ref, files_below, rows_of_file, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -32,19 +32,13 @@ def describe_npy(root: Path) -> dict[str, Any]:
     Raises InputError where there are no rows, where a file holds no vectors, or where two hold different ones.
     """
     folder, files = files_below(root, SUFFIXES)
-    parts: list[PartRef] = []
-    empty: list[str] = []
+    listing = Listing()
     shape: Shape | None = None
-    total = 0
     for path in files:
         matrix = open_matrix(path)
-        ref = file_ref(folder, path, kind="vectors")
-        if not len(matrix):
-            empty.append(ref.path)
-            continue
-        shape = same_shape(shape, Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype)))
-        parts.append(PartRef(files=(ref,), rows=len(matrix), first_id=total))
-        total += len(matrix)
+        if len(matrix):
+            shape = same_shape(shape, Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype)))
+        listing.add(len(matrix), file_ref(folder, path, kind="vectors"))
     if shape is None:
         raise no_embeddings(f"{root} holds no rows: its {len(files)} .npy files are empty", "name another folder")
     return {
@@ -52,8 +46,7 @@ def describe_npy(root: Path) -> dict[str, Any]:
         "column": "embedding",
         "output": "embedding",
         "dim": shape.dim,
-        "parts": tuple(parts),
-        "empty": tuple(empty),
+        **listing.fields(),
     }
 
 

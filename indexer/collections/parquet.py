@@ -17,7 +17,7 @@ from core.parts.base import FORMAT_ERRORS, READ_ROWS
 from core.parts.parquet import BUFFER_BYTES, batch_rows, rows_within
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
-from indexer.collections.plain import Shape, choose_column, file_ref, files_below, noted, same_shape
+from indexer.collections.plain import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape
 
 if TYPE_CHECKING:
     from indexer.collections.rows import Collection
@@ -35,24 +35,19 @@ def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str
     one of `id_columns`.
     """
     folder, files = files_below(root, SUFFIXES)
-    parts: list[PartRef] = []
-    empty: list[str] = []
+    listing = Listing()
     schemas: list[tuple[Path, pa.Schema]] = []
     shape: Shape | None = None
-    total = 0
     for path in files:
         with opened(path) as file:
             rows, schema = file.metadata.num_rows, file.schema_arrow
-            ref = file_ref(folder, path)
+            listing.add(rows, file_ref(folder, path))
             if not rows:
-                empty.append(ref.path)
                 continue
             if column is None:
                 column = choose_column(path, [one.name for one in schema if _is_vectors(one.type)], schema.names)
             shape = same_shape(shape, _shape(path, file, column))
         schemas.append((path, schema))
-        parts.append(PartRef(files=(ref,), rows=rows, first_id=total))
-        total += rows
     if shape is None:
         raise no_embeddings(f"{root} holds no rows: its {len(files)} parquet files are empty", "name another folder")
     columns = find(schemas, id_columns, [str(column), *(one.name for one in schemas[0][1] if _is_vectors(one.type))])
@@ -62,11 +57,8 @@ def describe_parquet(root: Path, *, column: str | None, id_columns: Sequence[str
         "output": column,
         "dim": shape.dim,
         "fingerprint": shape.fingerprint or None,
-        "id_types": columns.types,
-        "id_columns": tuple(columns.types),
-        "named": columns.named,
-        "parts": tuple(parts),
-        "empty": tuple(empty),
+        **columns.fields(),
+        **listing.fields(),
     }
 
 

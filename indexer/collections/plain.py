@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from indexer.collections.base import IDENTITY, FileRef, no_embeddings
+from indexer.collections.base import IDENTITY, FileRef, PartRef, no_embeddings
 
 EMBEDDING = "embedding"
 """The column of vectors, where none is named."""
@@ -33,6 +33,27 @@ class Shape:
     dtype: str
     fingerprint: str = ""
     model: str = ""
+
+
+class Listing:
+    """The parts of a plain collection: rows have ids in the order in which their files are added."""
+
+    def __init__(self) -> None:
+        self._parts: list[PartRef] = []
+        self._empty: list[str] = []
+        self._rows = 0
+
+    def add(self, rows: int, *files: FileRef) -> None:
+        """Files that belong together, with so many rows each. Where that is none, the first is noted as empty."""
+        if not rows:
+            self._empty.append(files[0].path)
+            return
+        self._parts.append(PartRef(files=files, rows=rows, first_id=self._rows))
+        self._rows += rows
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of the collection."""
+        return {"parts": tuple(self._parts), "empty": tuple(self._empty)}
 
 
 def same_shape(before: Shape | None, this: Shape) -> Shape:
