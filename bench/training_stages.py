@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 
 from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
 from core.units import Sample
-from training.data.making import made_batches
+from training.data.making import Made, made_batches
 from training.data.pixels import training_pixels
 from training.data.reading import RawSample, read_shards
+from training.data.regroup import whole
 from training.data.taken import NOTHING
 from training.data.view import View
 from training.shards.counts import Shards
@@ -31,9 +32,8 @@ def costs(shards: Shards) -> dict[str, Any]:
         "reading the tar": lambda: _read(shards),
         "decoding": lambda: _pictures(shards, lambda picture, _: picture.pixels()),
         "cropping and resizing": lambda: _pictures(shards, _pixels),
-        "normalising into a batch": lambda: list(
-            made_batches(_read(shards), view=_view(), pixels_of=_pixels, taken=NOTHING)
-        ),
+        "putting into a batch": lambda: list(_made(shards)),
+        "normalising": lambda: [whole(made, _view()).images for made in _made(shards)],
     }
     sums = [min(_cpu_us(stage, shards.samples or 1) for _ in range(PASSES)) for stage in until.values()]
     torch.set_num_threads(threads)
@@ -43,6 +43,10 @@ def costs(shards: Shards) -> dict[str, Any]:
 
 
 _pixels = partial(training_pixels, size=IMAGE_SIZE, seed=0, epoch=0)
+
+
+def _made(shards: Shards) -> Iterator[Made]:
+    return made_batches(_read(shards), view=_view(), pixels_of=_pixels, taken=NOTHING)
 
 
 def _view() -> View:
