@@ -5,7 +5,8 @@
 Shards hold photographs of 500x375 with the numbers of their classes, as ImageNet's are on average. Both loaders read
 them whole, shuffle in a buffer of 1,000, crop at random to 224, flip, normalise, and give batches of 64: into nothing,
 and into a step of a tiny model. They take turns, and who is first changes. What a sample costs in each stage names the
-bottleneck. Exact and resampled epochs are trained by `embq train classify` in two processes, in turns too.
+bottleneck, and what a picture costs in other ways stands beside it. Exact and resampled epochs are trained by
+`embq train classify` in two processes, in turns too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from bench.report import table, write
 from bench.training_epochs import one_training
 from bench.training_loaders import LOADERS, STEPS, rate
+from bench.training_pictures import ways
 from bench.training_set import training_set
 from bench.training_stages import costs
 from core.cores import cores
@@ -42,8 +44,10 @@ def main() -> None:
         shards = open_shards(str(training_set(Path(folder) / "shards", samples)))
         loaders = [compared(shards, step, workers, rounds) for step in STEPS for workers in LOADER_WORKERS]
         stages = costs(shards)
+        pictures = ways()
         epochs = exact_beside_resampled(shards, Path(folder), rounds)
     table(list(loaders[0]), [list(row.values()) for row in loaders])
+    table(list(pictures[0]), [list(row.values()) for row in pictures])
     table(["stage", "us of a sample"], list(stages["us"].items()))
     table(list(epochs), [list(epochs.values())])
     print(f"median of {rounds} rounds, then the lowest and the highest; load average at the start {load:.2f}")
@@ -51,7 +55,14 @@ def main() -> None:
     print("as fast as webdataset's own: " + (f"MISSED: {'; '.join(slower)}" if slower else "held"))
     print("exact epochs within 5 % of resampled: " + ("held" if epochs["times"] >= BAR_EXACT else "MISSED"))
     versions = {name: version(name) for name in ("webdataset", "torch", "torchvision", "pillow", "simplejpeg")}
-    figures = {"loaders": loaders, "stages": stages, "epochs": epochs, "samples": samples, "rounds": rounds}
+    figures = {
+        "loaders": loaders,
+        "stages": stages,
+        "pictures": pictures,
+        "epochs": epochs,
+        "samples": samples,
+        "rounds": rounds,
+    }
     about = {"bars": [BAR_LOADER, BAR_EXACT], "cores": cores(), "versions": versions, "load_average": round(load, 2)}
     print("wrote", write("training", figures | about))
 

@@ -113,6 +113,14 @@ def test_pictures_are_normalised_as_torchvision_does_it(tmp_path: Path) -> None:
     torch.testing.assert_close(batch.images[0], wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.gpu
+def test_a_gpu_normalises_as_the_processor_does(tmp_path: Path) -> None:
+    (batch,) = validation_samples(write_shards(tmp_path, [5]), View(batch_size=8, image_size=32))
+    made = batch.images_on(torch.device("cuda"))
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(made.cpu(), batch.images, atol=1e-6, rtol=1e-6, check_stride=False)
+
+
 def test_seeds_are_the_same_on_every_machine_and_differ_by_each_part() -> None:
     assert seed_of("crop", 3, 1, "00017") == 8056463315297813803
     parts: list[tuple[int | str, ...]] = [
