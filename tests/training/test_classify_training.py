@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from tests.picture_files import encoded
 from tests.small_shards import key_of
 from tests.training.classifying import (
     TINY,
@@ -136,7 +138,7 @@ def test_a_killed_training_of_two_processes_goes_on_as_if_nothing_had_been(exact
 def resampled(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """One process with two loader workers over resampled epochs."""
     folder = tmp_path_factory.mktemp("resampled")
-    arguments = [str(shards), *TINY, "--loader-workers=2", "--label-smoothing=0.1", "--clip=1", "--precision=bf16"]
+    arguments = [str(shards), *TINY, "--loader-workers=2", "--label-smoothing=0.1", "--clip=1"]
     (ended,) = trained([*arguments, "--json", "--out", str(folder / "out")], folder / "notes")
     assert ended.status == 0, ended.err
     (folder / "notes" / "report.json").write_text(ended.out)
@@ -204,6 +206,18 @@ def test_the_model_that_is_left_is_the_one_that_was_measured(exact_pair: Whole, 
     assert right / 21 == log_of(exact_pair.out, "validation")[-1]["top1"]
 
 
+def test_a_network_learns_to_tell_classes_that_look_different(tmp_path: Path) -> None:
+    colours = [(220, 40, 40), (40, 220, 40), (40, 40, 220), (220, 220, 40), (220, 40, 220), (40, 220, 220), (9, 9, 9)]
+    pictures = {n: {"jpg": encoded(Image.new("RGB", (40, 32), colours[n % 7]), "JPEG")} for n in range(56)}
+    shards = class_shards(tmp_path / "shards", [28, 28], pictures)
+    arguments = [str(shards), f"--validation={shards}", *TINY, "--splitshards", "--batch-size=8", "--epochs=8"]
+    (ended,) = trained([*arguments, "--checkpoint-minutes=9", f"--out={tmp_path / 'out'}"], tmp_path / "notes")
+    assert ended.status == 0, ended.err
+    measured = [line["top1"] for line in log_of(tmp_path / "out", "validation")]
+    assert measured[0] < 0.5
+    assert measured[-1] > 0.9
+
+
 def test_the_others_end_with_a_message_when_one_process_dies(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     endless = [str(shards), *TINY, "--epochs=1000", "--out", str(out)]
@@ -226,7 +240,7 @@ def test_a_training_that_is_killed_again_and_again_comes_to_the_same(
     kind: str, world: int, shards: Path, validation: Path, tmp_path: Path
 ) -> None:
     arguments = [str(shards), "--validation", str(validation), *TINY, "--loader-workers=2", "--log-every=2"]
-    arguments += ["--splitshards"] if kind == "exact" else []
+    arguments += ["--splitshards"] if kind == "exact" else ["--precision=bf16"]
     ended = trained([*arguments, "--out", str(tmp_path / "whole")], tmp_path / "notes", world=world)
     assert [one.status for one in ended] == [0] * world, ended[0].err
     out = tmp_path / "out"

@@ -64,7 +64,7 @@ class Log:
         together = f" ({world} processes {rate * world:,.0f})" if world > 1 else ""
         self._line.show(
             f"epoch {moment.epoch + 1}/{schedule.epochs}  step {moment.step + 1}/{schedule.epoch_steps}  "
-            f"loss {meter.loss:.3f}  right {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
+            f"loss {meter.loss:.3f}  accuracy {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
             f"{meter.data_s / max(meter.batch_s, 1e-9):.0%} waiting for data  {self._left(moment)}"
         )
 
@@ -84,6 +84,11 @@ class Log:
             + (f" of {self._member.world} processes" if self._member.world > 1 else "")
             + (f", {said['failed']:,} failed" if said["failed"] else "")
         )
+
+    def validating(self, epoch: int, of: int | None, samples: int) -> None:
+        """So many samples of this process are measured; of about so many, where that is known."""
+        part = "" if not of else f" of about {of:,}"
+        self._line.show(f"epoch {epoch + 1}/{self._schedule.epochs}: validation, {samples:,}{part} samples")
 
     def validation(self, moment: Moment, measured: Measured, seconds: float) -> None:
         """The model was measured after an epoch."""

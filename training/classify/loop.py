@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,7 +160,10 @@ def _validate(training: Training, end: Moment) -> None:
     if shards is None:
         return
     begun_at = time.perf_counter()
-    result = measured(training.learner, training.member, validation_samples(shards, training.view))
+    batches = validation_samples(shards, training.view)
+    own = shards.samples and -(-shards.samples // training.member.world)
+    tell = partial(training.log.validating, end.epoch, own) if training.log is not None else None
+    result = measured(training.learner, training.member, batches, tell)
     failures = [failure for one in training.member.gathered(result.failures) for failure in one]
     if training.member.leads:
         training.failures.add(failures)

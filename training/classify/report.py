@@ -70,7 +70,18 @@ class Report:
         """A table of the last epochs, and a sentence."""
         from embq.experiments.report import table
 
-        header = ["epoch", "loss", "right", "top-1", "top-5", "samples", "failed", "time", "samples/s", "of a process"]
+        header = [
+            "epoch",
+            "loss",
+            "accuracy",
+            "top-1",
+            "top-5",
+            "samples",
+            "failed",
+            "time",
+            "samples/s",
+            "of a process",
+        ]
         rows = [_cells(row, self.processes) for row in self.epochs[-SHOWN_EPOCHS:]]
         told = f"{self.arch} trained on {self.samples:,} samples; the model is {self.out}/model.safetensors"
         if self.failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,14 @@ class Measured:
     failures: tuple[Failure, ...]
 
 
-def measured(learner: Learner, member: Member, batches: Iterable[Batch]) -> Measured:
-    """Measure on this process's batches and add up over all processes, each of which has to call it."""
+def measured(
+    learner: Learner, member: Member, batches: Iterable[Batch], tell: Callable[[int], None] | None = None
+) -> Measured:
+    """Measure on this process's batches and add up over all processes, each of which has to call it.
+
+    Args:
+        tell: called with the number of samples that this process has measured, after each batch.
+    """
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -55,6 +61,8 @@ def measured(learner: Learner, member: Member, batches: Iterable[Batch]) -> Meas
             loss = cross_entropy(output.float(), labels, reduction="sum")
             sums += torch.stack([loss.double(), nearest[:, 0].sum().double(), nearest.sum().double()])
             samples += len(batch)
+            if tell is not None:
+                tell(samples)
     learner.model.train()
     failed = sum(failure.samples for failure in failures)
     loss_sum, right, near, total, lost = member.totals([*sums.tolist(), samples, failed])
