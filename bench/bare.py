@@ -26,11 +26,12 @@ from typing import Any, Protocol, cast
 from core.commits import CommitLog
 from core.cores import cores
 from core.hints import Hint
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout
 from core.ledger import Entry, Ledger
 from core.manifest import Manifest
 from core.models import DECODES, ModelConfig
 from core.rows import RowSpec
+from core.run_info import RunInfo, load_run
 from producer.announce import record_of
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions

@@ -25,8 +25,8 @@ import redis
 from bench.report import table, write
 from core.broker import connect
 from core.embedded import EmbeddedServer
-from core.layout import load_run
 from core.ledger import Ledger
+from core.run_info import load_run
 
 MODEL = "stub:384"
 QUIET_S = 2.0

@@ -30,8 +30,8 @@ import redis
 from bench.report import table, write
 from core.broker import connect
 from core.embedded import EmbeddedServer
-from core.layout import load_run
 from core.protocol import RUNS, run_key
+from core.run_info import load_run
 
 MODEL = "stub:16?ms_per_sample=1"
 WORKERS = 2

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from core.broker import connect
-from core.layout import load_run
 from core.registry import RunRecord
+from core.run_info import load_run
 from writer.service import RunWriter
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from core.broker import connect
 from core.embedded import EmbeddedServer
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.ledger import Ledger
 from core.manifest import first_segment_writer
 from core.models import ModelConfig
@@ -19,6 +19,7 @@ from core.protocol import VERSION
 from core.registry import RunRecord
 from core.results import encode_result, row_schema
 from core.rows import RowSpec
+from core.run_info import RunInfo
 from core.scripts import load_scripts
 from core.units import Sample, Unit
 from writer.service import RunWriter

@@ -16,7 +16,8 @@ from typing import Any
 from core.durable import output_error, write_new
 from core.errors import OutputError
 from core.in_order import contents
-from core.layout import Layout, load_run
+from core.layout import Layout
+from core.run_info import load_run
 from core.units import canonical_json
 
 SCHEMA = 1

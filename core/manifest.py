@@ -22,8 +22,9 @@ from core.durable import output_error, publish
 from core.errors import OutputError
 from core.extents import COLUMNS, Extent, Extents
 from core.generations import PREFIX, read_generations
-from core.layout import Layout, first_segments
+from core.layout import Layout
 from core.objects import opened
+from core.run_info import first_segments
 from core.units import Unit, canonical_json, id_of
 
 SEGMENT_UNITS = 50_000

@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from core.commits import CommitLog, CommittedFile, LogState
 from core.errors import OutputError
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout
 from core.objects import Place
 from core.parts.joined import opened
+from core.run_info import RunInfo, load_run
 
 if TYPE_CHECKING:
     import numpy as np

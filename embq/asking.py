@@ -60,8 +60,9 @@ def find(run: str, broker: str) -> tuple[RunRecord, redis.Redis]:
     """
     from core.broker import connect, reach
     from core.embedded import EmbeddedServer
-    from core.layout import Layout, load_run
+    from core.layout import Layout
     from core.registry import registered
+    from core.run_info import load_run
 
     settings = settings_with(broker)
     url = settings.broker_url
@@ -122,7 +123,8 @@ def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
     the wishes do not stand there, or the folder cannot be read here."""
     from core.commits import CommitLog
     from core.control import load_control
-    from core.layout import Layout, load_run
+    from core.layout import Layout
+    from core.run_info import load_run
 
     layout = Layout(place(record.output))
     try:

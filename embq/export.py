@@ -14,12 +14,13 @@ import pyarrow as pa
 from core.commits import CommitLog, CommittedFile, LogState
 from core.durable import output_error, publish, write_new
 from core.errors import InputError
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout
 from core.manifest import Manifest
 from core.objects import Place
 from core.parts.joined import Cursor, opened
 from core.reader import part_tables
 from core.rows import FORMATS, RowSpec
+from core.run_info import RunInfo, load_run
 from embq.exporting.folder import new_folder
 from embq.exporting.order import Places, sorted_tables
 from embq.exporting.stored import converted, wanted_rows

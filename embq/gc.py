@@ -20,10 +20,11 @@ from core.errors import BrokerError, ConfigError
 from core.formats import row_folders
 from core.generations import leftovers
 from core.hints import HintJob, hint_queue
-from core.layout import PLANNED, Layout, RunInfo, load_run, record_number
+from core.layout import PLANNED, Layout, record_number
 from core.objects import ObjectPath, Place, Status
 from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
+from core.run_info import RunInfo, load_run
 from core.settings import Settings
 from core.unfinished import Unfinished, unfinished
 from embq.rights import require

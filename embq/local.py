@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from core.errors import Exit
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout
 from core.objects import Place
+from core.run_info import RunInfo, load_run
 from core.stopping import StopFlag
 from embq.display import Display, duration, stages_line
 from embq.options import settings_with

@@ -13,9 +13,10 @@ import redis
 from core.broker import check, connect
 from core.embedded import EmbeddedServer, keep_to_ourselves
 from core.errors import AwayError
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.ledger import Ledger
 from core.objects import Place
+from core.run_info import RunInfo
 from core.settings import Settings
 from core.stopping import REPEAT_S
 from embq.children import Child

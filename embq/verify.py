@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from core.layout import Layout, load_run
+from core.layout import Layout
 from core.objects import Place
+from core.run_info import load_run
 from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation
 from embq.verification.layouts import check_clip_retrieval

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import redis
 
 from core.embedded import in_use, kept_off
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.ledger import Ledger
 from core.objects import Place, place
 from core.registry import RunRecord, register
+from core.run_info import RunInfo
 from sources.credentials import refuse_secrets
 
 

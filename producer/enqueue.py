@@ -12,11 +12,12 @@ from core.control import PRIORITY, Control, save_control
 from core.durable import drop
 from core.errors import InputError, TryLaterError
 from core.formats import refuse_dtype
-from core.layout import Layout, RunInfo, load_run, refuse_foreign_files, run_id
+from core.layout import Layout, refuse_foreign_files
 from core.manifest import Manifest, ManifestSummary, first_segment_writer
 from core.models import REFERENCE, Chunking, ModelConfig
 from core.objects import Place, place
 from core.rows import RowSpec
+from core.run_info import RunInfo, load_run, run_id
 from core.units import Unit
 from core.uploads import Grown
 from producer.additions import Additions, Differences

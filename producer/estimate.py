@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from core.errors import EmbqError
-from core.layout import load_run
 from core.models import Chunking, ModelConfig, ModelSpec
 from core.rows import DTYPES, Column, RowSpec
+from core.run_info import load_run
 from core.units import Sample, Unit
 from producer.columns import first_columns
 from producer.dimensions import vector_dim

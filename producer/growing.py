@@ -13,8 +13,9 @@ from pathlib import Path
 from core.durable import drop, output_error
 from core.errors import AwayError
 from core.generations import PREFIX, Generation, append, leftovers
-from core.layout import PLANNED, Layout, RunInfo
+from core.layout import PLANNED, Layout
 from core.manifest import ManifestSummary, SegmentWriter
+from core.run_info import RunInfo
 from core.units import Unit
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from core.commits import CommitLog
 from core.errors import InputError
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.models import ModelConfig
 from core.objects import Place, place
 from core.rows import RowSpec
+from core.run_info import RunInfo
 from producer.additions import Differences
 from producer.growing import Asked
 from producer.selection import SELECTED

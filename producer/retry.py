@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from core.commits import Commit, CommitLog
 from core.control import load_control
 from core.errors import InputError, TryLaterError, UsageError
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout
 from core.live import Retries, by_unit, covered_by, standing_by_record
 from core.manifest import Manifest
 from core.objects import Place
 from core.retries import Retry, key_digest, to_ranges
+from core.run_info import RunInfo, load_run
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
 from producer.growing import Asked, alone, grow
 from producer.mended import Mended

@@ -14,7 +14,8 @@ import redis
 from core import uploads
 from core.durable import file_sha256
 from core.errors import BrokerError, InputError, UsageError
-from core.layout import INPUTS, Layout, RunInfo, load_run, run_id
+from core.layout import INPUTS, Layout
+from core.run_info import RunInfo, load_run, run_id
 from core.units import Unit
 from core.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
 from producer.announce import record_of

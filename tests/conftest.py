@@ -22,8 +22,8 @@ import redis
 import core.embedded
 from core.broker import connect
 from core.embedded import EmbeddedServer
-from core.layout import RunInfo
 from core.protocol import RUNS, run_key
+from core.run_info import RunInfo
 
 pytest.register_assert_rewrite("run_case")
 

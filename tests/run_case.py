@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 from core.commits import CommitLog
 from core.formats import row_folders
 from core.hints import Hint, HintJob, drop, hint_queue
-from core.layout import Layout, RunInfo, run_id
+from core.layout import Layout
 from core.ledger import Ledger, new_token
 from core.manifest import first_segment_writer
 from core.models import ModelConfig
@@ -27,6 +27,7 @@ from core.reader import row_tables
 from core.registry import RunRecord, register
 from core.results import encode_result, row_schema
 from core.rows import RowSpec
+from core.run_info import RunInfo, run_id
 from core.scripts import load_scripts
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder

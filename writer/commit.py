@@ -19,9 +19,10 @@ from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogSta
 from core.durable import claim, drop, fsync_folder, output_error, publish
 from core.errors import OutputError, TryLaterError
 from core.formats import row_folders
-from core.layout import PLANNED, Layout, RunInfo, record_number
+from core.layout import PLANNED, Layout, record_number
 from core.objects import ObjectPath
 from core.results import FAILURE_SCHEMA, vector_widths
+from core.run_info import RunInfo
 from core.unfinished import unfinished
 from writer.accept import Accepted
 from writer.stores import for_format

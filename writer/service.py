@@ -13,12 +13,13 @@ from core.commits import CommitLog
 from core.control import load_control, save_control
 from core.durable import drop, output_error
 from core.errors import TryLaterError
-from core.layout import Layout, load_run
+from core.layout import Layout
 from core.ledger import Entry, Ledger
 from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
 from core.registry import RunRecord, live_workers, register
+from core.run_info import load_run
 from core.scripts import load_scripts
 from writer.accept import Acceptor, Rejected, staged_path
 from writer.buffer import Buffer

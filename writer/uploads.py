@@ -17,11 +17,12 @@ from core.control import PRIORITY, Control, load_control, save_control
 from core.durable import file_sha256, fsync_file, fsync_folder, output_error
 from core.embedded import kept_off
 from core.errors import InputError, OutputError
-from core.layout import INPUTS, Layout, load_run, refuse_foreign_files
+from core.layout import INPUTS, Layout, refuse_foreign_files
 from core.ledger import Ledger
 from core.log import Events
 from core.outputs import ANYWHERE, Outputs
 from core.registry import RunRecord, register
+from core.run_info import load_run
 from core.uploads import PIECE_BYTES, End, Grown, Pieces, Upload, UploadFile
 
 RETRY_S = 10.0

@@ -14,9 +14,9 @@ import embq
 from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.errors import ConfigError, OutputError
-from core.layout import RunInfo
 from core.ledger import Ledger
 from core.registry import live_workers
+from core.run_info import RunInfo
 from embq.children import Child
 from embq.experiments.shares import Share, Traces, memory_mb
 from embq.experiments.texts import Records

@@ -12,8 +12,8 @@ from embq.options import broker_option, json_option, settings_with
 from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
-    from core.layout import RunInfo
     from core.objects import Place
+    from core.run_info import RunInfo
 
 RUNNING = {"state": "running"}
 
@@ -35,7 +35,7 @@ def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -
     if not is_folder(run) and url:
         return _go_on(run, broker, as_json=as_json)
 
-    from core.layout import load_run
+    from core.run_info import load_run
 
     root = place(run)
     info = load_run(root)

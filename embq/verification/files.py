@@ -11,10 +11,11 @@ from core.commits import Commit, CommittedFile
 from core.durable import file_sha256
 from core.errors import OutputError
 from core.formats import row_folders
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.parts.joined import Cursor, Part, opened
 from core.reader import part_tables
 from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
+from core.run_info import RunInfo
 from embq.verification.findings import Findings
 from embq.verification.metadata import columns_of
 

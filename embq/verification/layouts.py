@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from core.commits import CommitLog
 from core.errors import InputError, OutputError
 from core.formats import METADATA, vector_folders
-from core.layout import Layout, RunInfo
+from core.layout import Layout
+from core.run_info import RunInfo
 from embq.verification.findings import Findings
 
 MAGIC = b"\x93NUMPY\x01\x00"

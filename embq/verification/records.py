@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from core.commits import Commit, damaged
 from core.errors import OutputError
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.manifest import Manifest
+from core.run_info import RunInfo
 from embq.verification.findings import Findings
 
 

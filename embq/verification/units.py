@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from core.commits import CommittedUnit
 from core.errors import OutputError
-from core.layout import RunInfo
 from core.models import ModelSpec
 from core.reader import vectors
 from core.results import embedding_columns
 from core.retries import Retry
+from core.run_info import RunInfo
 from core.units import Unit
 from embq.verification.chunks import Documents
 from embq.verification.content import Content, Rows, listed, pairs, some, stubs_of

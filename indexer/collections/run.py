@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from core.commits import CommittedFile, LogState
 from core.errors import InputError, OutputError
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.manifest import Manifest
 from core.models import ModelSpec, Output
 from core.objects import Place, place
@@ -21,6 +21,7 @@ from core.parts.joined import Part, opened
 from core.reader import committed, committed_parts, vectors
 from core.results import embedding_columns, metadata_fields
 from core.rows import RowSpec
+from core.run_info import RunInfo
 from core.vectors import restored
 from indexer.collections.base import IDENTITY, FileRef, PartRef, damaged, no_embeddings, span_rows
 

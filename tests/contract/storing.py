@@ -13,11 +13,12 @@ from run_case import write_run
 
 from core.commits import CommitLog
 from core.formats import row_folders
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.models import ModelConfig
 from core.reader import row_tables
 from core.results import PASSAGE_FIELDS, clean_text, row_schema
 from core.rows import Column, RowSpec
+from core.run_info import RunInfo
 from core.units import Unit
 from writer.accept import Accepted
 from writer.commit import Committer

@@ -21,11 +21,12 @@ from core.commits import CommitLog
 from core.control import Control, load_control, save_control
 from core.errors import ConfigError, InputError, OutputError, TryLaterError
 from core.formats import row_folders
-from core.layout import Layout, load_run
+from core.layout import Layout
 from core.live import standing_failures
 from core.manifest import Manifest
 from core.objects import ObjectPath
 from core.reader import committed, row_tables
+from core.run_info import load_run
 from core.settings import Settings
 from core.unfinished import unfinished
 from embq.gc import collect

@@ -9,9 +9,9 @@ from run_case import MakeRun, RunCase, unit_of
 
 from core.commits import CommitLog
 from core.generations import Generation, append
-from core.layout import load_run
 from core.manifest import SegmentWriter
 from core.registry import register
+from core.run_info import load_run
 from embq.verify import verify
 from embq.watch import Watch
 from producer.announce import record_of

@@ -21,7 +21,7 @@ from PIL import Image
 from core.commits import CommitLog
 from core.control import Control, save_control
 from core.errors import InputError, TryLaterError, UsageError
-from core.layout import Layout, load_run
+from core.layout import Layout
 from core.ledger import Entry
 from core.live import standing_failures
 from core.manifest import Manifest
@@ -30,6 +30,7 @@ from core.reader import committed, row_tables
 from core.results import failure_batch
 from core.retries import key_digest
 from core.rows import RowSpec
+from core.run_info import load_run
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit
 from embq.verify import verify
 from embq.watch import Watch

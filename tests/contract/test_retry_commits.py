@@ -10,13 +10,13 @@ import pytest
 from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
 from core.commits import CommitLog
-from core.layout import load_run
 from core.manifest import Manifest
 from core.protocol import VERSION
 from core.reader import row_tables
 from core.registry import RunRecord
 from core.results import encode_result, row_schema
 from core.retries import Retry, from_ranges, key_digest
+from core.run_info import load_run
 from core.units import Failure
 from embq.watch import BrokerWatch, Watch
 from producer.announce import record_of

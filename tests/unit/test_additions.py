@@ -20,9 +20,10 @@ from e2e.check import _read_manifest
 from core.commits import CommitLog
 from core.errors import InputError, OutputError
 from core.generations import read_generations
-from core.layout import Layout, load_run
+from core.layout import Layout
 from core.manifest import Manifest
 from core.rows import RowSpec
+from core.run_info import load_run
 from core.units import Unit
 from embq.gc import find
 from embq.verify import verify

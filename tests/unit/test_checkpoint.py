@@ -11,7 +11,8 @@ from build_output import build, record_path, write_jsonl
 
 from core import checkpoint
 from core.commits import CommitLog, LogState
-from core.layout import Layout, RunInfo, load_run
+from core.layout import Layout
+from core.run_info import RunInfo, load_run
 from writer.commit import Committer
 
 UNITS = 12

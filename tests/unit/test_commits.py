@@ -16,9 +16,10 @@ import pytest
 
 from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState, row_files
 from core.errors import OutputError, TryLaterError
-from core.layout import Layout, RunInfo
+from core.layout import Layout
 from core.results import FAILURE_SCHEMA, row_schema
 from core.rows import RowSpec
+from core.run_info import RunInfo
 from core.units import canonical_json
 from writer.accept import Accepted
 from writer.commit import Committer

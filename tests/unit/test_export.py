@@ -22,10 +22,11 @@ from faults.kit.disk import DiskError, SmallDisk
 
 from core.commits import CommitLog
 from core.errors import EmbqError, Exit, InputError, OutputError
-from core.layout import Layout, load_run
+from core.layout import Layout
 from core.manifest import Manifest
 from core.reader import row_tables, vectors
 from core.rows import FORMATS, RowSpec
+from core.run_info import load_run
 from embq import export as exporting
 from embq.cli import run
 from embq.export import Export, Wish, export
