@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from core.errors import ConfigError, InputError, UsageError
 from training.openclip.left_out import look_into
-from training.openclip.models import Beginning, beginning_of
+from training.openclip.models import LOCAL, Beginning, beginning_of
 from training.openclip.own_flags import OwnFlags
 from training.openclip.split import Split
 from training.shards.counts import Shards, open_shards
@@ -92,6 +92,13 @@ class Plan:
         keys = self.asked.out.absolute() / KEYS if self.asked.exact else None
         flags = _flags(self.asked, self.shards, self.samples, self.beginning, self.device)
         return [*OwnFlags(keys=keys, progress=True).render(), *flags, *self.asked.further]
+
+    def inputs(self) -> tuple[str, ...]:
+        """What every host of the training has to reach."""
+        model = [self.beginning.name.removeprefix(LOCAL)] if self.beginning.name.startswith(LOCAL) else []
+        # Checkpoints are written by the first process alone; the keys of an exact epoch by each.
+        out = [str(self.asked.out.absolute())] if self.asked.exact else []
+        return (*absolute(self.shards.urls), *model, *out)
 
 
 def plan(asked: Asked, where: Where) -> Plan:

@@ -83,8 +83,7 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
     with begin(planned) as begun:
         if begun.epochs_done < planned.settings.epochs:
             _announce(planned, begun.epochs_done)
-            inputs = (*planned.shards.urls, str(planned.asked.out.absolute()))
-            if status := launch("training.openclip", planned.arguments(), where, inputs=inputs):
+            if status := launch("training.openclip", planned.arguments(), where, inputs=planned.inputs()):
                 return status
         result = result_of(planned, begun)
     (_print_json if as_json else _print)(planned, result)

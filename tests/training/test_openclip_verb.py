@@ -1,0 +1,107 @@
+"""`embq train openclip` with its processes: what it trained on, what it could not read, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embq import cli
+from tests.tiny_clip import captioned_shards, tiny_clip
+from tests.waiting import wait_until
+
+TRAIN = ("--device", "cpu", "--warmup-steps", "2", "--log-every", "1", "--json")
+
+
+def command(root: Path, *options: str) -> list[str]:
+    model, out = str(root / "tiny"), str(root / "out")
+    return ["train", "openclip", str(root / "shards"), "--model", model, "--out", out, *TRAIN, *options]
+
+
+def trained(root: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    """(exit status, what --json says, stderr)."""
+    tiny_clip(root / "tiny")
+    done = subprocess.run(
+        [sys.executable, "-m", "embq", *command(root, *options)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def keys_of(root: Path, epoch: int) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for path in (root / "out" / "keys").glob(f"epoch-{epoch}-rank-*.txt"):
+        seen.update(line.partition("\t")[2] for line in path.read_text().splitlines())
+    return seen
+
+
+def test_a_dry_run_says_the_command_and_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captioned_shards(tmp_path / "shards", [4, 4])
+    tiny_clip(tmp_path / "tiny")
+    arguments = command(tmp_path, "--batch-size", "4", "--loader-workers", "1", "--dry-run", "--", "--local-loss")
+    assert cli.run(arguments) == 0
+    said = capsys.readouterr().out
+    assert "training.openclip" in said
+    assert "--local-loss" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_with_two_loader_workers_each_see_every_sample_once_in_every_epoch(tmp_path: Path) -> None:
+    captioned_shards(tmp_path / "shards", [6] * 8)
+    exact = ("--exact", "--processes", "2", "--loader-workers", "2", "--batch-size", "4", "--epochs", "2")
+    status, said, stderr = trained(tmp_path, *exact, "--", "--local-loss", "--gather-with-grad")
+    assert (status, said["exact"]) == (0, True), stderr
+    assert len(list((tmp_path / "out" / "keys").iterdir())) == 4
+    everything = {f"{number:06d}": 1 for number in range(48)}
+    assert keys_of(tmp_path, 0) == keys_of(tmp_path, 1) == everything
+
+
+@pytest.mark.slow
+def test_an_image_that_cannot_be_decoded_is_told_of_at_the_end(tmp_path: Path) -> None:
+    shards = captioned_shards(tmp_path / "shards", [6, 6])
+    damaged = shards / "train-000001.tar"
+    data = bytearray(damaged.read_bytes())
+    at = data.index(b"\xff\xd8\xff")
+    data[at : at + 200] = bytes(200)
+    damaged.write_bytes(data)
+    exact = ("--exact", "--loader-workers", "1", "--batch-size", "6", "--epochs", "1")
+    status, said, stderr = trained(tmp_path, *exact)
+    assert status == 3, stderr
+    assert said["exact"] is False
+    # What open_clip cannot read leaves its last batch without a sample, so it begins all shards again.
+    assert "train-000001.tar" in said["inexact"][0]
+    assert said["unreadable"] >= 1
+    seen = keys_of(tmp_path, 0)
+    assert seen.total() == 12
+    assert "000006" not in seen
+
+
+@pytest.mark.slow
+def test_a_training_that_was_killed_goes_on_behind_its_last_epoch(tmp_path: Path) -> None:
+    captioned_shards(tmp_path / "shards", [8] * 6)
+    tiny_clip(tmp_path / "tiny")
+    options = ("--exact", "--loader-workers", "1", "--batch-size", "4", "--epochs", "3")
+    latest = tmp_path / "out" / "checkpoints" / "epoch_latest.pt"
+    with subprocess.Popen(
+        [sys.executable, "-m", "embq", *command(tmp_path, *options)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        wait_until(lambda: latest.exists() or process.poll() is not None, 120)
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    status, said, stderr = trained(tmp_path, *options)
+    assert (status, said["exact"], said["epochs"]) == (0, True, 3), stderr
+    assert ", from epoch 2 on" in stderr
+    log = (tmp_path / "out" / "out.log").read_text()
+    assert "=> resuming checkpoint" in log
+    assert log.count("Start epoch 0") == 1
