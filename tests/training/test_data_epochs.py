@@ -40,9 +40,12 @@ workers = pytest.mark.parametrize("loader_workers", [0, 1, 2])
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    # A corrupt picture and one without a label, so that places in a stream and samples of a batch differ.
+    # A corrupt picture, one without a label, and a shard that is cut: places in a stream and samples of a batch differ.
     bad: dict[int, Mapping[str, bytes | None]] = {3: {"jpg": b"no picture"}, 40: {"cls": None}}
-    return write_shards(tmp_path_factory.mktemp("shards"), COUNTS, bad)
+    shards = write_shards(tmp_path_factory.mktemp("shards"), COUNTS, bad)
+    cut = Path(shards.urls[3])
+    cut.write_bytes(cut.read_bytes()[:50_000])
+    return shards
 
 
 def told(batches: Iterator[Batch] | list[Batch]) -> list[tuple[object, ...]]:

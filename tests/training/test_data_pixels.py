@@ -114,6 +114,7 @@ def test_pictures_are_normalised_as_torchvision_does_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_a_gpu_normalises_as_the_processor_does(tmp_path: Path) -> None:
     (batch,) = validation_samples(write_shards(tmp_path, [5]), View(batch_size=8, image_size=32))
     made = batch.images_on(torch.device("cuda"))

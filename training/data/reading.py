@@ -56,7 +56,9 @@ def read_shard(url: str, count: int | None) -> Iterator[RawSample | Failure]:
                 return
             log.warning("shard_read_again", source=url, code=error.code, why=error.message)
     for name in repeated:
-        yield Failure(shard=url, key="", code="duplicate_key", message=f"{name}; the first one is used", samples=0)
+        yield Failure(
+            shard=url, key="", code="duplicate_key", message=f"{name} is there again; the first one is used", samples=0
+        )
     if count is None and not read:
         yield _lacking(url, "shard_no_keys", f"{url}: there is no sample in it", read, count)
     elif count is not None and read != count:
@@ -65,21 +67,22 @@ def read_shard(url: str, count: int | None) -> Iterator[RawSample | Failure]:
 
 
 def _samples(url: str, repeated: list[str]) -> Iterator[RawSample]:
-    """The samples of a shard; what is said of members that are there twice goes to `repeated`.
+    """The samples of a shard; the names of members that are there again go to `repeated`.
 
     Raises SourceError where it cannot be read on.
     """
 
     def noted(error: Exception) -> bool:
-        repeated.append(str(error.args[0]))
+        repeated.append(str(error.args[0]).partition(": duplicate")[0])
         return True
 
     try:
         with opened(url) as stream:
             yield from group_by_keys(tar_file_expander(iter([{"url": url, "stream": stream}])), handler=noted)
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
-        what = error.args[0] if error.args else error
-        code = "shard_truncated" if "unexpected end" in str(what) else "shard_bad_header"
+        # webdataset adds the name of a Python object.
+        what = str(error.args[0] if error.args else error).partition(" @ ")[0]
+        code = "shard_truncated" if "unexpected end" in what else "shard_bad_header"
         raise SourceError(f"{url}: is damaged: {what}", code=code) from error
 
 
