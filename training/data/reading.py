@@ -56,9 +56,8 @@ def read_shard(url: str, count: int | None) -> Iterator[RawSample | Failure]:
                 return
             log.warning("shard_read_again", source=url, code=error.code, why=error.message)
     for name in repeated:
-        yield Failure(
-            shard=url, key="", code="duplicate_key", message=f"{name} is there again; the first one is used", samples=0
-        )
+        told = f"{name} is there again; the first one is used"
+        yield Failure(shard=url, key="", code="duplicate_key", message=told, samples=0)
     if count is None and not read:
         yield _lacking(url, "shard_no_keys", f"{url}: there is no sample in it", read, count)
     elif count is not None and read != count:
