@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.errors import InputError, ModelError, SampleError
-from core.models import ModelConfig, ModelSpec, Output
+from core.model_spec import ModelSpec
+from core.models import ModelConfig, Output
 from core.rows import RowSpec
 from core.vectors import stored
 
@@ -77,8 +78,8 @@ class QueryEmbedder:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What can be asked by, in the order of `core.models.MODALITIES`."""
-        from core.models import MODALITIES
+        """What can be asked by, in the order of `core.model_spec.MODALITIES`."""
+        from core.model_spec import MODALITIES
         from worker.embedders.queries import check_modality
 
         known = []

@@ -8,7 +8,8 @@ from typing import Any
 import embq
 from core.control import PRIORITY
 from core.errors import UsageError
-from core.models import MODALITIES, Chunking, ModelSpec
+from core.model_spec import MODALITIES, ModelSpec
+from core.models import Chunking
 from core.objects import is_url, place
 from core.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
 from embq.run_options import INPUT_FORMATS

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import UsageError
-from core.models import ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
 from core.rows import RowSpec
 
 LEAVE_THE_LENGTH = {"Transformer", "Pooling", "Normalize", "Dropout", "LayerNorm"}

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from core.errors import EmbqError
-from core.models import Chunking, ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import Chunking, ModelConfig
 from core.rows import DTYPES, Column, RowSpec
 from core.run_info import load_run
 from core.units import Sample, Unit

@@ -13,7 +13,7 @@ from typing import Any
 from braceexpand import braceexpand
 
 from core.errors import InputError, SourceError, UsageError
-from core.models import MODALITIES
+from core.model_spec import MODALITIES
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.base import ReadOptions

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from core.settings import child_environment
 from embq.verification.findings import Check
 from producer.naming import split_name
@@ -69,7 +69,8 @@ def devices() -> Iterator[Check]:
 _MODEL = """
 import io, json, sys
 from core.errors import EmbqError, SampleError
-from core.models import ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
 from core.units import Sample
 from worker.embedders.registry import load
 asked = json.loads(sys.argv[1])

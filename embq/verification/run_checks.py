@@ -32,7 +32,7 @@ OVER = ("done", "cancelled")
 _FILES = """
 import json, sys
 from core.errors import EmbqError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from worker.embedders.lookup import look
 told = []
 try:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from core.commits import CommittedUnit
 from core.errors import OutputError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from core.reader import vectors
 from core.results import embedding_columns
 from core.retries import Retry

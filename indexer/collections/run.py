@@ -14,7 +14,8 @@ from core.commits import CommittedFile, LogState
 from core.errors import InputError, OutputError
 from core.layout import Layout
 from core.manifest import Manifest
-from core.models import ModelSpec, Output
+from core.model_spec import ModelSpec
+from core.models import Output
 from core.objects import Place, place
 from core.parts.base import READ_ROWS
 from core.parts.joined import Part, opened

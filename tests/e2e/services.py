@@ -13,7 +13,8 @@ import redis
 from e2e.session import Command, await_in, run_of, started, write_texts
 
 from core.embedded import EmbeddedServer
-from core.models import ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
 from core.protocol import queue_name
 from embq import cli
 

@@ -15,7 +15,8 @@ from e2e.session import write_shards, write_texts
 
 from core.embedded import EmbeddedServer
 from core.errors import EmbqError
-from core.models import ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
 from core.protocol import RATES
 from core.registry import Rate, measured_rates, report_rate, report_worker
 from core.rows import RowSpec

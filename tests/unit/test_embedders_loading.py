@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError, ModelError
-from core.models import FAMILIES, ModelConfig
+from core.model_spec import FAMILIES
+from core.models import ModelConfig
 from worker.embedders.registry import FAMILY_FILES, load
 
 pytest.importorskip("torch")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.errors import Exit, ModelError
-from core.models import FAMILIES, ModelConfig, ModelSpec
+from core.model_spec import FAMILIES, ModelSpec
+from core.models import ModelConfig
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from core.errors import ModelError, SampleError
-from core.models import Chunking, ModelConfig, ModelSpec, NamedModel
+from core.model_spec import ModelSpec
+from core.models import Chunking, ModelConfig, NamedModel
 from core.units import Sample
 from worker.embedders.queries import Loaded, QueryModel, check_modality, open_query_model, query_spec
 from worker.embedders.registry import load

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from core.errors import EmbqError, InputError, ModelError, UsageError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from core.rows import DTYPES, RowSpec
 from core.vectors import restored, similarities, stored
 from embq.request import request_from

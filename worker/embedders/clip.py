@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
 from core.log import Events
-from core.models import EMBEDS, REFERENCE, Chunking, ModelConfig, ModelSpec
+from core.model_spec import EMBEDS, ModelSpec
+from core.models import REFERENCE, Chunking, ModelConfig
 from core.units import Sample
 from worker.embedders.base import Truncated, padded_tokens
 from worker.embedders.device import (

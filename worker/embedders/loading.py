@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging
 
 from core.errors import DeviceError, ModelError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from worker.embedders.device import is_device_fault
 
 

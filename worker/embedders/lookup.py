@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ModelError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from core.settings import model_cache
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".npz")

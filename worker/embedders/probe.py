@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from core.errors import DeviceFullError, SampleError
-from core.models import ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
 from core.units import Sample
 from worker.embedders.base import Embedder, Looking, Prepared
 from worker.embedders.warm_up import made_up

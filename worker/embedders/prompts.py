@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from core.errors import ModelError
 from core.log import Events
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 
 CANDIDATES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """What `encode_query` and `encode_document` look for: the first name that the model has."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from core.errors import ModelError, SampleError
-from core.models import CPU_DECODES, EMBED_ONE, REFERENCE, ModelConfig, ModelSpec, Output
+from core.model_spec import EMBED_ONE, ModelSpec
+from core.models import CPU_DECODES, REFERENCE, ModelConfig, Output
 from core.query_config import QueryConfig
 from core.units import Sample, content_hash
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
 from core.log import Events
-from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
+from core.model_spec import EMBEDS, ModelSpec
+from core.models import Chunking, ModelConfig
 from core.units import Sample
 from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device import (

@@ -17,7 +17,8 @@ import numpy as np
 
 from core.durable import overwrite
 from core.errors import OutputError, SampleError
-from core.models import ModelConfig, ModelSpec
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
 from core.settings import cache_folder
 from core.units import content_hash
 from worker.embedders.light.sentence import LightSentence

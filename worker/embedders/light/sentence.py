@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from core.errors import SampleError
-from core.models import ModelSpec
+from core.model_spec import ModelSpec
 from core.units import Sample
 from worker.embedders.light.bert import Bert
 from worker.embedders.light.weights import mapped_weights
