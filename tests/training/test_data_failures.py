@@ -133,7 +133,7 @@ def test_a_damaged_shard_is_named_with_the_samples_that_it_lacks(tmp_path: Path,
     path.write_bytes(change(path.read_bytes()))  # type: ignore[operator]
     keys, failed = account(exact_epoch(shards, VIEW, epoch=0))
     assert [(failure.shard, failure.key, failure.code) for failure in failed] == [(shards.urls[1], "", code)]
-    assert failed[0].message.startswith(f"{path}: ")
+    assert str(path) not in failed[0].message
     assert "object" not in failed[0].message
     assert "<_io" not in failed[0].message
     assert len(keys) + failed[0].samples == shards.samples == 20
@@ -204,7 +204,7 @@ def test_shards_come_over_http_and_one_that_is_missing_is_named(tmp_path: Path, 
     assert [(failure.shard, failure.code, failure.samples) for failure in failed] == [
         (shards.urls[1], "source_unreadable", 10)
     ]
-    assert f"{shards.urls[1]}: cannot be read: its server refuses it" in failed[0].message
+    assert failed[0].message.startswith("cannot be read: its server refuses it")
 
 
 @pytest.mark.parametrize("fault", ["cut", "reset"])

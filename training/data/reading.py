@@ -59,9 +59,9 @@ def read_shard(url: str, count: int | None) -> Iterator[RawSample | Failure]:
         told = f"{name} is there again; the first one is used"
         yield Failure(shard=url, key="", code="duplicate_key", message=told, samples=0)
     if count is None and not read:
-        yield _lacking(url, "shard_no_keys", f"{url}: there is no sample in it", read, count)
+        yield _lacking(url, "shard_no_keys", "there is no sample in it", read, count)
     elif count is not None and read != count:
-        told = f"{url}: there are {read} samples in it, and sizes.json says {count}"
+        told = f"there are {read} samples in it, and sizes.json says {count}"
         yield _lacking(url, "shard_count_mismatch", told, read, count)
 
 
@@ -86,4 +86,5 @@ def _samples(url: str, repeated: list[str]) -> Iterator[RawSample]:
 
 
 def _lacking(url: str, code: str, message: str, read: int, count: int | None) -> Failure:
-    return Failure(shard=url, key="", code=code, message=message, samples=1 if count is None else max(0, count - read))
+    told = message.removeprefix(f"{url}: ")  # which stands beside it
+    return Failure(shard=url, key="", code=code, message=told, samples=1 if count is None else max(0, count - read))
