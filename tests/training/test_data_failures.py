@@ -180,6 +180,8 @@ def test_a_path_is_never_taken_for_a_command(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     keys, failed = account(exact_epoch(told, VIEW, epoch=0))
     assert (len(keys), failed) == (2, [])
+    command = replace(told, urls=(f"pipe:touch {tmp_path}/ran; echo http://127.0.0.1/",))
+    assert [failure.code for failure in account(exact_epoch(command, VIEW, epoch=0))[1]] == ["source_missing"]
     assert not (tmp_path / "ran").exists()
 
 

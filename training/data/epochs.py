@@ -17,6 +17,7 @@ from core.errors import ConfigError, InputError
 from training.data.batch import Batch
 from training.data.loader import loaded
 from training.data.making import made_batches
+from training.data.opening import HTTP
 from training.data.pixels import training_pixels, validation_pixels
 from training.data.reading import read_shards
 from training.data.regroup import regrouped
@@ -111,7 +112,7 @@ def _once(stages: list[Any], view: View, pixels_of: PixelsOf, taken: Taken) -> I
 
 def require_curl(shards: Shards) -> None:
     """ConfigError where shards are behind http and webdataset could not fetch them."""
-    remote = next((url for url in shards.urls if url.startswith(("http://", "https://"))), None)
+    remote = next((url for url in shards.urls if url.startswith(HTTP)), None)
     if remote is not None and shutil.which("curl") is None:
         raise ConfigError(
             f"{remote}: shards behind http are read by curl, which this machine has not",

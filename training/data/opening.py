@@ -11,7 +11,8 @@ from webdataset.gopen import gopen
 
 from core.errors import SourceError
 from sources.storage import source_errors
-from sources.urls import is_url
+
+HTTP = ("http://", "https://")
 
 CURL_ENDED = {
     6: "its host is not known",
@@ -31,9 +32,10 @@ REFUSED = 22
 def opened(url: str) -> Iterator[BinaryIO]:
     """A shard, open from its beginning, for the block. What goes wrong while it is read there is a SourceError too.
 
-    A path is opened here: webdataset would take what is before a colon in it for a kind of URL.
+    webdataset is given nothing but http(s)://: of other names it would take the beginning for a kind of URL, and run
+    some of them as commands.
     """
-    if not is_url(url):
+    if not url.startswith(HTTP):
         with source_errors(url), open(url, "rb") as file:
             yield file
         return
