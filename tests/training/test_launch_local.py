@@ -57,6 +57,15 @@ def test_an_exception_of_a_process_is_told_in_a_line_with_the_place_of_the_trace
 
 
 @pytest.mark.slow
+def test_all_processes_begin_again_after_one_failed(tmp_path: Path) -> None:
+    again = ("--fail", "1", "--once", "--wait", "--sum", "--status", "3")
+    done = finished(*CPU, "2", "--max-restarts", "1", "--", str(tmp_path), *again)
+    assert done.returncode == 3, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(2 * ["here is 0 of 2", "here is 1 of 2"])
+    assert "error[" not in done.stderr
+
+
+@pytest.mark.slow
 def test_of_a_process_that_was_killed_the_signal_is_told(tmp_path: Path) -> None:
     done = finished(*CPU, "2", "--", str(tmp_path), "--die", "1", "--wait", TMPDIR=str(tmp_path))
     assert done.returncode == 71

@@ -65,9 +65,20 @@ def test_nothing_stays_on_the_hosts_when_the_launch_ends(hosts: Hosts, tmp_path:
 @pytest.mark.slow
 def test_an_error_on_one_host_ends_the_other_and_is_told_once(hosts: Hosts, tmp_path: Path) -> None:
     done = finished(*hosts.options, "--hosts", "one,two", "--", str(tmp_path), "--fail", "1", "--wait")
-    assert done.returncode == 65
+    assert done.returncode == 65, done.stderr
     assert done.stderr.splitlines()[-2:] == ["error[not_there]: process 1 cannot read it", "  next:  mend it"]
     assert not on_hosts(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_processes_of_all_hosts_begin_again_after_one_failed(hosts: Hosts, tmp_path: Path) -> None:
+    again = ("--fail", "1", "--once", "--wait", "--sum", "--status", "3")
+    done = finished(*hosts.options, "--hosts", "one,two", "--max-restarts", "1", "--", str(tmp_path), *again)
+    assert done.returncode == 3, done.stderr
+    assert sorted(line.rpartition("] ")[2] for line in done.stdout.splitlines()) == sorted(
+        2 * ["here is 0 of 2", "here is 1 of 2"]
+    )
+    assert "error[" not in done.stderr
 
 
 @pytest.mark.slow

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from core.errors import UsageError
 
+EACH_START_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Environment of a torchrun that may start its processes again. Else they meet in the store of the start before, find
+the addresses of processes that have ended, and fail (dynamic_rendezvous.py of torch 2.15)."""
+
 
 def python_command(module: str, arguments: Sequence[str], *, python: str = sys.executable) -> list[str]:
     """One process, unbuffered, so that its lines are seen when they are written."""

@@ -177,12 +177,12 @@ def _check(where: Where, host: str, found: Found, first: Found, named: str) -> N
             raise _unequal(f"{host} has {what} {mine or 'not installed'}, {named} has {theirs or 'none'}")
     if found.embq != embq.__version__:
         raise _unequal(f"{host} has embq {found.embq or 'not installed'}, this machine has {embq.__version__}")
-    wanted = where.processes or 1
-    if where.device == "cuda" and found.gpus < wanted:
+    if where.device == "cuda" and found.gpus < (where.processes or 1):
+        asked = f"{where.processes} processes were asked for on the GPUs of each host, and {host} shows {found.gpus}"
+        none = f"--device cuda was asked for, and host {host} shows no GPU: {found.why}"
         raise ConfigError(
-            f"--device cuda was asked for with {where.processes or 'all'} processes, and {host} shows {found.gpus} GPUs"
-            + (f": {found.why}" if found.why else ""),
-            next_step="leave the host out, or train on the cores: --device cpu --processes N",
+            asked if found.gpus else none,
+            next_step=f"leave {host} out, or train on the cores: --device cpu --processes N",
             code="no_device",
         )
     if found.missing:

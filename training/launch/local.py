@@ -14,7 +14,7 @@ import click
 from core.cores import cores
 from core.errors import Exit
 from core.settings import Settings
-from training.launch.commands import python_command, torchrun_command
+from training.launch.commands import EACH_START_ITS_OWN, python_command, torchrun_command
 from training.launch.devices import processes_for, thread_share
 from training.launch.options import Where
 from training.launch.outcomes import Outcome
@@ -32,7 +32,7 @@ def launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
     if where.dry_run:
         click.echo(shlex.join(_command([module, *arguments], processes, where)))
         return Exit.DONE
-    environment = {}
+    environment = dict(EACH_START_ITS_OWN) if where.max_restarts else {}
     if threads := thread_share(processes, Settings.from_environment().omp_threads, cores()):
         environment["OMP_NUM_THREADS"] = str(threads)
         each = "a thread" if threads == 1 else f"{threads} threads"

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from core.errors import Exit
-from training.launch.commands import torchrun_command
+from training.launch.commands import EACH_START_ITS_OWN, torchrun_command
 from training.launch.devices import thread_share
 from training.launch.hosts import KEPT_ALIVE, address_of, assemble, ssh_line
 from training.launch.local import MEMBER
@@ -46,7 +46,7 @@ def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequ
     lines = {}
     for rank, (host, found) in enumerate(team.found.items()):
         processes = where.processes or (found.gpus if where.device == "cuda" else 1)
-        environment = _environment(processes, found)
+        environment = _environment(processes, found) | (EACH_START_ITS_OWN if where.max_restarts else {})
         lines[host] = _line([module, *arguments], where, rank, host, processes, team.rendezvous, environment)
         device = "GPUs" if where.device == "cuda" else f"of {found.cores} cores"
         click.echo(f"{host}: {processes} {device}, torch {found.torch}, Python {found.python}", err=True)

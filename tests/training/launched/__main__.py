@@ -19,6 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sum", action="store_true", help="over all processes, by gloo")
     parser.add_argument("--fail", type=int, nargs="*", default=[], help="ranks that raise an error of embq's")
+    parser.add_argument("--once", action="store_true", help="let them raise it at the first start only")
     parser.add_argument("--crash", type=int, nargs="*", default=[], help="ranks that raise any other")
     parser.add_argument("--die", type=int, nargs="*", default=[], help="ranks that SIGKILL ends")
     parser.add_argument("--wait", action="store_true", help="stay until a file `go` is there")
@@ -36,7 +37,11 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(f"here is {rank} of {world}\n")
     sys.stdout.flush()
     sys.stderr.write(f"warning of {rank}\n")
-    if rank in given.fail:
+    failed = given.folder / "failed"
+    if given.once and failed.exists():
+        (given.folder / "go").touch()
+    if rank in given.fail and not (given.once and failed.exists()):
+        failed.touch()
         raise InputError(f"process {rank} cannot read it", next_step="mend it", code="not_there")
     if rank in given.crash:
         raise RuntimeError("never heard of")
