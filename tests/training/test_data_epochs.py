@@ -25,7 +25,7 @@ from training.data.epochs import exact_epoch, resampled_epoch
 from training.data.making import Made
 from training.data.taken import NOTHING, Taken
 from training.data.view import View
-from training.shards.counts import Shards, open_shards
+from training.shards.counts import Shards
 
 COUNTS = [7, 18, 1, 30, 12]
 """Samples of shards that divide by nothing."""
@@ -117,7 +117,7 @@ def test_an_epoch_goes_on_where_it_stopped_with_loader_workers(
     assert_goes_on(partial(kind, shards, view, epoch=1), every=5)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
     st.sets(st.integers(0, 30)),
@@ -194,36 +194,43 @@ def test_ranks_and_workers_of_other_programs_are_not_taken_for_ours(
 
 KILLED = """
 import json, sys
-from pathlib import Path
-from dataclasses import replace
-from tests.training.test_data_epochs import KINDS, VIEW
-from training.data.making import Made
+from functools import partial
+from training.data.epochs import exact_epoch, resampled_epoch
 from training.data.taken import NOTHING
+from training.data.view import View
 from training.shards.counts import open_shards
 
 taken = NOTHING
-for batch in KINDS[int(sys.argv[2])](open_shards(sys.argv[1]), replace(VIEW, loader_workers=2), epoch=0):
+for batch in {kind}(open_shards(sys.argv[1]), {view!r}, epoch=0):
     taken = taken.after(batch)
     print(json.dumps(taken.to_json()), flush=True)
     if taken.batches == 5:
         sys.stdin.read()
 """
+"""Takes five batches, and then waits."""
 
 
-@pytest.mark.parametrize("kind", [pytest.param(0, id="exact"), pytest.param(1, id="resampled", marks=pytest.mark.slow)])
-def test_after_a_sigkill_the_next_batch_comes_next_and_no_loader_worker_is_left(kind: int, shards: Shards) -> None:
-    folder = str(Path(shards.urls[0]).parent)
-    command = [sys.executable, "-c", KILLED, folder, str(kind)]
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        pytest.param(KINDS[0], "exact_epoch", id="exact"),
+        pytest.param(KINDS[1], "partial(resampled_epoch, batches=9)", id="resampled", marks=pytest.mark.slow),
+    ],
+)
+def test_after_a_sigkill_the_next_batch_comes_next_and_no_loader_worker_is_left(
+    kind: Epoch, written: str, shards: Shards
+) -> None:
+    view = replace(VIEW, loader_workers=2)
+    command = [sys.executable, "-c", KILLED.format(kind=written, view=view), str(Path(shards.urls[0]).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
         lines = [training.stdout.readline() for _ in range(5)]
         left = children_of(training.pid)
         training.send_signal(signal.SIGKILL)
     assert len(left) == 2
+    unbroken = list(kind(shards, view, epoch=0))
     taken = Taken.from_json(json.loads(lines[-1]))
-    view = replace(VIEW, loader_workers=2)
-    unbroken = list(KINDS[kind](open_shards(folder), view, epoch=0))
-    assert told(KINDS[kind](open_shards(folder), view, epoch=0, taken=taken)) == told(unbroken[5:])
+    assert told(kind(shards, view, epoch=0, taken=taken)) == told(unbroken[5:])
     wait_until(lambda: not any(is_running(pid) for pid in left))
 
 
