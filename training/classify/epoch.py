@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -54,8 +55,10 @@ def _steps(training: Training, batches: Iterable[Batch], begin: Moment) -> int:
         training.meter.timed(data_s, ended - begun)
         begun = ended
         if step % training.config.log_every == 0:
-            _check_finite(training, now)
-            training.tell_steps(now, lr)
+            _tell(training, now, lr)
+    if training.meter.steps:
+        last = max(0, step - 1)
+        _tell(training, Moment(epoch=epoch, step=last), training.schedule.lr(epoch, last))
     training.record.end(Moment(epoch=epoch, step=step), None)
     return step
 
@@ -77,9 +80,11 @@ def _at_rest(training: Training, now: Moment, *, new: bool) -> None:
         training.keep(now)
 
 
-def _check_finite(training: Training, made: Moment) -> None:
+def _tell(training: Training, made: Moment, lr: float) -> None:
+    """A line of the log for the steps up to `made`; InputError where their loss is no number."""
     loss = training.meter.loss
-    if loss - loss == 0.0:
+    if math.isfinite(loss):
+        training.tell_steps(made, lr)
         return
     raise InputError(
         f"the loss at epoch {made.epoch + 1}, step {made.step} is {loss}: the weights have grown beyond all bounds",

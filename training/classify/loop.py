@@ -95,14 +95,10 @@ def _epoch(training: Training, begin: Moment) -> Moment:
     training.record.begin(begin.epoch, known)
     clock = time.perf_counter()
     steps = train_epoch(training, _batches(training, begin.epoch, known.taken), begin)
-    last = Moment(epoch=begin.epoch, step=max(0, steps - 1))
     if training.config.splitshards:
         steps = agree(training.learner, training.member, steps)
     else:
         share_buffers(training.learner, training.member)
-    if training.meter.steps:
-        training.tell_steps(last, training.schedule.lr(begin.epoch, last.step))
-    training.meter.empty()
     end = Moment(epoch=begin.epoch, step=steps)
     _account(training, end, made=training.record.taken.samples - known.taken.samples, since=clock)
     if training.member.leads:
