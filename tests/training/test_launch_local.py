@@ -20,16 +20,17 @@ from training.launch.devices import processes_for
 CPU = ("--device", "cpu", "--processes")
 
 
-def test_two_processes_work_together_and_share_the_cores(tmp_path: Path) -> None:
-    done = finished(*CPU, "2", "--", str(tmp_path), "--sum", "--status", "3")
+def test_two_processes_share_the_cores_and_have_one_outcome(tmp_path: Path) -> None:
+    done = finished(*CPU, "2", "--", str(tmp_path), "--status", "3", TMPDIR=str(tmp_path))
     assert done.returncode == 3, done.stderr
     share = max(1, cores() // 2)
     told = {rank: words[1:] for rank, words in ranks(tmp_path, 2).items()}
-    assert told == {0: ["2", "3", str(share)], 1: ["2", "3", str(share)]}
+    assert told == {0: ["2", "0", str(share)], 1: ["2", "0", str(share)]}
     assert sorted(done.stdout.splitlines()) == ["here is 0 of 2", "here is 1 of 2"]
     thread, *warnings = sorted(done.stderr.splitlines())
     assert thread.startswith("2 processes with ")
     assert warnings == ["warning of 0", "warning of 1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]  # and nothing of torchrun's
 
 
 def test_one_process_needs_no_torchrun_and_has_all_cores(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_an_exception_of_a_process_is_told_in_a_line_with_the_place_of_the_trace
     assert done.returncode == 70
     assert "ended with RuntimeError: never heard of" in done.stderr
     assert "Traceback" not in done.stderr
-    (report,) = tmp_path.glob("embq-launch-*/traceback.txt")
+    (report,) = tmp_path.glob("embq-training-*.txt")
     assert str(report) in done.stderr
     assert "never heard of" in report.read_text(encoding="utf-8")
 

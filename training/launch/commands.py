@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from core.errors import UsageError
 
+TORCHRUN = "torch.distributed.run"
 EACH_START_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Environment of a torchrun that may start its processes again. Else they meet in the store of the start before, find
 the addresses of processes that have ended, and fail (dynamic_rendezvous.py of torch 2.15)."""
@@ -40,7 +41,7 @@ def torchrun_command(
         local_address: how the others reach this host, where torchrun chooses; "" for its own name.
         max_restarts: how often all processes are started again after one of them failed.
     """
-    command = [python, "-m", "torch.distributed.run"]
+    command = [python, "-m", TORCHRUN]
     if nodes == 1:
         command += ["--standalone"]
     elif not rendezvous:

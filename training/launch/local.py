@@ -14,8 +14,9 @@ import click
 from core.cores import cores
 from core.errors import Exit
 from core.settings import Settings
-from training.launch.commands import EACH_START_ITS_OWN, python_command, torchrun_command
+from training.launch.commands import EACH_START_ITS_OWN, TORCHRUN, python_command, torchrun_command
 from training.launch.devices import processes_for, thread_share
+from training.launch.member import OUTCOMES
 from training.launch.options import Where
 from training.launch.outcomes import Outcome
 from training.launch.running import run
@@ -38,11 +39,21 @@ def launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
         each = "a thread" if threads == 1 else f"{threads} threads"
         click.echo(f"{processes} processes with {each} each; OMP_NUM_THREADS can say otherwise", err=True)
     with outcome_folder() as folder, open(folder / LOG, "w+", encoding="utf-8", errors="replace") as log:
-        command = _command(["--outcomes", str(folder), module, *arguments], processes, where)
+        command = kept_in(folder, _command([module, *arguments], processes, where))
         # What torchrun says itself goes into the log; its workers find our standard error as their input, see `member`.
         status = run(command, environment=environment, stdin=STDERR, errors=log)
         log.seek(0)
         return verdict(Outcome.read(folder), status, log.read())
+
+
+def kept_in(folder: Path, command: Sequence[str]) -> list[str]:
+    """A command with the place for what its processes leave behind: their outcomes, and what torchrun keeps of them."""
+    place = command.index(MEMBER) + 1
+    kept = [*command[:place], OUTCOMES, str(folder), *command[place:]]
+    if TORCHRUN in kept:
+        place = kept.index(TORCHRUN) + 1
+        kept[place:place] = ["--log-dir", str(folder)]
+    return kept
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from core.errors import Exit
-from training.launch.local import LOG, MEMBER, STDERR, outcome_folder
-from training.launch.member import OUTCOMES
+from training.launch.local import LOG, STDERR, kept_in, outcome_folder
 from training.launch.outcomes import Outcome
 from training.launch.running import run
 
@@ -28,10 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run torchrun until it ends or nobody listens any more; gives its status."""
     dashes = arguments.index("--")
     environment = dict(pair.split("=", 1) for pair in arguments[:dashes])
-    command = list(arguments[dashes + 1 :])
-    place = command.index(MEMBER) + 1
     with outcome_folder() as folder, open(folder / LOG, "w+", encoding="utf-8", errors="replace") as log:
-        command[place:place] = [OUTCOMES, str(folder)]
+        command = kept_in(folder, arguments[dashes + 1 :])
         threading.Thread(target=_stop_when_input_ends, daemon=True).start()
         try:
             status = run(command, environment=environment, stdin=STDERR, errors=log)
