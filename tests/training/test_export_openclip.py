@@ -14,6 +14,7 @@ from core.errors import EmbqError, InputError, ModelError, OutputError, UsageErr
 from core.models import ModelConfig
 from tests.tiny_clip import tiny_clip
 from tests.tiny_models import word_pieces
+from training.export.checkpoint import open_checkpoint
 from training.export.openclip import CONFIG, PROVENANCE, WEIGHTS, export_openclip
 
 
@@ -126,32 +127,32 @@ def test_the_tokenizer_of_a_model_goes_along(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_the_latest_epoch_of_a_training_is_taken_and_each_has_its_own_fingerprint(tmp_path: Path) -> None:
+def test_the_latest_epoch_of_a_training_is_taken(tmp_path: Path) -> None:
     trained(tmp_path / "run", epochs=(2, 9, 10))
-    latest = export_openclip(tmp_path / "run", tmp_path / "a")
-    again = export_openclip(tmp_path / "run" / "checkpoints" / "epoch_10.pt", tmp_path / "b")
-    earlier = export_openclip(tmp_path / "run" / "checkpoints" / "epoch_9.pt", tmp_path / "c")
-    assert latest.provenance["checkpoint"]["epoch"] == 10
-    assert latest.fingerprints == again.fingerprints
-    assert set(latest.fingerprints.values()).isdisjoint(earlier.fingerprints.values())
-    assert len(set(latest.fingerprints.values())) == 3
-    for name in (CONFIG, WEIGHTS, PROVENANCE):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
-
-    torch.save(
-        {**torch.load(tmp_path / "run" / "checkpoints" / "epoch_9.pt"), "epoch": 11},
-        tmp_path / "run" / "checkpoints" / "epoch_latest.pt",
-    )
-    assert export_openclip(tmp_path / "run", tmp_path / "d").fingerprints == earlier.fingerprints
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert open_checkpoint(tmp_path / "run").path == checkpoints / "epoch_10.pt"
+    assert open_checkpoint(checkpoints).epoch == 10
+    assert open_checkpoint(checkpoints / "epoch_9.pt").epoch == 9
+    content = torch.load(checkpoints / "epoch_9.pt")
+    torch.save({**content, "epoch": 10}, checkpoints / "epoch_latest.pt")
+    assert open_checkpoint(tmp_path / "run").path == checkpoints / "epoch_10.pt"
+    torch.save({**content, "epoch": 11}, checkpoints / "epoch_latest.pt")
+    assert open_checkpoint(tmp_path / "run").path == checkpoints / "epoch_latest.pt"
 
 
-def test_the_fingerprint_is_the_one_that_a_worker_finds(tmp_path: Path) -> None:
+def test_each_checkpoint_has_its_own_fingerprint_which_a_worker_finds_too(tmp_path: Path) -> None:
     from worker.embedders.registry import load
 
-    trained(tmp_path / "run")
-    made = export_openclip(tmp_path / "run", tmp_path / "model")
-    config = ModelConfig(spec=made.spec, modalities=("image",), precision="fp32", decode="cpu-exact")
-    assert load(config, "cpu").fingerprint == made.fingerprints["image"]
+    trained(tmp_path / "run", epochs=(1, 2))
+    latest = export_openclip(tmp_path / "run", tmp_path / "a")
+    again = export_openclip(tmp_path / "run" / "checkpoints" / "epoch_2.pt", tmp_path / "b")
+    earlier = export_openclip(tmp_path / "run" / "checkpoints" / "epoch_1.pt", tmp_path / "c")
+    assert latest.provenance["checkpoint"]["epoch"] == 2
+    assert latest.fingerprint == again.fingerprint != earlier.fingerprint
+    for name in (CONFIG, WEIGHTS, PROVENANCE):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    config = ModelConfig(spec=latest.spec, modalities=("image",), precision="fp32", decode="cpu-exact")
+    assert load(config, "cpu").fingerprint == latest.fingerprint
 
 
 def test_a_worker_takes_no_folder_without_weights(tmp_path: Path) -> None:

@@ -43,6 +43,42 @@ def losses(folder: Path) -> list[float]:
     return [float(found) for found in re.findall(r" Loss: ([\d.]+)", (folder / "test" / "out.log").read_text())]
 
 
+def test_a_module_on_cpus_may_be_distributed_and_one_elsewhere_keeps_its_devices(tmp_path: Path) -> None:
+    import torch
+    from torch import distributed, nn
+
+    from training.openclip.cures import distributed_on_cpus
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        given = {"device_ids": [torch.device("cpu")]}
+        with pytest.raises(ValueError, match="device_ids"):
+            nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **given)
+        with distributed_on_cpus():
+            assert nn.parallel.DistributedDataParallel(nn.Linear(2, 2), **given).device_ids is None
+            with pytest.raises(ValueError, match="non cpu device"):  # as meta is, to which they are handed on
+                nn.parallel.DistributedDataParallel(nn.Linear(2, 2, device="meta"), **given)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_folder_that_holds_a_training_stops_it_with_a_message_and_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from core.errors import OutputError
+    from training.openclip.__main__ import main
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "out.log").write_text("of another training\n")
+    with pytest.raises(OutputError, match="holds a training already") as caught:
+        main(flags_of(tmp_path, *SYNTHETIC))
+    assert "--resume latest" in caught.value.next_step
+    assert caught.value.exit_code == 74
+    assert (tmp_path / "test" / "out.log").read_text() == "of another training\n"
+
+
+@pytest.mark.slow
 def test_two_processes_train_on_cpus_and_none_trains_over_what_is_there(tmp_path: Path) -> None:
     flags = flags_of(tmp_path, *SYNTHETIC, "--batch-size", "8", "--local-loss", "--gather-with-grad")
     done = train(*flags, processes=2)
@@ -60,17 +96,7 @@ def test_two_processes_train_on_cpus_and_none_trains_over_what_is_there(tmp_path
     assert losses(tmp_path) == found
 
 
-def test_a_folder_that_holds_a_training_stops_a_process_with_a_message_and_a_status(tmp_path: Path) -> None:
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "out.log").write_text("of another training\n")
-    done = train(*flags_of(tmp_path, *SYNTHETIC))
-    assert done.returncode == 74
-    assert "holds a training already" in done.stderr
-    assert "--resume latest" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert (tmp_path / "test" / "out.log").read_text() == "of another training\n"
-
-
+@pytest.mark.slow
 def test_training_goes_beyond_the_end_of_a_shard_and_tells_what_it_was_made_of(tmp_path: Path) -> None:
     shards = captioned_shards(tmp_path / "shards", [6, 6, 6])
     data = ["--dataset-type", "webdataset", "--train-data", f"{shards}/train-{{000000..000002}}.tar"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from argparse import Namespace
 from collections import Counter
@@ -71,6 +72,18 @@ def test_an_epoch_is_exact_where_embq_says_so(
     seen = epochs_of(captioned_shards(tmp_path / "shards", counts), split, epochs=3)
     all_once = {f"{number:06d}": 1 for number in range(sum(counts))}
     assert all(epoch == all_once for epoch in seen) == exact
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_without_its_cure_the_loader_ends_at_the_end_of_the_first_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this fails, open_clip or webdataset has changed, and `shards_that_end` can go."""
+    monkeypatch.setattr("training.openclip.cures.shards_that_end", contextlib.nullcontext)
+    split = Split(counts=[3, 3], processes=1, loader_workers=0, batch_size=3)
+    with pytest.raises(KeyError, match="fname"):
+        epochs_of(captioned_shards(tmp_path / "shards", [3, 3]), split, epochs=1)
+    gc.collect()
 
 
 def test_readers_that_would_never_fill_a_batch_are_told_of() -> None:

@@ -14,7 +14,7 @@ from core.durable import file_sha256
 from core.errors import InputError, ModelError
 from training.classify.folder import FORMAT
 from training.classify.models import built
-from training.export.exported import PROVENANCE, Exported, fingerprints_of
+from training.export.exported import PROVENANCE, Exported, fingerprint_of
 from training.export.folder import check_target, new_folder
 from training.export.provenance import versions
 
@@ -65,8 +65,7 @@ def export_classifier(given: Path, target: Path) -> Exported:
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _write_weights(trained, made / WEIGHTS)
         _check_equal(trained, described, made)
-        fingerprints = fingerprints_of(f"hf:{made}", [("image",)])
-        provenance = _provenance(folder, described, fingerprints, file_sha256(made / WEIGHTS))
+        provenance = _provenance(folder, described, fingerprint_of(f"hf:{made}"), file_sha256(made / WEIGHTS))
         (made / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
         size = (made / WEIGHTS).stat().st_size
     return Exported(folder=target, spec=f"hf:{target.absolute()}", provenance=provenance, weights_bytes=size)
@@ -175,9 +174,7 @@ def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> No
         )
 
 
-def _provenance(
-    folder: Path, described: Mapping[str, Any], fingerprints: Mapping[str, str], weights_sha256: str
-) -> dict[str, Any]:
+def _provenance(folder: Path, described: Mapping[str, Any], fingerprint: str, weights_sha256: str) -> dict[str, Any]:
     weights, training = folder / WEIGHTS, described["training"]
     return {
         "schema": 1,
@@ -191,6 +188,6 @@ def _provenance(
         "samples_seen": training["samples"],
         "shards_digest": training["digest"],
         "weights_sha256": weights_sha256,
-        "fingerprints": dict(fingerprints),
+        "fingerprint": fingerprint,
         "versions": versions("timm"),
     }

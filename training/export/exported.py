@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.models import DECODES, REFERENCE, ModelConfig
+from core.models import DECODES, ModelConfig
 
 PROVENANCE = "embq_export.json"
 
@@ -19,8 +18,7 @@ class Exported:
     Attributes:
         folder: where it lies.
         spec: names it to the workers.
-        provenance: what the folder tells of where it came from, with its fingerprints: modalities, as `--modality`
-            takes them, -> fingerprint in fp32, images decoded as `embq run` does.
+        provenance: what the folder tells of where it came from.
         weights_bytes: of the safetensors file.
         needs: what a worker needs beside the folder; "" for nothing.
     """
@@ -32,19 +30,14 @@ class Exported:
     needs: str = ""
 
     @property
-    def fingerprints(self) -> dict[str, str]:
-        """Those of the provenance."""
-        found: dict[str, str] = self.provenance["fingerprints"]
-        return found
+    def fingerprint(self) -> str:
+        """Of a run of images in fp32, decoded as `embq run` does it; that of any other run is another one."""
+        return str(self.provenance["fingerprint"])
 
 
-def fingerprints_of(spec: str, embedded: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """What the workers will find, for each set of modalities; ModelError where they could not load the model."""
+def fingerprint_of(spec: str) -> str:
+    """What a worker will find, see `Exported.fingerprint`; ModelError where none could load the model."""
     from worker.embedders.registry import load
 
-    found = {}
-    for modalities in embedded:
-        decode = DECODES[0] if "image" in modalities else REFERENCE
-        config = ModelConfig(spec=spec, modalities=modalities, precision="fp32", decode=decode)
-        found[",".join(modalities)] = load(config, "cpu").fingerprint
-    return found
+    config = ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=DECODES[0])
+    return load(config, "cpu").fingerprint

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from core.durable import file_sha256
 from core.errors import ModelError, UsageError
 from training.export.checkpoint import Checkpoint, open_checkpoint
-from training.export.exported import PROVENANCE, Exported, fingerprints_of
+from training.export.exported import PROVENANCE, Exported, fingerprint_of
 from training.export.folder import check_target, new_folder
 from training.export.network import CONFIG, LOCAL, Network, model_failures
 from training.export.params import Arguments
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = "open_clip_model.safetensors"
-
-EMBEDDED = (("image",), ("text",), ("image", "text"))
-"""What a run may embed with the model, what is usual first; the fingerprint is another for each."""
 
 
 def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
@@ -48,8 +45,8 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
         write_tokenizer(tokenizer, folder)
         _write_weights(trained, folder / WEIGHTS)
         _check_equal(trained, tokenizer, folder)
-        fingerprints = fingerprints_of(f"open_clip:{LOCAL}{folder}", EMBEDDED)
-        provenance = provenance_of(checkpoint, arguments, fingerprints, file_sha256(folder / WEIGHTS))
+        fingerprint = fingerprint_of(f"open_clip:{LOCAL}{folder}")
+        provenance = provenance_of(checkpoint, arguments, fingerprint, file_sha256(folder / WEIGHTS))
         (folder / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
         size = (folder / WEIGHTS).stat().st_size
     hub = network.config["model_cfg"]["text_cfg"].get("hf_model_name", "")

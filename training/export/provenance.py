@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from core.durable import file_sha256
@@ -19,11 +18,12 @@ _OF_A_LINE = re.compile(r"Train Epoch: (\d+) \[\s*\d+/(\d+) ")
 
 
 def provenance_of(
-    checkpoint: Checkpoint, arguments: Arguments, fingerprints: Mapping[str, str], weights_sha256: str
+    checkpoint: Checkpoint, arguments: Arguments, fingerprint: str, weights_sha256: str
 ) -> dict[str, Any]:
     """What `embq_export.json` says.
 
     Args:
+        fingerprint: see `training.export.exported.Exported`.
         weights_sha256: of the safetensors file.
     """
     return {
@@ -38,7 +38,7 @@ def provenance_of(
         "samples_seen": _samples_seen(checkpoint),
         "shards_digest": _shards_digest(arguments),
         "weights_sha256": weights_sha256,
-        "fingerprints": dict(fingerprints),
+        "fingerprint": fingerprint,
         "versions": versions("open_clip_torch"),
     }
 

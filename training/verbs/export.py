@@ -66,9 +66,8 @@ def _print(made: Exported) -> None:
     lines = [
         ("from", f"{source['path']}{epoch}{samples}"),
         ("model", f"{made.folder}, {made.weights_bytes / 1e6:,.1f} MB, outputs equal to those of the trained model"),
+        ("fingerprint", f"{made.fingerprint}, of images in fp32"),
     ]
-    for embedded, fingerprint in made.fingerprints.items():
-        lines.append(("fingerprint", f"{fingerprint}  of {embedded.replace(',', ' and ')}, in fp32"))
     if made.needs:
         lines.append(("needs", made.needs))
     for name, text in lines:
