@@ -192,6 +192,28 @@ def test_ranks_and_workers_of_other_programs_are_not_taken_for_ours(
     assert told(kind(shards, VIEW, epoch=0)) == told_before
 
 
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 9), st.booleans(), st.integers(1, 3))
+def test_the_account_adds_up_also_if_a_shard_comes_or_goes_while_an_epoch_is_interrupted(
+    tmp_path_factory: pytest.TempPathFactory, stopped_after: int, there_first: bool, batch_size: int
+) -> None:
+    shards = write_shards(tmp_path_factory.mktemp("drawn"), [5, 7, 4])
+    view = replace(VIEW, batch_size=batch_size, shuffle_buffer=3)
+    shard = Path(shards.urls[1])
+    away = shard.rename(shard.with_suffix(".away"))
+    taken = NOTHING
+    for there in (there_first, not there_first):
+        if there:
+            away.rename(shard)
+        elif shard.exists():
+            shard.rename(away)
+        for batch in exact_epoch(shards, view, epoch=0, taken=taken):
+            if there == there_first and taken.batches == stopped_after:
+                break
+            taken = taken.after(batch)
+    assert taken.samples + taken.failed == shards.samples
+
+
 KILLED = """
 import json, sys
 from functools import partial

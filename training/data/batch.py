@@ -41,7 +41,7 @@ class Batch:
         keys: of the samples, in order.
         shards: path or URL of the shard of each sample, in order.
         failed: what was dropped since the batch before.
-        reached: (stream, items of it read until now), for `Taken`. A stream is what one loader worker reads.
+        reached: (stream, places of it read until now), for `Taken`. A stream is what one loader worker reads.
         next_stream: which stream's turn it is after this batch; None at the end of an epoch, when all have ended.
     """
 

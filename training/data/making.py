@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.data import get_worker_info
@@ -32,9 +31,9 @@ class Made:
         pixels: uint8 of shape (n, image_size, image_size, 3).
         keys, shards: as in `Batch`.
         labels: of the samples.
-        positions: of each sample, its place in the stream, from 1.
+        positions: of each sample, its place in the stream; see `left_of`.
         failed: (place in the stream, failure), in order.
-        read: items of the stream that were read until now.
+        read: places of the stream that were read until now.
     """
 
     stream: int
@@ -59,10 +58,9 @@ def made_batches(
     """
     quiet_pillow()
     stream = stream_number(taken.next_stream, view.streams)
-    read = taken.of(stream)
     growing = _Growing(view)
-    for item in islice(items, read, None):
-        read += 1
+    read = 0
+    for read, item in left_of(items, taken.of(stream)):
         if isinstance(item, Failure):
             growing.failed.append((read, item))
         else:
@@ -76,6 +74,24 @@ def made_batches(
             growing = _Growing(view)
     if growing.keys or growing.failed:
         yield growing.made(stream, read)
+
+
+def left_of(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
+    """The items of a stream behind its first `taken` places, each with its own place, from 1.
+
+    A failure of many samples has as many places, its own being the last. So a stream is as long where a shard could not
+    be read as where it could, and what became of its samples adds up even if that has changed since the first places
+    were taken.
+    """
+    place = 0
+    for item in items:
+        size = max(1, item.samples) if isinstance(item, Failure) else 1
+        place += size
+        if place <= taken:
+            continue
+        if isinstance(item, Failure) and place - taken < size:
+            item = replace(item, samples=place - taken)
+        yield place, item
 
 
 class _Growing:

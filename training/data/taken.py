@@ -19,7 +19,7 @@ class Taken:
         batches: so many.
         samples: in them.
         failed: samples that failed on the way to them.
-        reached: for each stream, how many of its items need not be read again.
+        reached: for each stream, how many of its places need not be read again.
         next_stream: whose turn it is.
     """
 
@@ -41,7 +41,7 @@ class Taken:
         )
 
     def of(self, stream: int) -> int:
-        """How many items of a stream are taken."""
+        """How many places of a stream are taken."""
         return self.reached[stream] if stream < len(self.reached) else 0
 
     def to_json(self) -> dict[str, Any]:
