@@ -36,7 +36,7 @@ VERBS = {
     "health": "Ask a service of this machine how it is.",
     "bench": "Measure workers, devices, units and images on this machine.",
     "shards": "Make, count, check and serve webdataset shards.",
-    "train": "Train models on shards, and turn checkpoints into models to embed with.",
+    "train": "Train models on shards, to embed with them after.",
     "broker": "Make users, passwords and certificates for a broker.",
     "producer": "Run the resident feeder.",
     "worker": "Run one worker process per device.",
