@@ -14,10 +14,11 @@ import pytest
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from tests.tiny_clip import captioned_shards, tiny_clip
 from training.launch.options import Where
+from training.openclip.asked import Asked
 from training.openclip.folder import begin, result_of
 from training.openclip.left_out import look_into
 from training.openclip.models import beginning_of
-from training.openclip.plan import Asked, Plan, plan
+from training.openclip.plan import Plan, plan
 from training.openclip.progress import Line, Pace
 
 CPU = Where(device="cpu")
@@ -93,6 +94,9 @@ def test_shards_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     assert "3 shards are too few for 4 readers" in refusal(InputError, tmp_path, loader_workers=4)
     plan(asked(tmp_path, loader_workers=4, resampled=True), CPU)
     assert "--exact: each of" in refusal(InputError, tmp_path, exact=True, batch_size=4)
+    sizes = (tmp_path / "shards" / "sizes.json").read_text()
+    (tmp_path / "shards" / "sizes.json").write_text(sizes.replace("6", "12", 1))
+    assert "hold 18 samples" in refusal(InputError, tmp_path, exact=True)
     (tmp_path / "shards" / "sizes.json").unlink()
     assert "--epoch-samples N" in refusal(InputError, tmp_path)
     assert plan(asked(tmp_path, epoch_samples=18), CPU).samples == 18

@@ -15,7 +15,8 @@ from typing import Any
 from core.durable import overwrite
 from core.errors import OutputError, TryLaterError
 from training.mmoclip.log import parse
-from training.openclip.plan import KEYS, Plan, absolute
+from training.openclip.flags import absolute
+from training.openclip.plan import KEYS, Plan
 
 BEGUN = "training.json"
 LOG = "out.log"

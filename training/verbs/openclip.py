@@ -72,8 +72,9 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
     Exit status: 0 done, 3 samples could not be read or an exact epoch was none, 65 the shards do not suit, 78 no GPU.
     """
     from training.launch.launch import launch
+    from training.openclip.asked import Asked
     from training.openclip.folder import begin, result_of
-    from training.openclip.plan import Asked, plan
+    from training.openclip.plan import plan
 
     planned = plan(Asked(further=further, precision=precision or "", **said), where)
     for note in planned.notes:
