@@ -91,6 +91,19 @@ def test_a_training_of_two_processes_is_stopped_killed_and_gone_on_with(tmp_path
 
 
 @pytest.mark.slow
+def test_a_training_whose_process_was_killed_is_restarted_and_goes_on_by_itself(tmp_path: Path) -> None:
+    shards, out = class_shards(tmp_path / "s", [9, 5, 12]), tmp_path / "out"
+    flags = ["--splitshards", "--epochs=12", "--processes=2", "--max-restarts=1", f"--out={out}"]
+    process = started(str(shards), *ARGUMENTS, *flags)
+    wait_until(lambda: (out / "log.jsonl").exists() and (out / "log.jsonl").read_bytes().count(b"\n") >= 6)
+    os.kill(max(members(out)), signal.SIGKILL)
+    status, _, err = ended(process)
+    assert status == 0, err
+    assert "goes on at epoch" in err
+    assert [line["samples"] for line in log_of(out, "epoch")] == [26] * 12
+
+
+@pytest.mark.slow
 def test_what_cannot_be_trained_is_told_before_any_process_starts(tmp_path: Path) -> None:
     shards = class_shards(tmp_path / "s", [3])
     status, _, err = ended(started(str(shards), *ARGUMENTS, "--validation", str(tmp_path / "none"), "--out=o"))

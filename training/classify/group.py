@@ -104,9 +104,8 @@ def membership(device: str) -> Iterator[Member]:
     made = world > 1 and not dist.is_initialized()
     member = Member(rank=rank, world=world, device=place)
     if made:
-        backend = "nccl" if place.type == "cuda" else "gloo"
         with explained(member):
-            dist.init_process_group(backend, timeout=TIMEOUT, device_id=place if place.type == "cuda" else None)
+            _meet(member)
     well = False
     try:
         yield member
@@ -116,6 +115,28 @@ def membership(device: str) -> Iterator[Member]:
         # as they do. The end of this process tells them.
         if made and well:
             dist.destroy_process_group()
+
+
+def _meet(member: Member) -> None:
+    """Make the group of all processes.
+
+    torchrun 2.15 gives processes that it starts again the store of those before, and with it their addresses: who reads
+    one before its owner has written anew waits for a process that is gone. So each attempt has names of its own there.
+    """
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    on_gpu = member.device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore(f"attempt-{attempt}", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=world,
+        timeout=TIMEOUT,
+        device_id=member.device if on_gpu else None,
+    )
 
 
 def _device(kind: str, local_rank: int) -> torch.device:

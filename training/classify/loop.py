@@ -44,10 +44,10 @@ def train(config: Config) -> Report | None:
     """
     plan = planned(config)
     arch = full_name(config.arch)
-    stop = StopFlag()
-    if threading.current_thread() is threading.main_thread():  # Ray calls us in another, and stops us its own way
-        stop.install()
     with membership(config.device) as member:
+        stop = StopFlag()  # until here there is nothing to keep, and much to wait for in vain
+        if threading.current_thread() is threading.main_thread():  # Ray calls us in another, and stops us its own way
+            stop.install()
         precision = Precision.chosen(config.precision, member.device)
         settled = replace(config, arch=arch, precision=precision.name, epoch_samples=plan.epoch_samples)
         folder = Folder(Path(config.out))
