@@ -23,11 +23,12 @@ QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @contextmanager
-def ray_cluster(cpus: int, *, version: str = "") -> Iterator[str]:
+def ray_cluster(cpus: int, *, version: str = "", **changes: str) -> Iterator[str]:
     """The address of a head, for the length of the block.
 
     Args:
         version: what it says of itself instead of its own.
+        changes: to its environment.
     """
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # its sockets' names are long
     address, log = f"127.0.0.1:{free_port()}", folder / "head.log"
@@ -48,7 +49,7 @@ def ray_cluster(cpus: int, *, version: str = "") -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=environment(**QUIET),
+            env=environment(**{**QUIET, **changes}),
             process_group=0,
             preexec_fn=die_with_parent,
         )

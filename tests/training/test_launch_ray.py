@@ -150,6 +150,19 @@ def test_a_cluster_of_another_ray_is_refused_with_both_versions(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_cluster_that_asks_for_a_token_is_told_from_one_that_is_away(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef"}
+    with ray_cluster(1, **token) as address:
+        done = finished("--ray-address", address, "--device", "cpu", "--", str(tmp_path), **QUIET)
+    assert done.returncode == 78
+    assert done.stderr.splitlines() == [
+        f"error[ray_away]: the Ray cluster at {address} asks for a token, and takes none of ours",
+        "  next:  on every node RAY_AUTH_MODE=token, and in RAY_AUTH_TOKEN_PATH the file of its head's token",
+    ]
+
+
+@pytest.mark.slow
 def test_a_cluster_of_our_own_leaves_no_token_in_the_home_of_the_user(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
     home = tmp_path / "home"

@@ -67,6 +67,10 @@ class Where:
         if launcher == "ray" and not others["ray_address"]:
             others["ray_address"] = "auto"
         check_hosts(listed)
+        for name in () if listed else ("rendezvous", "remote_python", "remote_folder"):
+            if others.get(name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is for trainings on other hosts", next_step="leave it out, or --hosts a,b")
         check_address(others["ray_address"])
         meeting_point(others.get("rendezvous", ""))
         check_processes(others.get("processes"))

@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from core.errors import AwayError, ConfigError, EmbqError, Exit, TryLaterError, UsageError
+from training.launch.local import STDERR
 from training.launch.options import Where
 from training.launch.outcomes import Outcome
 from training.launch.ray_address import START, check_answer
@@ -72,16 +73,37 @@ def _settle(address: str) -> None:
 def _connect(ray: Any, address: str) -> None:
     if address not in ("auto", "local") and not os.environ.get("RAY_USE_TLS"):
         check_answer(address)
+    # An answer of Ray's own over HTTP is of no use to us, and starting its server takes seconds.
+    own = {"include_dashboard": False} if address == "local" else {}
+    with tempfile.TemporaryFile() as said:
+        try:
+            with _standard_error_in(said.fileno()):
+                ray.init(address=address, logging_level="ERROR", **own)
+        except Exception as error:
+            said.seek(0)
+            raise _refused(address, error, said.read().decode(errors="replace")) from error
+
+
+@contextmanager
+def _standard_error_in(file: int) -> Iterator[None]:
+    """What this process writes to its standard error, below Python too, goes into a file instead."""
+    sys.stderr.flush()
+    before = os.dup(STDERR)
+    os.dup2(file, STDERR)
     try:
-        # An answer of Ray's own over HTTP is of no use to us, and starting its server takes seconds.
-        own = {"include_dashboard": False} if address == "local" else {}
-        ray.init(address=address, logging_level="ERROR", **own)
-    except Exception as error:
-        raise _refused(address, error) from error
+        yield
+    finally:
+        os.dup2(before, STDERR)
+        os.close(before)
 
 
-def _refused(address: str, error: Exception) -> EmbqError:
-    """The error where Ray does not let us take part."""
+def _refused(address: str, error: Exception, said: str) -> EmbqError:
+    """The error where Ray does not let us take part.
+
+    Args:
+        error: what it raised.
+        said: what it wrote: only there it says that a token is missing or wrong.
+    """
     if "Version mismatch" in str(error) and len(found := _VERSIONS.findall(str(error))) == 2:
         (theirs, their_python), (ours, our_python) = found
         return ConfigError(
@@ -90,17 +112,16 @@ def _refused(address: str, error: Exception) -> EmbqError:
             next_step="install the same version of Ray, and Python of the same minor version, on all nodes and here",
             code="other_versions",
         )
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "token" in first.lower() or "authentication" in type(error).__name__.lower():
+    if "InvalidAuthToken" in said or "authentication token" in str(error).lower():
         return ConfigError(
-            f"the Ray cluster at {address} asks for a token: {first}",
-            next_step="the token of its head in RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN), and RAY_AUTH_MODE=token",
+            f"the Ray cluster at {address} asks for a token, and takes none of ours",
+            next_step="on every node RAY_AUTH_MODE=token, and in RAY_AUTH_TOKEN_PATH the file of its head's token",
             code="ray_away",
         )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return AwayError(
         f"the Ray cluster at {address} cannot be joined: {first}",
-        next_step="call embq on a node of the cluster (`ray start --address=HOST:PORT` makes this machine one); "
-        + START,
+        next_step=f"call embq on a node of it (`ray start --address=HOST:PORT` makes this machine one); {START}",
         code="ray_away",
     )
 
