@@ -16,6 +16,7 @@ from core.errors import ConfigError, UsageError
 from core.stopping import REPEAT_S
 from training.launch.commands import python_command, srun_command, torchrun_command
 from training.launch.devices import processes_for
+from worker.gpus import gpu_count
 
 CPU = ("--device", "cpu", "--processes")
 
@@ -138,6 +139,17 @@ def test_every_visible_gpu_is_used_unless_fewer_are_asked_for(monkeypatch: pytes
     assert processes_for("cuda", 2) == 2
     with pytest.raises(ConfigError, match="4 processes were asked for on GPUs, and this machine shows 3"):
         processes_for("cuda", 4)
+
+
+@pytest.mark.gpu
+def test_every_gpu_of_this_machine_has_a_process(tmp_path: Path) -> None:
+    count = gpu_count(None)
+    if not count:
+        pytest.skip("needs a CUDA device")
+    done = finished("--", str(tmp_path), "--sum")
+    assert done.returncode == 0, done.stderr
+    total = str(count * (count + 1) // 2)
+    assert [words[1:3] for words in ranks(tmp_path, count).values()] == [[str(count), total]] * count
 
 
 def test_no_processes_are_too_few() -> None:
