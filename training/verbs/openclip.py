@@ -95,15 +95,19 @@ def _announce(plan: Plan, epochs_done: int) -> None:
     processes = "processes of several hosts" if plan.processes is None else f"{plan.processes} on {plan.device}"
     goes_on = f", from epoch {epochs_done + 1} on" if epochs_done else ""
     click.echo(
-        f"{plan.samples:,} samples in {len(plan.shards.urls):,} shards, {plan.settings.epochs} epochs{goes_on}, "
+        f"{plan.samples:,} samples in {len(plan.shards.urls):,} shards, {_epochs(plan.settings.epochs)}{goes_on}, "
         f"batch {plan.settings.batch_size} x {processes}, log {plan.asked.out / 'out.log'}",
         err=True,
     )
 
 
+def _epochs(number: int) -> str:
+    return "1 epoch" if number == 1 else f"{number:,} epochs"
+
+
 def _print(plan: Plan, result: Result) -> None:
     rate = "" if result.samples_per_s is None else f", {result.samples_per_s:,.1f} samples/s"
-    click.echo(f"trained       {result.epochs} epochs of {plan.samples:,} samples{rate}")
+    click.echo(f"trained       {_epochs(result.epochs)} of {plan.samples:,} samples{rate}")
     click.echo(f"checkpoints   {plan.asked.out / 'checkpoints'}")
     if plan.asked.exact and not result.inexact:
         click.echo("exact         each sample once in every epoch, by the keys that were trained on")
