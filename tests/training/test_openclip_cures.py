@@ -62,6 +62,23 @@ def test_a_module_on_cpus_may_be_distributed_and_one_elsewhere_keeps_its_devices
         distributed.destroy_process_group()
 
 
+def test_processes_that_have_a_group_train_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from open_clip_train.distributed import init_distributed_device_so
+    from torch import distributed
+
+    from training.openclip.cures import a_group_that_is_there
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="twice"):
+            init_distributed_device_so("cpu")
+        with a_group_that_is_there():
+            assert init_distributed_device_so("cpu")["world_size"] == 1
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_a_folder_that_holds_a_training_stops_it_with_a_message_and_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,20 @@ def test_two_processes_with_two_loader_workers_each_see_every_sample_once_in_eve
 
 
 @pytest.mark.slow
+def test_workers_of_ray_train_in_the_group_that_ray_has_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="pip install 'embq[ray]'")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    captioned_shards(tmp_path / "shards", [6] * 4)
+    exact = ("--exact", "--loader-workers", "1", "--batch-size", "4", "--epochs", "1")
+    status, said, stderr = trained(tmp_path, *exact, "--processes", "2", "--ray-address", "local")
+    assert (status, said["exact"]) == (0, True), stderr
+    assert keys_of(tmp_path, 0) == {f"{number:06d}": 1 for number in range(24)}
+    assert "Params:" not in stderr  # open_clip's log is in its file
+    assert "world_size: 2" in (tmp_path / "out" / "out.log").read_text()
+
+
+@pytest.mark.slow
 def test_an_image_that_cannot_be_decoded_is_told_of_at_the_end(tmp_path: Path) -> None:
     shards = captioned_shards(tmp_path / "shards", [6, 6])
     damaged = shards / "train-000001.tar"

@@ -19,7 +19,7 @@ from core.errors import OutputError
 def cured() -> Iterator[None]:
     """open_clip's training with all cures of this file."""
     with ExitStack() as cures:
-        for cure in (distributed_on_cpus, shards_that_end, no_training_twice):
+        for cure in (distributed_on_cpus, a_group_that_is_there, shards_that_end, no_training_twice):
             cures.enter_context(cure())
         yield
 
@@ -39,6 +39,24 @@ def distributed_on_cpus() -> Iterator[None]:
             super().__init__(module, device_ids=None if on_cpus else device_ids, **options)
 
     with replaced(nn.parallel, "DistributedDataParallel", OnAnyDevice):
+        yield
+
+
+@contextmanager
+def a_group_that_is_there() -> Iterator[None]:
+    """Processes that were brought together already, as those of Ray Train are, train in the group that they have.
+
+    open_clip makes one whatever is there, which torch refuses: "trying to initialize the default process group twice".
+    """
+    from torch import distributed
+
+    make = distributed.init_process_group
+
+    def join(*args: Any, **options: Any) -> None:
+        if not distributed.is_initialized():
+            make(*args, **options)
+
+    with replaced(distributed, "init_process_group", join):
         yield
 
 

@@ -50,7 +50,7 @@ class Line(logging.Handler):
 
     def __init__(self, pace: Pace, stream: TextIO) -> None:
         super().__init__()
-        self._pace = pace
+        self.pace = pace
         self._stream = stream
         self._is_terminal = stream.isatty()
         self._plain_at = -PLAIN_EVERY_S
@@ -62,7 +62,7 @@ class Line(logging.Handler):
         if record.levelno >= logging.WARNING:
             self._say(message)
         elif (now := iteration(message, 0)) is not None:
-            self._show(self._pace.line(now))
+            self._show(self.pace.line(now))
 
     def close(self) -> None:
         """End the line."""
@@ -98,29 +98,26 @@ def shown_progress(asked: bool) -> Iterator[None]:
     from training.openclip.cures import replaced
 
     set_up, parse = main.setup_logging, main.parse_args
-    lines: list[Line] = []
-    epochs = [1]
+    before = logging.root.handlers[:]
+    line = Line(Pace(1), sys.stderr)
 
     def parsed(flags: Any) -> Any:
         args = parse(flags)
-        epochs[0] = args.epochs
+        line.pace = Pace(args.epochs)
         return args
 
     def quiet(*args: Any, **options: Any) -> None:
         set_up(*args, **options)
-        for handler in logging.root.handlers[:]:
-            if type(handler) is logging.StreamHandler:
-                logging.root.removeHandler(handler)
+        # Only its file, and neither its terminal nor what Ray or another launcher has put there.
+        files = [one for one in logging.root.handlers if one not in before and isinstance(one, logging.FileHandler)]
+        logging.root.handlers[:] = [*files, line]
         for name in logging.root.manager.loggerDict:  # of which open_clip has made all tell everything
             if name.partition(".")[0] == "torch":
                 logging.getLogger(name).setLevel(logging.WARNING)
-        lines.append(Line(Pace(epochs[0]), sys.stderr))
-        logging.root.addHandler(lines[-1])
 
     try:
         with replaced(main, "setup_logging", quiet), replaced(main, "parse_args", parsed):
             yield
     finally:
-        for line in lines:
-            logging.root.removeHandler(line)
-            line.close()
+        logging.root.handlers[:] = before
+        line.close()
