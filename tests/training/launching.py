@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -22,15 +24,16 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in paths if path), **changes}
 
 
-def started(*arguments: str, **changes: str) -> subprocess.Popen[str]:
-    """The command line below, with pipes."""
-    return subprocess.Popen(
-        [sys.executable, __file__, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(**changes),
-    )
+@contextmanager
+def started(*arguments: str, **changes: str) -> Iterator[subprocess.Popen[str]]:
+    """The command line below, with pipes; killed where a test leaves it before its end."""
+    command, pipe = [sys.executable, __file__, *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment(**changes)) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def finished(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:

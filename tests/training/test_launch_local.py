@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import alive, descendants, finished, ranks, started
+from launching import alive, descendants, environment, finished, ranks, started
 from waiting import wait_until
 
 from core.cores import cores
@@ -16,6 +20,7 @@ from core.errors import ConfigError, UsageError
 from core.stopping import REPEAT_S
 from training.launch.commands import python_command, srun_command, torchrun_command
 from training.launch.devices import processes_for
+from training.launch.running import GRACE_S
 from worker.gpus import gpu_count
 
 CPU = ("--device", "cpu", "--processes")
@@ -71,7 +76,8 @@ def test_all_processes_begin_again_after_one_failed(tmp_path: Path) -> None:
 def test_of_a_process_that_was_killed_the_signal_is_told(tmp_path: Path) -> None:
     done = finished(*CPU, "2", "--", str(tmp_path), "--die", "1", "--wait", TMPDIR=str(tmp_path))
     assert done.returncode == 71
-    assert "error[killed]: process 1 was ended by signal 9, as the kernel does where memory runs out" in done.stderr
+    told = f"error[killed]: process 1 on {socket.getfqdn()} was ended by signal 9, as the kernel does where memory"
+    assert told in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -88,12 +94,29 @@ def test_nothing_stays_behind_when_a_parent_is_killed(tmp_path: Path, victim: st
     assert process.returncode == (-9 if victim == "the command" else 71)
 
 
+def test_a_process_whose_torchrun_was_killed_before_it_began_does_not_begin(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "training.launch.member", "--outcomes", str(tmp_path), "launched", str(tmp_path)]
+    done = subprocess.run(command, env=environment(TORCHELASTIC_RUN_ID="x"), stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 130
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def deaf_to_sigint() -> Iterator[None]:
+    """As a script starts what it sends into the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_reaches_the_process_and_ends_in_130(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_request_to_stop_reaches_the_process_and_ends_in_130(
+    tmp_path: Path, number: signal.Signals, deaf_to_sigint: None
+) -> None:
     with started("--device", "cpu", "--", str(tmp_path), "--wait", TMPDIR=str(tmp_path)) as process:
         (pid,) = (int(words[0]) for words in ranks(tmp_path, 1).values())
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=GRACE_S - 5)  # and not by force
     assert (process.returncode, errors) == (130, "warning of 0\n\n")
     assert not alive([pid])
     assert not list(tmp_path.glob("embq-launch-*"))
@@ -116,6 +139,7 @@ def test_a_second_request_to_stop_does_not_wait_for_who_does_not_heed_the_first(
 def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None:
     done = finished(*CPU, "2", "--dry-run", "--max-restarts", "1", "--", str(tmp_path), "a b")
     assert done.returncode == 0
+    assert done.stdout.startswith("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     assert done.stdout.endswith(
         "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 -m -- "
         f"training.launch.member launched {tmp_path} 'a b'\n"
@@ -166,5 +190,7 @@ def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
     assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
     slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, python="py")
     assert " ".join(slurm) == "srun --nodes 2 --ntasks-per-node 4 --cpus-per-task 6 " + " ".join(one)
+    six = torchrun_command("m", flags, processes=4, nodes=2, node_rank=0, rendezvous="[::1]:29500")
+    assert six[six.index("--master-addr") + 1] == "::1"
     with pytest.raises(UsageError, match="2 hosts need to know where they meet"):
         torchrun_command("m", flags, processes=1, nodes=2)

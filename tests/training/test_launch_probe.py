@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 from training.launch.ports import free_port
-from training.launch.probe import Found, Question, look
+from training.launch.probe import Found, Question, from_json, look
 
 
 def answer(**question: object) -> Found:
@@ -56,6 +58,12 @@ def test_a_port_is_held_for_as_long_as_the_question_stays_open() -> None:
         with socket.create_server(("127.0.0.1", again.free)):
             pass
     assert "refused" in answer(reach=f"127.0.0.1:{found.port}").unreached
+
+
+def test_the_answer_of_another_version_is_understood_as_far_as_its_version() -> None:
+    there = asdict(answer())
+    assert from_json(Found, json.dumps({**there, "embq": "9.9", "new": True})) == Found(**{**there, "embq": "9.9"})
+    assert from_json(Question, '{"new": 1, "listen": 5}') == Question(listen=5)
 
 
 class _Quiet(SimpleHTTPRequestHandler):

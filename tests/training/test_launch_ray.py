@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,11 +19,13 @@ from launching import alive, finished, ranks, started
 from ray_cluster import QUIET, ray_cluster
 from waiting import wait_until
 
+from core.cores import cores
 from core.embedded import server_binary
 from core.errors import AwayError, ConfigError, UsageError
 from training.launch.ports import free_port
 from training.launch.ray_address import check_address, check_answer
 from training.launch.ray_screen import Screen
+from training.launch.ray_work import share_cores
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,35 @@ def test_the_error_of_a_worker_is_the_last_thing_told_with_its_own_status(cluste
 
 
 @pytest.mark.slow
+def test_a_worker_that_was_killed_is_told_once(cluster: str, tmp_path: Path) -> None:
+    given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
+    with started(*given, "--", str(tmp_path), "--wait", **QUIET, TMPDIR=str(tmp_path)) as process:
+        os.kill(int(ranks(tmp_path, 2)[1][0]), signal.SIGKILL)
+        out, errors = process.communicate(timeout=120)
+    assert (process.returncode, out) == (71, "")
+    assert "error[killed]: process 1 died in its Ray worker without a word" in errors
+    assert "A worker died" not in errors
+    (report,) = tmp_path.glob("embq-training-*.txt")
+    assert f"what Ray knows of it is in {report}" in errors
+
+
+def test_a_worker_has_the_cores_that_the_others_leave_unless_it_was_told_how_many() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(cores() + 1)
+        share_cores(1, "3")
+        assert torch.get_num_threads() == cores() + 1
+        share_cores(1, "")
+        assert torch.get_num_threads() == cores()
+        share_cores(cores(), "")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_stays_when_the_launch_ends(cluster: str, tmp_path: Path, number: signal.Signals) -> None:
     given = ("--ray-address", cluster, "--device", "cpu", "--processes", "2")
@@ -163,12 +195,16 @@ def test_a_cluster_that_asks_for_a_token_is_told_from_one_that_is_away(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_our_own_leaves_no_token_in_the_home_of_the_user(tmp_path: Path) -> None:
+def test_a_cluster_of_our_own_leaves_nothing_behind_and_no_token_in_the_home_of_the_user(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install 'embq[ray]'")
     home = tmp_path / "home"
     home.mkdir()
     given = ("--ray-address", "local", "--device", "cpu", "--processes", "1")
-    done = finished(*given, "--", str(tmp_path), HOME=str(home))
+    folder = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # the names of Ray's sockets are long
+    done = finished(*given, "--", str(tmp_path), HOME=str(home), TMPDIR=str(folder))
+    left = sorted(path.name for path in folder.iterdir() if not path.name.startswith("torchinductor"))
+    shutil.rmtree(folder)
     assert done.returncode == 0, done.stderr
+    assert not left
     assert not (home / ".ray").exists()
     shutil.rmtree(home)

@@ -157,6 +157,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
         ({"rendezvous": "29500"}, "--rendezvous is for trainings on other hosts"),
         ({"ray_address": "auto", "remote_python": "/py"}, "--remote-python is for trainings on other hosts"),
         ({"hosts": "a", "rendezvous": "a:b"}, "--rendezvous a:b: this is no port"),
+        ({"hosts": "a", "ssh_command": "ssh -F 'x"}, "--ssh-command ssh -F 'x: No closing quotation"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

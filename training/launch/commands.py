@@ -54,7 +54,7 @@ def torchrun_command(
     else:
         host, _, port = rendezvous.rpartition(":")
         command += ["--nnodes", str(nodes), "--node-rank", str(node_rank)]
-        command += ["--master-addr", host, "--master-port", port]
+        command += ["--master-addr", host.strip("[]"), "--master-port", port]
     command += ["--nproc-per-node", str(processes)]
     command += ["--max-restarts", str(max_restarts)] if max_restarts else []
     # Without the dashes torchrun takes flags of ours that begin like its own, such as --logs, for its own.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -13,7 +15,7 @@ import embq
 from core.errors import AwayError, ConfigError, EmbqError, InputError
 from training.launch.options import Where
 from training.launch.ports import meeting_point, taken
-from training.launch.probe import Found, Question
+from training.launch.probe import Found, Question, from_json
 
 CONNECT_S = 10
 ANSWER_S = 60.0
@@ -106,10 +108,14 @@ class Asked:
     def __enter__(self) -> Asked:
         address_of(self.where, self.host)  # whether there is an ssh at all
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self._process = subprocess.Popen(
+            self.command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        )
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._process.kill()
         try:
             self._process.communicate(timeout=ANSWER_S)
         except (subprocess.TimeoutExpired, ValueError):
@@ -118,18 +124,15 @@ class Asked:
 
     def answer(self) -> Found:
         """What the host has; the errors of `assemble` where it does not say."""
-        return Found(**json.loads(self._line()))
+        return from_json(Found, self._line())
 
     def _line(self) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with ThreadPoolExecutor(1) as pool:
-            line = pool.submit(self._asked)
-            try:
-                text = line.result(timeout=ANSWER_S)
-            except TimeoutError:
-                self._process.kill()
-                raise self._away(f"it did not answer in {ANSWER_S:g} s") from None
+        patience = threading.Timer(ANSWER_S, self._process.kill)
+        patience.start()
+        try:
+            text = self._asked()
+        finally:
+            patience.cancel()
         if text:
             return text
         _, said = self._process.communicate()
@@ -148,6 +151,8 @@ class Asked:
 
     def _silent(self, said: str) -> EmbqError:
         """The error where the other end hung up instead of answering."""
+        if self._process.returncode == -signal.SIGKILL:
+            return self._away(f"it did not answer in {ANSWER_S:g} s")
         last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
         if self._process.returncode == SSH_FAILED:
             return self._away(last)
@@ -173,8 +178,10 @@ def _check(where: Where, host: str, found: Found, first: Found, named: str) -> N
         ("Python", _minor(found.python), _minor(first.python)),
         ("torch", found.torch.partition("+")[0], first.torch.partition("+")[0]),
     ):
-        if mine != theirs or not mine:
-            raise _unequal(f"{host} has {what} {mine or 'not installed'}, {named} has {theirs or 'none'}")
+        if not mine:
+            raise _unequal(f"{host} has no {what} for {where.remote_python}")
+        if mine != theirs:
+            raise _unequal(f"{host} has {what} {mine}, {named} has {theirs}")
     if found.embq != embq.__version__:
         raise _unequal(f"{host} has embq {found.embq or 'not installed'}, this machine has {embq.__version__}")
     if where.device == "cuda" and found.gpus < (where.processes or 1):

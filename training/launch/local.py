@@ -30,10 +30,11 @@ STDERR = 2
 def launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
     """Train here; gives the exit status of the training, or raises what one of its processes raised."""
     processes = processes_for(where.device, where.processes)
-    if where.dry_run:
-        click.echo(shlex.join(_command([module, *arguments], processes, where)))
-        return Exit.DONE
     environment = dict(EACH_START_ITS_OWN) if where.max_restarts else {}
+    if where.dry_run:
+        pairs = [f"{name}={value}" for name, value in environment.items()]
+        click.echo(shlex.join([*(["env", *pairs] if pairs else []), *_command([module, *arguments], processes, where)]))
+        return Exit.DONE
     if threads := thread_share(processes, Settings.from_environment().omp_threads, cores()):
         environment["OMP_NUM_THREADS"] = str(threads)
         each = "a thread" if threads == 1 else f"{threads} threads"

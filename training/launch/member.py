@@ -53,6 +53,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     folder: Path | None = None
     if arguments[0] == OUTCOMES:
         folder, arguments = Path(arguments[1]), arguments[2:]
+        if TORCHRUN in os.environ and not _is_of(folder, os.getppid()):
+            sys.exit(Exit.INTERRUPTED)  # torchrun was killed before the kernel knew what to do then
         _take_screen()
     outcome = attempt(arguments[0], arguments[1:], int(os.environ.get("RANK", "0")))
     if folder is not None and folder.is_dir():
@@ -61,6 +63,14 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.stderr.flush()
         sys.exit(0 if outcome.status in ENDED_WELL else outcome.status)
     _end(outcome)
+
+
+def _is_of(folder: Path, pid: int) -> bool:
+    """Whether a process was started with the folder among its arguments; true where nobody can tell."""
+    try:
+        return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return True
 
 
 def alone(module: str) -> NoReturn:

@@ -77,9 +77,18 @@ class Where:
         return cls(
             launcher=launcher or implied,
             hosts=listed,
-            ssh_command=tuple(shlex.split(ssh_command)) or ("ssh",),
+            ssh_command=_words(ssh_command) or ("ssh",),
             **others,
         )
+
+
+def _words(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise UsageError(
+            f"--ssh-command {command}: {error}", next_step="quoted as for a shell: 'ssh -F \"my hosts.conf\"'"
+        ) from error
 
 
 def check_hosts(hosts: tuple[str, ...]) -> None:

@@ -50,6 +50,16 @@ class Outcome:
         status, code = int(error.exit_code), error.code
         return cls(rank=rank, status=status, code=code, message=error.message, next_step=error.next_step)
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether it ended because somebody asked it to: the user, or a launcher that had seen another one fail."""
+        return self.status == Exit.INTERRUPTED
+
+    @property
+    def follows(self) -> bool:
+        """Whether another process ended before this one, and has more to say."""
+        return self.was_asked or self.code == PEER_GONE
+
     def error(self) -> EmbqError:
         """The error as it was raised there."""
         error = EmbqError(self.message, next_step=self.next_step, code=self.code)
@@ -73,10 +83,11 @@ def cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The failure that the others followed from; None where nothing failed.
 
     The first one. Those that a user can understand come before tracebacks: a process that loses its peer in the middle
-    of a collective raises what nobody can use, where it does not say just that.
+    of a collective raises what nobody can use, where it does not say just that. A process that was only asked to end
+    comes last.
     """
     failed = [outcome for outcome in outcomes if outcome.status not in ENDED_WELL]
-    return min(failed, key=lambda one: (one.code == PEER_GONE, one.status == Exit.BUG, one.at), default=None)
+    return min(failed, key=lambda one: (one.follows + one.was_asked, one.status == Exit.BUG, one.at), default=None)
 
 
 def status_of(outcomes: Sequence[Outcome]) -> int:

@@ -9,15 +9,15 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 from core.embedded import die_with_parent
 from core.errors import AwayError, Exit
 from core.stopping import StopFlag
-from training.launch.outcomes import PEER_GONE, Outcome, cause
-from training.launch.remote import MARK
+from training.launch.outcomes import Outcome, cause
+from training.launch.remote import BEAT_S, MARK
 from training.launch.running import GRACE_S, LOOK_S, replaced_handlers
-from training.launch.verdict import verdict
+from training.launch.verdict import by_signal, verdict
 
 OTHERS_S = 10.0
 """From the failure of one host to the end of the others, which lose a peer and may say more about it."""
@@ -63,16 +63,19 @@ class Part:
             reader.start()
 
     def _print(self, lines: IO[str], screen: TextIO, prefix: str) -> None:
-        for line in lines:
-            if line.startswith(MARK):
-                told = json.loads(line.removeprefix(MARK))
-                self.said, self.outcomes = told["said"], [Outcome(**one) for one in told["outcomes"]]
-                self.status = told["status"]
-                continue
-            self._last = line.strip() or self._last
-            with self._screen:
-                screen.write(f"{prefix}{line}")
-                screen.flush()
+        for whole in lines:
+            line, mark, told = whole.partition(MARK)
+            if mark and told.endswith("\n"):  # else the connection was cut within it
+                self._take(json.loads(told))
+            if line or not mark:
+                self._last = line.strip() or self._last
+                with self._screen:
+                    screen.write(f"{prefix}{line}")
+                    screen.flush()
+
+    def _take(self, told: dict[str, Any]) -> None:
+        self.said, self.outcomes = told["said"], [Outcome(**one) for one in told["outcomes"]]
+        self.status = told["status"]
 
     def over(self) -> bool:
         """Whether it has ended; once it has, all that it said has been read."""
@@ -82,6 +85,7 @@ class Part:
             return False
         for reader in self._readers:
             reader.join()
+        self._close()
         self.ended_at = time.monotonic()
         return True
 
@@ -89,11 +93,24 @@ class Part:
         """Whether it ended, and not in order."""
         return bool(self.ended_at) and self.status != Exit.DONE
 
+    def beat(self) -> None:
+        """Let the other end know that somebody is still here."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # it ended, or was asked to
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
     def ask_to_end(self) -> None:
         """Have the other end stop its torchrun: its input closes."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
 
     def cut(self) -> None:
         """End the connection, which has the other end stop its torchrun as well."""
@@ -117,12 +134,16 @@ def watch(parts: Sequence[Part]) -> int:
     A part that fails ends the others, and so does a request to stop; then KeyboardInterrupt is raised.
     """
     flag = StopFlag()
-    asked_at = 0.0
+    asked_at, beaten_at = 0.0, float("-inf")
     try:
         with replaced_handlers():
             flag.install()
             while [part for part in parts if not part.over()]:
                 now = time.monotonic()
+                if now > beaten_at + BEAT_S:
+                    beaten_at = now
+                    for part in parts:
+                        part.beat()
                 late = any(part.failed() and now - part.ended_at > OTHERS_S for part in parts)
                 if (flag() or late) and not asked_at:
                     asked_at = now
@@ -148,6 +169,9 @@ def _verdict(parts: Sequence[Part]) -> int:
         return verdict(outcomes, Exit.DONE, "")
     lost = next((part for part in parts if part.status is None), None)
     known = cause(outcomes)
-    if lost is not None and (known is None or known.status == Exit.BUG or known.code == PEER_GONE):
+    if lost is not None and (known is None or known.status == Exit.BUG or known.follows):
         raise lost.lost()
-    return verdict(outcomes, failed.status or Exit.DONE, failed.said)
+    # What torchrun says last counts, so that of the part which failed first stands there.
+    said = "".join(part.said for part in reversed(parts) if part.failed())
+    killed = next((part.status for part in parts if by_signal(part.status or 0)), failed.status)
+    return verdict(outcomes, killed or Exit.DONE, said)

@@ -15,8 +15,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 from core.cores import cores
 from core.errors import InputError
@@ -72,6 +73,15 @@ class Found:
     free: int = 0
     missing: Sequence[Sequence[str]] = ()
     unreached: str = ""
+
+
+T = TypeVar("T", Question, Found)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """What the other end has written, which may be of another version, with more to say: the version itself is told."""
+    told = json.loads(text)
+    return kind(**{field.name: told[field.name] for field in fields(kind) if field.name in told})
 
 
 def look(question: Question, stack: ExitStack) -> Found:
@@ -148,7 +158,7 @@ def _unreached(address: str) -> str:
 def main() -> None:
     """Answer the question that is on standard input, and stay until it ends."""
     with ExitStack() as stack:
-        found = look(Question(**json.loads(sys.stdin.readline())), stack)
+        found = look(from_json(Question, sys.stdin.readline()), stack)
         sys.stdout.write(json.dumps(asdict(found)) + "\n")
         sys.stdout.flush()
         sys.stdin.read()

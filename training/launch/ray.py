@@ -11,24 +11,25 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
-from core.errors import AwayError, ConfigError, EmbqError, Exit, TryLaterError, UsageError
+from core.errors import AwayError, ConfigError, DeviceError, EmbqError, Exit, TryLaterError, UsageError
+from core.settings import Settings
 from training.launch.local import STDERR
 from training.launch.options import Where
-from training.launch.outcomes import Outcome
+from training.launch.outcomes import Outcome, cause
 from training.launch.ray_address import START, check_answer
 from training.launch.ray_screen import Screen
 from training.launch.ray_work import Work, work
 from training.launch.running import replaced_handlers
 from training.launch.ssh import PASSED_ON
-from training.launch.verdict import verdict
+from training.launch.verdict import kept, verdict
 
 COLLECTIVE_S = 300
 """Ray makes the process group; within a step a process waits this long for the others."""
@@ -51,13 +52,19 @@ def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
         raise ConfigError("Ray is not installed here", next_step="pip install 'embq[ray]'") from error
     if where.dry_run:
         raise UsageError("--dry-run: Ray is called, and not a command", next_step="leave it out, or --launcher local")
-    with redirect_stderr(Screen(sys.stderr)):
-        _connect(ray, where.ray_address)
+    results = sys.stdout
+    with (
+        redirect_stdout(Screen(sys.stderr)),
+        redirect_stderr(Screen(sys.stderr)),
+        _of_our_own(where.ray_address) as settings,
+    ):
+        _connect(ray, where.ray_address, settings)
         try:
             workers = _free_places(ray, where)
-            given = Work(module=module, arguments=list(arguments), folder=str(Path.cwd()))
+            threads = Settings.from_environment().omp_threads
+            given = Work(module=module, arguments=list(arguments), folder=str(Path.cwd()), threads=threads)
             click.echo(f"{workers} workers of the Ray cluster at {where.ray_address}, Ray {ray.__version__}", err=True)
-            return _fit(asdict(given), workers, where)
+            return _fit(asdict(given), workers, where, results)
         finally:
             ray.shutdown()
 
@@ -70,15 +77,24 @@ def _settle(address: str) -> None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(16))
 
 
-def _connect(ray: Any, address: str) -> None:
+@contextmanager
+def _of_our_own(address: str) -> Iterator[dict[str, Any]]:
+    """Settings of a cluster that lasts for the length of the block; of one that is there already, none."""
+    if address != "local":
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        # An answer of Ray's own over HTTP is of no use to us, and starting its server takes seconds.
+        yield {"include_dashboard": False, "_temp_dir": folder}
+
+
+def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
     if address not in ("auto", "local") and not os.environ.get("RAY_USE_TLS"):
         check_answer(address)
-    # An answer of Ray's own over HTTP is of no use to us, and starting its server takes seconds.
-    own = {"include_dashboard": False} if address == "local" else {}
     with tempfile.TemporaryFile() as said:
         try:
             with _standard_error_in(said.fileno()):
-                ray.init(address=address, logging_level="ERROR", **own)
+                ray.init(address=address, logging_level="ERROR", **settings)
         except Exception as error:
             said.seek(0)
             raise _refused(address, error, said.read().decode(errors="replace")) from error
@@ -153,7 +169,7 @@ def _free_places(ray: Any, where: Where) -> int:
     return wanted
 
 
-def _fit(given: dict[str, Any], workers: int, where: Where) -> int:
+def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> int:
     train: Any = importlib.import_module("ray.train")
     torch: Any = importlib.import_module("ray.train.torch")
     on_gpu = where.device == "cuda"
@@ -180,17 +196,30 @@ def _fit(given: dict[str, Any], workers: int, where: Where) -> int:
         except SystemExit:  # how Ray ends after Ctrl-C
             raise KeyboardInterrupt from None
         except train.TrainingFailedError as error:
-            return verdict(_outcomes(error), Exit.BUG, str(error))
+            return _after(error)
     told = result.return_value
-    sys.stdout.write(told["printed"])
+    results.write(told["printed"])
     return verdict([Outcome(**told["outcome"])], Exit.DONE, "")
 
 
-def _outcomes(error: Exception) -> list[Outcome]:
-    """What the workers that failed have told, from among what Ray makes of it."""
-    said = [str(failure) for failure in getattr(error, "worker_failures", {}).values()]
-    found = {text for one in (*said, str(error)) for text in _FAILED.findall(one)}
-    return [Outcome(**json.loads(text)) for text in found]
+def _after(error: Exception) -> int:
+    """What `verdict` makes of a training that Ray has ended: of what its workers have told, or have not."""
+    failures = {rank: str(failure) for rank, failure in getattr(error, "worker_failures", {}).items()}
+    told = {text for one in (*failures.values(), str(error)) for text in _FAILED.findall(one)}
+    outcomes = [Outcome(**json.loads(text)) for text in told]
+    known = cause(outcomes)
+    silent = [rank for rank, failure in failures.items() if not _FAILED.search(failure)]
+    if silent and (known is None or known.follows):
+        raise DeviceError(
+            f"process {min(silent)} died in its Ray worker without a word, as it does where memory runs out",
+            next_step=f"what Ray knows of it is in {kept(failures[min(silent)])}. Start the same command again: it "
+            "goes on from the last checkpoint",
+            code="killed",
+        )
+    if known is None:
+        said = kept(str(error))
+        raise EmbqError("Ray has ended the training", next_step=f"all that it said is in {said}", code="launch")
+    return verdict(outcomes, Exit.BUG, "")
 
 
 @contextmanager

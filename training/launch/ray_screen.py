@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 from typing import TextIO
 
-NOISE = ("(PlacementGroupCleaner ", "has constructor arguments in the object store and max_restarts > 0")
+NOISE = (
+    "(PlacementGroupCleaner ",
+    "has constructor arguments in the object store and max_restarts > 0",
+    "A worker died or was killed while executing a task",
+)
 """Lines with one of these are dropped. The first one's process asks every second for the API of Ray's dashboard, and
-complains where that is not installed; the second one is about an actor of Ray's own."""
+complains where that is not installed; the second one is about an actor of Ray's own; the third is told by us."""
 
 
 class Screen(io.TextIOBase):

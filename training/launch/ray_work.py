@@ -26,12 +26,14 @@ class Work:
         module: whose `main` it calls.
         arguments: with these.
         folder: from there; paths among them are relative to it.
+        threads: OMP_NUM_THREADS of who gives it, "" where it is not set.
         embq: the version of who gives it.
     """
 
     module: str
     arguments: Sequence[str]
     folder: str
+    threads: str = ""
     embq: str = embq.__version__
 
 
@@ -55,7 +57,7 @@ def work(given: dict[str, Any]) -> dict[str, Any]:
     printed = io.StringIO()
     refused = _refusal(Work(**given), rank)
     if refused is None:
-        _share_cores(context.get_local_world_size())
+        share_cores(context.get_local_world_size(), given["threads"])
         with contextlib.redirect_stdout(printed):
             outcome = attempt(given["module"], given["arguments"], rank)
     else:
@@ -91,9 +93,9 @@ def _refusal(given: Work, rank: int) -> Outcome | None:
     return None
 
 
-def _share_cores(processes: int) -> None:
+def share_cores(processes: int, asked: str) -> None:
     """As many threads as the others on this node leave: Ray gives each worker one, whatever the node has."""
     import torch
 
-    if share := thread_share(processes, "", cores()):
-        torch.set_num_threads(share)
+    if not asked:
+        torch.set_num_threads(thread_share(processes, "", cores()) or cores())

@@ -74,6 +74,8 @@ def run(
 
 
 def _bind_to(parent: int) -> None:
+    # A script's background jobs are born deaf to SIGINT, and what they start is too; we are not, and pass it on.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
     if os.getppid() != parent:  # it ended before the kernel knew what to do then
         os._exit(128 + signal.SIGKILL)

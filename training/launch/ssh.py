@@ -21,6 +21,7 @@ from training.launch.options import Where
 from training.launch.parts import Part, watch
 from training.launch.ports import meeting_point
 from training.launch.probe import Found
+from training.launch.remote import TO_BE_MARKED
 
 PORT = 29500
 """What a dry run shows where no port is named: torchrun's own default."""
@@ -46,13 +47,13 @@ def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequ
     lines = {}
     for rank, (host, found) in enumerate(team.found.items()):
         processes = where.processes or (found.gpus if where.device == "cuda" else 1)
-        environment = _environment(processes, found) | (EACH_START_ITS_OWN if where.max_restarts else {})
+        environment = _environment(processes, found)
         lines[host] = _line([module, *arguments], where, rank, host, processes, team.rendezvous, environment)
         device = "GPUs" if where.device == "cuda" else f"of {found.cores} cores"
         click.echo(f"{host}: {processes} {device}, torch {found.torch}, Python {found.python}", err=True)
     screen = threading.Lock()
-    # The first host has process 0, whose result is that of the training and may be JSON.
-    prefixes = {host: "" if host == where.hosts[0] else f"[{host}] " for host in lines}
+    # Process 0 has the result, which may be JSON: on the first host, or where torchrun chooses, on any.
+    prefixes = {host: "" if where.max_restarts or host == where.hosts[0] else f"[{host}] " for host in lines}
     return watch([Part(host, line, screen, prefix=prefixes[host]) for host, line in lines.items()])
 
 
@@ -85,6 +86,8 @@ def _line(
         max_restarts=restarts,
         python=where.remote_python,
     )
-    pairs = [f"{name}={value}" for name, value in environment.items()]
-    remote = [where.remote_python, "-u", "-m", "training.launch.remote", *pairs, "--", *torchrun]
+    marked = [] if where.dry_run else [TO_BE_MARKED]
+    each = EACH_START_ITS_OWN if restarts else {}
+    pairs = [f"{name}={value}" for name, value in {**each, **environment}.items()]
+    remote = [where.remote_python, "-u", "-m", "training.launch.remote", *marked, *pairs, "--", *torchrun]
     return ssh_line(where, host, remote, *KEPT_ALIVE)

@@ -30,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    failed = given.folder / "failed"
+    again = given.once and failed.exists()  # asked before the sum, behind which another process may fail at once
     total = summed(rank) if given.sum else 0
     told = f"{os.getpid()} {world} {total} {os.environ.get('OMP_NUM_THREADS', '')}"
     (given.folder / f".{rank}").write_text(told, encoding="utf-8")
@@ -37,10 +39,9 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write(f"here is {rank} of {world}\n")
     sys.stdout.flush()
     sys.stderr.write(f"warning of {rank}\n")
-    failed = given.folder / "failed"
-    if given.once and failed.exists():
+    if again:
         (given.folder / "go").touch()
-    if rank in given.fail and not (given.once and failed.exists()):
+    if rank in given.fail and not again:
         failed.touch()
         raise InputError(f"process {rank} cannot read it", next_step="mend it", code="not_there")
     if rank in given.crash:
