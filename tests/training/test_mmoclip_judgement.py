@@ -201,7 +201,7 @@ def test_another_number_of_gpus_gets_an_extrapolation_that_is_named_as_one(tmp_p
     assert PASS not in text
 
 
-@pytest.mark.parametrize("gpu", ["", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize("gpu", ["", "NVIDIA H100 80GB HBM3", "NVIDIA RTX A1000", "NVIDIA A100-SXM4-40GB, NVIDIA H100"])
 def test_another_kind_of_gpu_is_not_comparable(tmp_path: Path, gpu: str) -> None:
     one = judged(tmp_path, whole(), params(), Given(nodes=8, gpu=gpu))
     assert one.verdict == NOT_COMPARABLE

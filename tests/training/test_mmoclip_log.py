@@ -8,7 +8,8 @@ import pytest
 from mmoclip_logs import PUBLISHED, line, whole
 
 from core.errors import InputError
-from training.mmoclip import folder, log, required
+from training.mmoclip import folder, required
+from training.openclip import log
 
 NOWHERE = Path("out.log")
 

@@ -97,6 +97,8 @@ def test_slurm_gets_tasks_and_the_address_of_the_first_host() -> None:
         (2, {"launcher": "python"}, "starts one process"),
         (4, {"launcher": "torchrun", "nodes": 2}, "where they meet"),
         (1, {"samples": 1000}, "the first is never counted"),
+        (4, {"rendezvous": "a:29500"}, "several nodes of torchrun"),
+        (4, {"cpus": 8}, "torchrun gives none"),
     ],
 )
 def test_what_cannot_be_is_said_with_the_next_step(processes: int, asked: dict[str, object], said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,12 @@ def test_the_loss_is_that_of_the_global_batch(series: tuple[Path, dict[str, Any]
     losses = folder.find(Path(one["log"])).log.losses
     assert losses == (pytest.approx(math.log(16 * world), abs=0.001),) * (SAMPLES // world // 16)
     assert one["loss_expected"] == pytest.approx(math.log(16 * world), abs=0.0001)
+
+
+def test_a_rate_of_the_cpu_stands_beside_no_gpus(series: tuple[Path, dict[str, Any], str]) -> None:
+    status, stdout, stderr = ended("bench", "mmoclip", series[1]["trainings"][0]["log"])
+    assert status == 0, stderr
+    assert re.search(r"^[\d.]+ samples/s per process from the second iteration on$", stdout, re.MULTILINE)
 
 
 def test_each_training_has_a_folder_with_its_log_its_figures_and_its_picture(

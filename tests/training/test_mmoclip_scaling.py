@@ -41,6 +41,16 @@ def test_without_a_total_of_the_smallest_there_is_no_efficiency(tmp_path: Path) 
     assert any("no total: unfinished, 780 of 781 iterations" in line for line in compared.lines())
 
 
+@pytest.mark.parametrize(
+    ("gpu", "device", "on"), [("A100", "cuda", " on A100"), ("", "cuda", ""), ("", "cpu", " on the CPU")]
+)
+def test_the_picture_says_on_what_it_was_trained_where_that_is_known(
+    tmp_path: Path, gpu: str, device: str, on: str
+) -> None:
+    one = judge(folder.find(write(tmp_path, whole(), params(device=device))), Given(gpu=gpu))
+    assert scaling.title(one) == f"MMoCLIP: ViT-L-14{on}"
+
+
 @pytest.mark.parametrize(("name", "value"), [("model", "ViT-B-32"), ("precision", "amp_bf16")])
 def test_trainings_of_different_work_are_no_series(tmp_path: Path, name: str, value: str) -> None:
     other = judge(folder.find(write(tmp_path / "other", whole(world=4), params(world=4, **{name: value}))))

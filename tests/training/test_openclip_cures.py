@@ -140,6 +140,37 @@ def test_open_clip_alone_needs_the_cures(tmp_path: Path) -> None:
     assert train(*flags_of(tmp_path / "a", *SYNTHETIC), module="open_clip_train.main").returncode == 0
 
 
+def test_a_sample_that_cannot_be_decoded_is_logged_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    from open_clip_train import data
+    from webdataset.autodecode import DecodingError
+
+    from training.openclip.cures import samples_by_name
+
+    error = DecodingError(url="shards/a.tar", key="000006", k="jpg", sample={"jpg": b"much"})
+    error.__cause__ = OSError("cut")
+    with samples_by_name():
+        assert data.log_and_continue(error) is True
+        assert data.log_and_continue(ValueError("a shard", "b.tar")) is True
+    assert caplog.messages == [
+        "Handling webdataset error (shards/a.tar 000006.jpg: OSError). Ignoring.",
+        "Handling webdataset error (ValueError('a shard', 'b.tar')). Ignoring.",
+    ]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_disk() -> None:
+    import torch
+
+    from core.errors import OutputError
+    from training.openclip.cures import checkpoints_that_fail
+
+    with (
+        checkpoints_that_fail(),
+        pytest.raises(OutputError, match=r"/dev/full cannot be written") as caught,
+    ):
+        torch.save({"weights": torch.zeros(1_000_000)}, "/dev/full")
+    assert "make room" in caught.value.next_step
+
+
 def test_what_is_replaced_is_put_back() -> None:
     from open_clip_train import data, main
     from torch import nn

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_flags_that_embq_says_itself_and_flags_that_are_none_are_refused(tmp_pat
     assert "--batch-size is for embq to say" in refusal(UsageError, tmp_path, further=("--batch-size", "7"))
     assert "--batch-size is for embq to say" in refusal(UsageError, tmp_path, further=("--batch-s=7",))
     assert "--dataset-resampled" in refusal(UsageError, tmp_path, further=("--dataset-resampled",))
+    assert "--log-local does not suit embq" in refusal(UsageError, tmp_path, further=("--log-local",))
     assert "unrecognized arguments: --nonsense" in refusal(UsageError, tmp_path, further=("--nonsense",))
     assert "exclude each other" in refusal(UsageError, tmp_path, exact=True, resampled=True)
     assert "--epoch-samples" in refusal(UsageError, tmp_path, exact=True, epoch_samples=17)
@@ -94,6 +96,12 @@ def test_shards_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     assert "3 shards are too few for 4 readers" in refusal(InputError, tmp_path, loader_workers=4)
     plan(asked(tmp_path, loader_workers=4, resampled=True), CPU)
     assert "--exact: each of" in refusal(InputError, tmp_path, exact=True, batch_size=4)
+    # What is advised must not be refused by --exact.
+    assert "--resampled" not in refusal(InputError, tmp_path, exact=True, loader_workers=4)
+    assert "--resampled" not in refusal(InputError, tmp_path, exact=True, batch_size=19)
+    accumulated = {"exact": True, "batch_size": 6, "further": ("--accum-freq", "2")}
+    assert "leaves the last 1 without a step" in refusal(InputError, tmp_path, **accumulated)
+    plan(asked(tmp_path, **{**accumulated, "batch_size": 9}), CPU)
     sizes = (tmp_path / "shards" / "sizes.json").read_text()
     (tmp_path / "shards" / "sizes.json").write_text(sizes.replace("6", "12", 1))
     assert "hold 18 samples" in refusal(InputError, tmp_path, exact=True)
@@ -128,7 +136,9 @@ def test_samples_that_open_clip_leaves_out_in_silence_are_told_of(tmp_path: Path
     assert "in all shards, 3 of 18" in refusal(InputError, tmp_path, exact=True)
 
 
-def test_a_model_is_found_by_what_it_is_and_not_by_letters_of_its_path(tmp_path: Path) -> None:
+def test_a_model_is_found_by_what_it_is_and_not_by_letters_of_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vit = tiny_clip(tmp_path / "plain")
     assert beginning_of(str(vit)).optimizer["beta2"] == 0.98
     described = json.loads((vit / "open_clip_config.json").read_text())
@@ -140,6 +150,10 @@ def test_a_model_is_found_by_what_it_is_and_not_by_letters_of_its_path(tmp_path:
     (vit / "open_clip_model.safetensors").touch()
     assert beginning_of(str(vit)).weights == vit / "open_clip_model.safetensors"
     assert "ViT-B-32" in refusal(ModelError, tmp_path, model="VIT-B-32-x")
+    (tmp_path / "ViT-B-32").mkdir()  # as the folder of a training may be called
+    monkeypatch.chdir(tmp_path)
+    assert beginning_of("ViT-B-32").name == "ViT-B-32"
+    assert "no folder of this name with open_clip_config.json" in refusal(ModelError, tmp_path, model="shards")
     assert "open_clip_config.json" in refusal(ModelError, tmp_path, model=str(tmp_path / "nowhere"))
     (vit / "open_clip_config.json").write_text("{}")
     assert "vision_cfg" in refusal(ModelError, tmp_path, model=str(vit))
@@ -155,7 +169,8 @@ def test_a_learning_rate_that_is_never_reached_is_told_of(tmp_path: Path) -> Non
 def checkpoints(made: Plan, *names: str) -> None:
     (made.asked.out / "checkpoints").mkdir(exist_ok=True)
     for name in names:
-        (made.asked.out / "checkpoints" / name).touch()
+        with zipfile.ZipFile(made.asked.out / "checkpoints" / name, "w") as file:
+            file.writestr("data.pkl", b"weights")
 
 
 def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> None:
@@ -166,6 +181,11 @@ def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> 
             pass
     checkpoints(made, "epoch_1.pt", "epoch_latest.pt")
     with begin(plan(asked(tmp_path, loader_workers=0, log_every=7), CPU)) as begun:
+        assert begun.epochs_done == 1
+    cut = made.asked.out / "checkpoints" / "epoch_2.pt"
+    checkpoints(made, cut.name)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with begin(made) as begun:
         assert begun.epochs_done == 1
     for other in ({"batch_size": 3}, {"lr": 0.1}, {"further": ("--siglip",)}, {"exact": True}):
         with pytest.raises(OutputError, match="other settings"), begin(plan(asked(tmp_path, **other), CPU)):
@@ -193,13 +213,19 @@ def test_an_epoch_that_was_not_exact_is_found_by_its_keys(tmp_path: Path) -> Non
         (keys / "epoch-0-rank-0.txt").write_text("".join(lines[:9]))
         (keys / "epoch-0-rank-1.txt").write_text("".join(lines[9:]))
         (keys / "epoch-1-rank-0.txt").write_text("".join([*lines[:-1], lines[0]]))
-        log = [LINE.format(epoch=0, samples=6), LINE.format(epoch=0, samples=12), "Handling webdataset error (x). Ig"]
+        unreadable = "Handling webdataset error (x). Ig"
+        log = [LINE.format(epoch=0, samples=6), LINE.format(epoch=0, samples=12), unreadable, f"12:01 {unreadable}"]
         (made.asked.out / "out.log").write_text("\n".join(log))
         result = result_of(made, begun)
     assert result.inexact == (
         "epoch 2: 1 samples were not trained on, and 1 more than once; missing of train-000002.tar (1)",
     )
     assert (result.samples_per_s, result.unreadable) == (30.0, 1)
+
+    checkpoints(made, "epoch_2.pt")
+    with begin(made) as begun:  # the same command again, which has nothing left to do
+        again = result_of(made, begun)
+    assert (again.inexact, again.unreadable) == (result.inexact, 1)
 
 
 # --- the line of progress ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from argparse import Namespace
 from collections import Counter
 from pathlib import Path
@@ -75,6 +76,41 @@ def test_an_epoch_is_exact_where_embq_says_so(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_keys_are_kept_of_what_is_trained_on_and_validation_is_as_open_clip_makes_it(tmp_path: Path) -> None:
+    import torch
+    from open_clip_train import main
+
+    from training.openclip.cures import shards_that_end
+    from training.openclip.keys import recorded_keys
+
+    shards = captioned_shards(tmp_path / "shards", [4, 4])
+    args = Namespace(
+        train_data=f"{shards}/train-{{000000..000001}}.tar",
+        val_data=f"{shards}/train-000000.tar",
+        dataset_type="webdataset",
+        train_num_samples=8,
+        val_num_samples=4,
+        train_data_upsampling_factors=None,
+        dataset_resampled=False,
+        imagenet_val=None,
+        imagenet_v2=None,
+        seed=0,
+        batch_size=4,
+        workers=0,
+        rank=0,
+        world_size=1,
+    )
+    plain = (lambda image: torch.zeros(1),) * 2
+    with shards_that_end(), recorded_keys(tmp_path / "keys"):
+        data = main.get_data(args, plain, tokenizer=lambda text: torch.zeros(1, 1))
+        sizes = {name: [len(batch) for batch in data[name].dataloader] for name in ("train", "val")}
+    assert sizes == {"train": [2, 2], "val": [2]}
+    assert len((tmp_path / "keys" / "epoch-0-rank-0.txt").read_text().splitlines()) == 8
+    del data
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_without_its_cure_the_loader_ends_at_the_end_of_the_first_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +125,7 @@ def test_without_its_cure_the_loader_ends_at_the_end_of_the_first_shard(
 def test_readers_that_would_never_fill_a_batch_are_told_of() -> None:
     split = Split(counts=[4, 30, 30, 30], processes=2, loader_workers=1, batch_size=40)
     assert split.fewest == 34
-    with pytest.raises(InputError, match="read for ever") as caught:
+    with pytest.raises(InputError, match="never fill a batch of 40") as caught:
         split.check()
     assert "--batch-size 34" in caught.value.next_step
     Split(counts=[4, 30, 30, 30], processes=2, loader_workers=1, batch_size=34).check()
@@ -102,6 +138,10 @@ def test_fewer_shards_than_readers_are_told_of() -> None:
     with pytest.raises(InputError) as caught:
         Split(counts=[10] * 3, processes=4, loader_workers=0, batch_size=2).check()
     assert "--processes 3" in caught.value.next_step
+    with pytest.raises(InputError) as caught:
+        Split(counts=[10] * 3, processes=4, loader_workers=4, batch_size=2).check()
+    assert "--loader-workers 1 and at most --processes 3" in caught.value.next_step
+    Split(counts=[10] * 3, processes=3, loader_workers=1, batch_size=2).check()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +149,7 @@ def test_fewer_shards_than_readers_are_told_of() -> None:
     [
         ([18] * 5, 1, 4, 16, "--loader-workers 1 --batch-size 10, 15, 18 or 9"),
         ([18] * 5, 1, 1, 16, "--batch-size 10, 15, 18 or 9"),
-        ([18] * 5, 2, 1, 15, "shards of 15"),
+        ([18] * 5, 2, 1, 15, "shards of 15 --samples-per-shard"),
         ([17] * 5, 2, 1, 15, "fewer --processes"),
     ],
 )
@@ -118,7 +158,7 @@ def test_what_would_be_exact_is_said(counts: list[int], processes: int, workers:
     with pytest.raises(InputError, match="--exact") as caught:
         split.check_exact()
     words = set(step.replace(",", "").split()) - {"or", "of"}
-    assert words <= set(caught.value.next_step.replace(",", "").replace(";", "").split())
+    assert words <= set(re.sub(r"[,;()`]", "", caught.value.next_step).split())
 
 
 def test_what_is_suggested_is_exact() -> None:
@@ -128,5 +168,20 @@ def test_what_is_suggested_is_exact() -> None:
             continue
         with pytest.raises(InputError) as caught:
             split.check_exact()
-        for number in (int(word) for word in caught.value.next_step.replace(",", "").split() if word.isdecimal()):
+        for number in numbers(caught.value.next_step):
             assert Split(counts=[36] * 6, processes=3, loader_workers=2, batch_size=number).is_exact
+
+
+def test_what_is_suggested_of_other_shards_is_exact() -> None:
+    with pytest.raises(InputError) as caught:
+        Split(counts=[18] * 5, processes=2, loader_workers=4, batch_size=15).check_exact()
+    shards, _, training = caught.value.next_step.partition("--loader-workers 1")
+    for size in numbers(shards):
+        for batch in numbers(training):
+            assert Split(counts=[size] * (90 // size), processes=2, loader_workers=1, batch_size=batch).is_exact
+
+
+def numbers(text: str) -> list[int]:
+    found = [int(word) for word in text.replace(",", "").split() if word.isdecimal()]
+    assert found
+    return found

@@ -1,5 +1,5 @@
 """The MMoCLIP benchmark: OpenCLIP's ViT-L-14 on 3.2 million made-up pairs, by the clock of its own log.
 
-`required` says what the benchmark fixes, `plan` and `running` train it, `log` and `folder` read what a training left,
+`required` says what the benchmark fixes, `plan` and `run` train it, `folder` reads what a training left,
 `judgement` says what it is worth, and `table`, `picture` and `scaling` show it.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from training.mmoclip import required
 from training.mmoclip.folder import Training
-from training.mmoclip.log import Log
+from training.openclip.log import Log
 
 LOSS_TOLERANCE = 0.05
 """Between neighbours in bf16, at a loss of 9.7, lie 0.06; half as many processes are 0.69 less."""

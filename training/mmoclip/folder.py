@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import InputError
-from training.mmoclip import log
-from training.mmoclip.log import Log
+from training.openclip import log
+from training.openclip.log import Log
 
 LOG = "out.log"
 PARAMS = "params.txt"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from embq.display import PLAIN_EVERY_S, duration
-from training.mmoclip import log
+from training.openclip import log
 
 LOOK_S = 0.5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -12,7 +13,7 @@ from core.errors import Exit
 from training.mmoclip import required
 from training.mmoclip.faults import Faults, faults
 from training.mmoclip.folder import Training
-from training.mmoclip.log import Iteration
+from training.openclip.log import Iteration
 
 PASS, FAIL, NOT_COMPARABLE, UNFINISHED, UNSOUND = "PASS", "FAIL", "not comparable", "unfinished", "unsound"
 
@@ -152,12 +153,18 @@ def _other_machine(world_size: int | None, gpu: str) -> list[str]:
         return [f"{count}{f' of {gpu}' if gpu else ''}: {baseline}"]
     if not gpu:
         return [f"it is not known on which GPUs: {baseline}; --gpu NAME says it"]
-    return [] if required.BASELINE_GPU in gpu.upper() else [f"{world_size} processes on {gpu}: {baseline}"]
+    # A word of it: an RTX A1000 is another one. Where a node has several kinds, all are named.
+    alike = all(re.search(rf"\b{required.BASELINE_GPU}\b", name, re.IGNORECASE) for name in gpu.split(","))
+    return [] if alike else [f"{world_size} processes on {gpu}: {baseline}"]
 
 
 def _no_gpu(settings: Mapping[str, str]) -> list[str]:
-    """open_clip takes the CPU by itself where it finds no GPU."""
-    return ["it was trained on the CPU"] if settings.get("device", "").startswith("cpu") else []
+    return ["it was trained on the CPU"] if on_cpu(settings) else []
+
+
+def on_cpu(settings: Mapping[str, str]) -> bool:
+    """Whether the arguments of a training say so. open_clip takes the CPU by itself where it finds no GPU."""
+    return settings.get("device", "").startswith("cpu")
 
 
 def _count(world_size: int) -> str:

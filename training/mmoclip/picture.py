@@ -1,4 +1,4 @@
-"""The course of a training: samples a second of all GPUs, iteration by iteration."""
+"""The course of a training: samples a second of all processes, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw(one: Judgement, path: Path) -> None:
         axes.axhline(figures.throughput_avg, color=GREEN, linestyle="--", label=f"mean {figures.throughput_avg:,.1f}/s")
     published = _published(axes, one, max(rates))
     axes.set_xlabel(f"iteration, of {figures.iterations_expected or len(lines):,}")
-    axes.set_ylabel("samples/s of all GPUs")
+    axes.set_ylabel("samples/s of all processes")
     axes.set_xlim(0.5, max(figures.iterations_expected or 0, len(lines)) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(THOUSANDS)

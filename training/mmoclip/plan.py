@@ -12,14 +12,12 @@ from training.launch.commands import python_command, srun_command, torchrun_comm
 from training.launch.devices import processes_for, thread_share
 from training.mmoclip import required
 
-LAUNCHERS = ("python", "torchrun", "srun")
 MODULE = "training.openclip"
 MEMBER = "training.launch.member"
 """Runs a module as a process that ends with its launcher. Under srun Slurm sees to that."""
 PORT = 12802
 """Where the processes of a Slurm job meet, as in the benchmark's own job."""
 FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
-PRECISIONS = ("amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +151,15 @@ def _check(asked: Asked, launcher: str, processes: int) -> None:
         raise UsageError(
             f"torchrun on {asked.nodes} nodes needs to know where they meet",
             next_step="run the same command on each node with --rendezvous HOST:29500, HOST being the first of them",
+        )
+    if asked.rendezvous and (launcher != "torchrun" or asked.nodes == 1):
+        raise UsageError(
+            "--rendezvous is where several nodes of torchrun meet", next_step="leave it out, or give --nodes N with it"
+        )
+    if asked.cpus and launcher != "srun":
+        raise UsageError(
+            f"--cpus is what srun gives each process, and {launcher} gives none",
+            next_step="leave it out; OMP_NUM_THREADS says how many threads a process has",
         )
 
 

@@ -117,12 +117,15 @@ def draw(scaling: Scaling, path: Path) -> None:
     axes.set_xlabel("processes, one per GPU")
     axes.set_ylabel("samples/s, from the second iteration on")
     axes.legend(loc="upper left", frameon=False)
-    axes.set_title(
-        f"MMoCLIP: {table.short(shown[0].figures.model or 'model not known')}, {shown[0].gpu or 'on the CPU'}",
-        loc="left",
-        fontsize=11,
-    )
+    axes.set_title(title(shown[0]), loc="left", fontsize=11)
     figure.savefig(path, dpi=DPI, metadata={"Software": None})
+
+
+def title(one: Judgement) -> str:
+    """Of the picture of a series: what was trained, and on what where that is known."""
+    on_cpu = one.training.settings.get("device", "").startswith("cpu")
+    on = one.gpu or ("the CPU" if on_cpu else "")
+    return f"MMoCLIP: {table.short(one.figures.model or 'model not known')}{f' on {on}' if on else ''}"
 
 
 def keep(scaling: Scaling, place: Path) -> None:

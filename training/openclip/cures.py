@@ -5,6 +5,7 @@ Nothing is changed in the installed package, and everything is put back behind t
 
 from __future__ import annotations
 
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ from typing import Any
 
 from core.errors import OutputError
 
+UNREADABLE = "Handling webdataset error"
+"""What open_clip logs of a sample or a shard that it could not read, and leaves out."""
+
 
 @contextmanager
 def cured() -> Iterator[None]:
     """open_clip's training with all cures of this file."""
     with ExitStack() as cures:
-        for cure in (distributed_on_cpus, a_group_that_is_there, shards_that_end, no_training_twice):
+        for cure in ALL:
             cures.enter_context(cure())
         yield
 
@@ -74,6 +78,49 @@ def shards_that_end() -> Iterator[None]:
 
 
 @contextmanager
+def samples_by_name() -> Iterator[None]:
+    """The log names the sample that cannot be decoded.
+
+    open_clip logs the `repr` of webdataset's error, whose shard and key are no arguments of it: `DecodingError()`.
+    """
+    from open_clip_train import data
+
+    with replaced(data, "log_and_continue", log_by_name):
+        yield
+
+
+def log_by_name(error: Exception) -> bool:
+    """In place of `log_and_continue` of open_clip_train/data.py; at module level, so that loader workers can get it."""
+    from webdataset.autodecode import DecodingError
+
+    said = repr(error)
+    if isinstance(error, DecodingError):
+        said = f"{error.url} {error.key}.{error.k}: {type(error.__cause__).__name__}"
+    logging.warning("%s (%s). Ignoring.", UNREADABLE, said)
+    return True
+
+
+@contextmanager
+def checkpoints_that_fail() -> Iterator[None]:
+    """A checkpoint that cannot be written is told as such: of a full disk torch says "unexpected pos" and no more."""
+    import torch
+
+    save = torch.save
+
+    def told(content: Any, path: Any, *rest: Any, **options: Any) -> None:
+        try:
+            save(content, path, *rest, **options)
+        except (OSError, RuntimeError) as error:
+            raise OutputError(
+                f"{path} cannot be written: {str(error).splitlines()[0]}",
+                next_step="make room, and give the same command again: it goes on from its epoch_latest.pt, if any",
+            ) from error
+
+    with replaced(torch, "save", told):
+        yield
+
+
+@contextmanager
 def no_training_twice() -> Iterator[None]:
     """A folder that holds a training already stops all ranks, with a message and a status that is not 0.
 
@@ -101,6 +148,16 @@ def no_training_twice() -> Iterator[None]:
 
     with replaced(main, "init_distributed_device", begin_anew):
         yield
+
+
+ALL = (
+    distributed_on_cpus,
+    a_group_that_is_there,
+    shards_that_end,
+    samples_by_name,
+    checkpoints_that_fail,
+    no_training_twice,
+)
 
 
 def _log_of(args: Namespace) -> str:

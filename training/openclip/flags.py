@@ -14,6 +14,12 @@ from training.openclip.models import Beginning
 from training.shards.counts import Shards
 from training.shards.sums import contract
 
+UNSUITED = {
+    "log_local": "embq reads the one log of the first process",
+    "remote_sync": "embq goes on from the checkpoint in --out, and open_clip then does not copy it elsewhere",
+}
+"""Arguments of open_clip that a training by embq does without, and why."""
+
 
 def flags_of(asked: Asked, shards: Shards, samples: int, beginning: Beginning, device: str) -> list[str]:
     """Those of open_clip that follow from what was asked."""
@@ -52,8 +58,14 @@ def absolute(urls: Sequence[str]) -> list[str]:
 
 
 def settings_of(flags: Sequence[str], owned: Iterable[str], further: Sequence[str]) -> argparse.Namespace:
-    """All arguments as open_clip reads them; UsageError where a further flag is none, or says what embq says."""
+    """All arguments as open_clip reads them.
+
+    Raises UsageError where a further flag is none, says what embq says, or does not suit embq.
+    """
     ours, settings = vars(_parsed(flags)), _parsed([*flags, *further])
+    for name, why in UNSUITED.items():
+        if getattr(settings, name):
+            raise UsageError(f"--{name.replace('_', '-')} does not suit embq: {why}", next_step="leave it out")
     for flag in (*owned, "--dataset-resampled"):
         name = flag.removeprefix("--").replace("-", "_")
         if ours[name] != getattr(settings, name):

@@ -11,19 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from core.durable import overwrite
 from core.errors import OutputError, TryLaterError
-from training.mmoclip.log import parse
+from training.openclip.cures import UNREADABLE
 from training.openclip.flags import absolute
+from training.openclip.log import parse
 from training.openclip.plan import KEYS, Plan
 
 BEGUN = "training.json"
 LOG = "out.log"
 CHECKPOINTS = "checkpoints"
-UNREADABLE = "Handling webdataset error"
-"""What open_clip logs of a sample or a shard that it could not read, and leaves out."""
-
 _PLACES = {"logs", "name", "train_data", "model", "resume", "cache_dir", "device", "workers"}
 _WATCHING = {"debug", "log_every_n_steps", "log_local", "report_to", "wandb_notes", "wandb_project_name"}
 _VALIDATION = {"val_data", "val_num_samples", "val_frequency", "imagenet_val", "imagenet_v2", "zeroshot_frequency"}
@@ -46,6 +45,11 @@ class Begun:
     folder: Path
     epochs_done: int
     log_bytes: int
+
+    @property
+    def latest(self) -> Path:
+        """The checkpoint from which open_clip goes on, where it is there."""
+        return self.folder / CHECKPOINTS / "epoch_latest.pt"
 
 
 @contextmanager
@@ -111,9 +115,13 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
 
 
 def _epochs_done(folder: Path) -> int:
-    """Epochs whose checkpoint is there, by the names of the files."""
-    names = [path.stem.rpartition("_")[2] for path in (folder / CHECKPOINTS).glob("epoch_*.pt")]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    """Epochs whose checkpoint is there and whole.
+
+    open_clip writes it under its final name, and where that was cut, trains the epoch again from `epoch_latest.pt`. The
+    file is a zip archive, whose directory stands at its end.
+    """
+    epochs = {path.stem.rpartition("_")[2]: path for path in (folder / CHECKPOINTS).glob("epoch_*.pt")}
+    return max((int(name) for name, path in epochs.items() if name.isdecimal() and is_zipfile(path)), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +131,7 @@ class Result:
     Attributes:
         epochs: that are over.
         samples_per_s: of all processes, without the first iteration; None where there were fewer than two.
-        unreadable: samples and shards that process 0 could not read.
+        unreadable: samples and shards that process 0 could not read, in this start or an earlier one.
         inexact: for each epoch of an exact training that was none, why.
     """
 
@@ -136,15 +144,15 @@ class Result:
 def result_of(plan: Plan, begun: Begun) -> Result:
     """Look at what a training left, after its last process has ended."""
     log = begun.folder / LOG
-    with open(log, "rb") as file:
-        file.seek(begun.log_bytes)
-        lines = file.read().decode(errors="replace").splitlines()
-    iterations = parse(log, lines).iterations[1:]
-    epochs = range(begun.epochs_done, plan.settings.epochs) if plan.asked.exact else ()
+    written = log.read_bytes()
+    now, ever = (part.decode(errors="replace").splitlines() for part in (written[begun.log_bytes :], written))
+    iterations = parse(log, now).iterations[1:]
+    epochs = range(plan.settings.epochs) if plan.asked.exact else ()
     return Result(
         epochs=_epochs_done(begun.folder),
         samples_per_s=sum(one.per_s for one in iterations) / len(iterations) if iterations else None,
-        unreadable=sum(UNREADABLE in line for line in lines),
+        # Each epoch meets them again.
+        unreadable=len({line.partition(UNREADABLE)[2] for line in ever if UNREADABLE in line}),
         inexact=tuple(said for epoch in epochs if (said := _inexact(plan, begun.folder / KEYS, epoch))),
     )
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from core.errors import UsageError
 from training.openclip.cures import replaced
 
 
@@ -19,25 +18,24 @@ from training.openclip.cures import replaced
 def recorded_keys(folder: Path | None) -> Iterator[None]:
     """Each rank writes a file `epoch-E-rank-R.txt` of lines `shard<tab>key`, in the order of the training's steps.
 
-    None records nothing, and then nothing is changed.
+    Of training on shards; None records nothing, and then nothing is changed.
     """
     if folder is None:
         yield
         return
-    from open_clip_train import main
+    from open_clip_train import data
 
-    get_data = main.get_data
+    get_shards = data.get_wds_dataset
 
-    def with_keys(args: Any, *rest: Any, **options: Any) -> Any:
+    def with_keys(args: Any, preprocess: Any, is_train: bool, **options: Any) -> Any:
+        if not is_train:
+            return get_shards(args, preprocess, is_train, **options)
         with keys_beside_samples():
-            data = get_data(args, *rest, **options)
-        train = data.get("train")
-        if train is None or train.shared_epoch is None:
-            raise UsageError("--keys is for training on shards", next_step="leave it out, or give --train-data")
+            train = get_shards(args, preprocess, is_train, **options)
         train.dataloader = Recorded(train, folder, args.rank)
-        return data
+        return train
 
-    with replaced(main, "get_data", with_keys):
+    with replaced(data, "get_wds_dataset", with_keys):
         yield
 
 

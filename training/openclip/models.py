@@ -43,13 +43,14 @@ def beginning_of(model: str) -> Beginning:
     if model.startswith(HUB):
         return Beginning(name=model, optimizer={})
     folder = Path(model.removeprefix(LOCAL))
-    if model.startswith((LOCAL, ".", "/", "~")) or folder.is_dir():
+    # A folder may be called as an architecture is, such as that of its training.
+    if model.startswith((LOCAL, ".", "/", "~")) or (folder / CONFIG).is_file():
         return _of_folder(folder)
     known = _architectures()
     if model.replace("/", "-") not in known:
         near = difflib.get_close_matches(model, known, n=4, cutoff=0.4)
         raise ModelError(
-            f"--model {model}: open_clip has no such architecture, and there is no such folder",
+            f"--model {model}: open_clip has no such architecture, and there is no folder of this name with {CONFIG}",
             next_step=f"near matches: {', '.join(near)}" if near else f"such as ViT-B-32, or a folder with {CONFIG}",
         )
     return Beginning(name=model, optimizer={})

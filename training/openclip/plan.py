@@ -76,7 +76,7 @@ def plan(asked: Asked, where: Where) -> Plan:
     settings = settings_of(flags, owned_flags(asked, shards, samples, beginning, where.device), asked.further)
     notes = [f"begins with the weights of {beginning.weights}"] if beginning.weights else []
     notes += _look_at_samples(asked, shards)
-    _check_split(asked, shards, processes)
+    _check_split(asked, shards, processes, settings.accum_freq)
     steps = settings.epochs * -(-samples // (settings.batch_size * (processes or 1) * settings.accum_freq))
     if settings.warmup >= steps and not settings.skip_scheduler:
         notes.append(
@@ -153,17 +153,29 @@ def _look_at_samples(asked: Asked, shards: Shards) -> list[str]:
     return [f"{where}, {looked.sentence()}; others are taken twice in their place"]
 
 
-def _check_split(asked: Asked, shards: Shards, processes: int | None) -> None:
+def _check_split(asked: Asked, shards: Shards, processes: int | None, batches_of_a_step: int) -> None:
     if asked.exact and asked.resampled:
         raise UsageError("--exact and --resampled exclude each other", next_step="leave one of them out")
-    if asked.exact and (processes is None or shards.counts is None):
-        missing = "--processes" if processes is None else "a sizes.json beside the shards"
-        raise UsageError(f"--exact needs {missing}", next_step="give it, or train without --exact")
+    if asked.exact and shards.counts is None:
+        raise UsageError(
+            "--exact needs a sizes.json beside the shards",
+            next_step="count them once: `embq shards verify FOLDER --write-sizes`; or train without --exact",
+        )
+    if asked.exact and processes is None:
+        raise UsageError("--exact needs --processes", next_step="give it, or train without --exact")
     if asked.resampled or processes is None:
         return
     # Without counts the number of shards still tells something.
     counts = shards.counts or (asked.batch_size,) * len(shards.urls)
     split = Split(counts=counts, processes=processes, loader_workers=asked.loader_workers, batch_size=asked.batch_size)
-    split.check()
-    if asked.exact:
-        split.check_exact()
+    if not asked.exact:
+        split.check()
+        return
+    split.check_exact()
+    batches = sum(counts) // (processes * asked.batch_size)
+    if left := batches % batches_of_a_step:
+        raise InputError(
+            f"--exact: of the {batches:,} batches of a process, --accum-freq {batches_of_a_step} leaves the last "
+            f"{left:,} without a step",
+            next_step=f"an --accum-freq that divides {batches:,}, or another --batch-size",
+        )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from embq.display import PLAIN_EVERY_S, duration
-from training.mmoclip.log import Iteration, iteration
+from training.openclip.log import Iteration, iteration
 
 
 class Pace:

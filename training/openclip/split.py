@@ -3,7 +3,7 @@
 open_clip shuffles all shards in each epoch, deals them out to the processes, and each process deals out its own to its
 loader workers. A reader, which is one loader worker of one process, gives the same number of full batches as every
 other: it drops what does not fill one, and begins its shards again where it has too few (open_clip_train/data.py,
-`get_wds_dataset` of 3.3).
+`get_wds_dataset` of 3.3). Where not one batch comes of them, it gives none (`DataPipeline.iterator` of webdataset).
 """
 
 from __future__ import annotations
@@ -55,19 +55,21 @@ class Split:
         return self.is_even and sum(self.counts) % (self.readers * self.batch_size) == 0
 
     def check(self) -> None:
-        """InputError where open_clip would stop with an assertion, or read for ever without filling a batch."""
+        """InputError where open_clip would stop with an assertion, or a reader would never fill a batch."""
         if len(self.counts) < self.readers:
             workers = len(self.counts) // self.processes
-            fewer = f"--loader-workers {workers}" if workers else f"at most --processes {len(self.counts)}"
+            fewer = f"--loader-workers {workers or 1}"
+            fewer += "" if workers else f" and at most --processes {len(self.counts)}"
             raise InputError(
                 f"{len(self.counts)} shards are too few for {self._who}: each of them needs one",
-                next_step=f"{fewer}; or --resampled; or convert with a smaller --maxcount, which gives more shards",
+                next_step=f"{fewer}; or --resampled; or more shards: `embq shards convert --samples-per-shard`",
             )
         if self.fewest < self.batch_size:
+            smaller = f"--batch-size {self.fewest}, or " if self.fewest else ""
             raise InputError(
                 f"{self._who} get as few as {self.fewest:,} samples, which never fill a batch of {self.batch_size:,}: "
-                "open_clip would read for ever",
-                next_step=f"--batch-size {self.fewest}, or fewer --loader-workers, or --resampled",
+                "open_clip would leave them out in silence, and wait for ever where other processes have more",
+                next_step=f"{smaller}fewer --loader-workers, or --resampled",
             )
 
     def check_exact(self) -> None:
@@ -110,7 +112,10 @@ class Split:
             return f"take fewer --processes, of which {total:,} samples are a multiple; or train without --exact"
         each = total // self.processes
         near = _divisors_near(each, max(1, round(total / len(self.counts))))
-        return f"convert to shards of {_listed(near)} samples (--maxcount); then --loader-workers 1 will do"
+        return (
+            f"convert to shards of {_listed(near)} samples (`embq shards convert --samples-per-shard`); then "
+            f"--loader-workers 1 --batch-size {_listed(_divisors_near(each, self.batch_size))} will do"
+        )
 
 
 def _divisors_near(number: int, wanted: int) -> list[int]:

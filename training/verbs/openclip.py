@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
         return launch("training.openclip", planned.arguments(), where)
     with begin(planned) as begun:
         if begun.epochs_done < planned.settings.epochs:
-            _announce(planned, begun.epochs_done)
+            _announce(planned, goes_on=begun.latest.exists())
             if status := launch("training.openclip", planned.arguments(), where, inputs=planned.inputs()):
                 return status
         result = result_of(planned, begun)
@@ -91,11 +92,11 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
     return Exit.SOME_FAILED if result.inexact or result.unreadable else Exit.DONE
 
 
-def _announce(plan: Plan, epochs_done: int) -> None:
+def _announce(plan: Plan, *, goes_on: bool) -> None:
     processes = "processes of several hosts" if plan.processes is None else f"{plan.processes} on {plan.device}"
-    goes_on = f", from epoch {epochs_done + 1} on" if epochs_done else ""
+    begins = ", going on from its epoch_latest.pt" if goes_on else ""
     click.echo(
-        f"{plan.samples:,} samples in {len(plan.shards.urls):,} shards, {_epochs(plan.settings.epochs)}{goes_on}, "
+        f"{plan.samples:,} samples in {len(plan.shards.urls):,} shards, {_epochs(plan.settings.epochs)}{begins}, "
         f"batch {plan.settings.batch_size} x {processes}, log {plan.asked.out / 'out.log'}",
         err=True,
     )
@@ -115,7 +116,7 @@ def _print(plan: Plan, result: Result) -> None:
         click.echo(f"not exact     {said}")
     if result.unreadable:
         click.echo(f"unreadable    {result.unreadable:,} samples or shards, which {plan.asked.out / 'out.log'} names")
-    click.echo(f"next:  embq train export {plan.asked.out} {plan.asked.out}-model")
+    click.echo(f"next:  {shlex.join(['embq', 'train', 'export', str(plan.asked.out), f'{plan.asked.out}-model'])}")
 
 
 def _print_json(plan: Plan, result: Result) -> None:
