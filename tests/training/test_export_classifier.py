@@ -135,4 +135,10 @@ def test_the_verb_finds_out_what_a_folder_is(
 ) -> None:
     assert cli.run(["train", "export", str(classifier), str(tmp_path / "model")]) == 0
     assert f"-m hf:{tmp_path}/model" in capsys.readouterr().out
+    assert is_classifier(classifier / "checkpoints")
     assert not is_classifier(tmp_path)
+    other = str(tmp_path / "other")
+    assert cli.run(["train", "export", str(classifier / "modle.safetensors"), other]) == 65
+    assert "there is no such file or folder" in capsys.readouterr().err
+    assert cli.run(["train", "export", str(classifier), other, "--model", "ViT-B-32"]) == 2
+    assert "--model is for trainings by open_clip" in capsys.readouterr().err

@@ -220,6 +220,18 @@ def test_weights_and_arguments_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert "diverged" in refusal(ModelError, tmp_path / "run", tmp_path / "other").message
 
 
+def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors.torch
+
+    def full(*_: object) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    trained(tmp_path / "run")
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    assert "No space left on device" in refusal(OutputError, tmp_path / "run", tmp_path / "model").message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain", "run"]
+
+
 def test_an_export_replaces_nothing(tmp_path: Path) -> None:
     trained(tmp_path / "run")
     (tmp_path / "model").mkdir()

@@ -17,6 +17,7 @@ from training.classify.models import built
 from training.export.exported import PROVENANCE, Exported, fingerprint_of
 from training.export.folder import check_target, new_folder
 from training.export.provenance import versions
+from training.weights import save
 
 CONFIG = "config.json"
 DESCRIBED = "model.json"
@@ -24,24 +25,29 @@ WEIGHTS = "model.safetensors"
 
 
 def is_classifier(given: Path) -> bool:
-    """Whether a checkpoint is, or is in, the folder of a training by `embq train classify`."""
+    """Whether a file or folder is, or is in, the folder of a training by `embq train classify`."""
+    folder = _training(given)
+    return given.exists() and any(_read(folder / name).get("format") == FORMAT for name in (DESCRIBED, CONFIG))
+
+
+def _training(given: Path) -> Path:
+    """The folder of the training that a file, or a folder, is of."""
     folder = given if given.is_dir() else given.parent
-    folder = folder.parent if folder.name == "checkpoints" else folder
-    return any(_read(folder / name).get("format") == FORMAT for name in (DESCRIBED, CONFIG))
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def export_classifier(given: Path, target: Path) -> Exported:
     """Write the model of a training that is over as a folder that the workers load.
 
     Args:
-        given: the folder of the training, or its model.safetensors.
+        given: the folder of the training, its model.safetensors, or the folder of its checkpoints.
         target: a folder that is new or empty.
 
     Raises InputError where the training is not over, ModelError where no worker loads its architecture, OutputError
     where the folder cannot be written.
     """
     check_target(target)
-    folder = given if given.is_dir() else given.parent
+    folder = _training(given)
     described = _read(folder / DESCRIBED)
     if given.is_file() and given.name != WEIGHTS:
         raise InputError(
@@ -63,7 +69,7 @@ def export_classifier(given: Path, target: Path) -> Exported:
         trained = _trained(described, folder / WEIGHTS)
         config = _config(name, described, trained)
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        _write_weights(trained, made / WEIGHTS)
+        save(trained.state_dict(), made / WEIGHTS)
         _check_equal(trained, described, made)
         provenance = _provenance(folder, described, fingerprint_of(f"hf:{made}"), file_sha256(made / WEIGHTS))
         (made / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
@@ -127,12 +133,6 @@ def _crop_pct(size: int, shown: float) -> float:
     """The part of the short side that gives timm, which rounds it down, the length that the training gave it."""
     short = round(size / shown)
     return shown if int(size / shown) == short else size / (short + 0.25)
-
-
-def _write_weights(model: Any, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: one.contiguous().clone() for name, one in model.state_dict().items()}, path, {"format": "pt"})
 
 
 def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> None:

@@ -14,7 +14,7 @@ from core.errors import OutputError, UsageError
 
 def check_target(target: Path) -> None:
     """UsageError or OutputError where no model can be put there."""
-    if "?" in str(target):
+    if "?" in str(target.absolute()):
         raise UsageError(
             f"{target}: the spec of a model could not name it, in which parameters follow a question mark",
             next_step="take another name",

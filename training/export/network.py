@@ -14,10 +14,7 @@ from typing import Any
 from core.errors import EmbqError, ModelError
 from training.export.checkpoint import Checkpoint
 from training.export.params import Arguments
-
-CONFIG = "open_clip_config.json"
-LOCAL = "local-dir:"
-HUB = "hf-hub:"
+from training.openclip.models import CONFIG, HUB, LOCAL
 
 IN_VISION = {"force_patch_dropout": "patch_dropout", "force_image_size": "image_size"}
 IN_TEXT = {"force_context_length": "context_length"}

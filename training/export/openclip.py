@@ -11,10 +11,12 @@ from core.errors import ModelError, UsageError
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.exported import PROVENANCE, Exported, fingerprint_of
 from training.export.folder import check_target, new_folder
-from training.export.network import CONFIG, LOCAL, Network, model_failures
+from training.export.network import Network, model_failures
 from training.export.params import Arguments
 from training.export.provenance import provenance_of
 from training.export.tokens import tokenizer_of, write_tokenizer
+from training.openclip.models import CONFIG, LOCAL
+from training.weights import save
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +45,7 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
         (folder / CONFIG).write_text(json.dumps(network.config, indent=2) + "\n", encoding="utf-8")
         tokenizer = tokenizer_of(arguments)
         write_tokenizer(tokenizer, folder)
-        _write_weights(trained, folder / WEIGHTS)
+        save(trained.state_dict(), folder / WEIGHTS)
         _check_equal(trained, tokenizer, folder)
         fingerprint = fingerprint_of(f"open_clip:{LOCAL}{folder}")
         provenance = provenance_of(checkpoint, arguments, fingerprint, file_sha256(folder / WEIGHTS))
@@ -67,16 +69,10 @@ def _arguments(checkpoint: Checkpoint, model: str) -> Arguments:
             next_step="put the checkpoint back where it was written, or say what the training was given: --model NAME",
         )
     if model:
-        is_folder = Path(model).is_dir()
+        # A folder without it may only be called as an architecture is, such as that of its training.
+        is_folder = (Path(model) / CONFIG).is_file()
         given["model"] = f"{LOCAL}{Path(model).absolute()}" if is_folder else model
     return Arguments(given=given)
-
-
-def _write_weights(model: Any, path: Path) -> None:
-    from safetensors.torch import save_file
-
-    # Each on its own, because safetensors refuses tensors that share memory.
-    save_file({name: one.contiguous().clone() for name, one in model.state_dict().items()}, path, {"format": "pt"})
 
 
 def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:

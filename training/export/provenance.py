@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from core.durable import file_sha256
@@ -10,11 +9,10 @@ from core.errors import EmbqError
 from core.packages import version_of
 from training.export.checkpoint import Checkpoint
 from training.export.params import Arguments
+from training.openclip.log import read
 
 KEPT = ("name", "model", "pretrained", "precision", "epochs", "batch_size", "world_size", "lr", "seed", "train_data")
 """Arguments of the training that are told."""
-
-_OF_A_LINE = re.compile(r"Train Epoch: (\d+) \[\s*\d+/(\d+) ")
 
 
 def provenance_of(
@@ -53,8 +51,7 @@ def _samples_seen(checkpoint: Checkpoint) -> int | None:
     log = None if checkpoint.params is None else checkpoint.params.with_name("out.log")
     if log is None or checkpoint.epoch is None or not log.is_file():
         return None
-    lines = (_OF_A_LINE.search(line) for line in log.read_text(encoding="utf-8", errors="replace").splitlines())
-    of_epochs = {int(found[1]): int(found[2]) for found in lines if found}
+    of_epochs = {one.epoch: one.samples_per_epoch for one in read(log).iterations}
     seen = [of_epochs.get(epoch) for epoch in range(checkpoint.epoch)]
     return None if None in seen else sum(one or 0 for one in seen)
 

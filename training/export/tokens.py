@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
-from training.export.network import LOCAL, model_failures
+from training.export.network import model_failures
 from training.export.params import Arguments
+from training.openclip.models import LOCAL
 
 TRIED = (
     "a photograph of a red bicycle against a wall",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from core.errors import UsageError
 from embq.options import json_option
 
 if TYPE_CHECKING:
@@ -34,10 +36,15 @@ def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:
     from training.export.classifier import export_classifier, is_classifier
     from training.export.openclip import export_openclip
 
-    if is_classifier(checkpoint):
-        made = export_classifier(checkpoint, target)
-    else:
+    if not is_classifier(checkpoint):
         made = export_openclip(checkpoint, target, model=model)
+    elif model:
+        raise UsageError(
+            "--model is for trainings by open_clip, and the files of a classifier say what it is",
+            next_step="leave it out",
+        )
+    else:
+        made = export_classifier(checkpoint, target)
     if as_json:
         _print_json(made)
     else:
@@ -72,4 +79,4 @@ def _print(made: Exported) -> None:
         lines.append(("needs", made.needs))
     for name, text in lines:
         click.echo(f"{name:<12} {text}")
-    click.echo(f"next:  embq run SHARDS -o OUT -m {made.spec}")
+    click.echo(f"next:  embq run SHARDS -o OUT -m {shlex.quote(made.spec)}")
