@@ -82,10 +82,10 @@ class Processes:
             process.join()
 
     def stop(self) -> None:
-        """SIGTERM to all of them, as a launcher does it."""
+        """SIGTERM to all of them and all that they started, as a launcher does it."""
         for process in self.members:
             assert process.pid is not None
-            os.kill(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM)
 
     def ended(self, deadline_s: float = 100.0) -> list[Ended]:
         """How each ended, by rank; fails where one does not in time."""

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError
+from core.errors import (
+    ConfigError,
+    DeviceFullError,
+    EmbqError,
+    InputError,
+    ModelError,
+    TryLaterError,
+)
 from tests.small_shards import key_of
 from tests.training.classifying import TINY, class_shards, trained
-from training.classify.checkpoint import Moment, load, moments, save
+from training.classify.checkpoint import Moment, moments, save
 from training.classify.config import Config
 from training.classify.folder import Folder
-from training.classify.group import Member
+from training.classify.group import Member, membership
+from training.classify.learner import device_faults
 from training.classify.models import built, full_name, load_weights
 from training.classify.plan import check_spread, planned
 from training.classify.precision import Precision
@@ -93,7 +101,7 @@ def test_processes_that_will_have_nothing_to_read_are_named(shards: Path) -> Non
     plan = planned(asked)
     assert check_spread(asked, plan, 2) == ""
     assert "2 shards for 4 processes" in check_spread(asked, plan, 4)
-    assert "the processes 2, 3 train on nothing" in check_spread(asked, plan, 4)
+    assert "processes 2, 3 train on nothing" in check_spread(asked, plan, 4)
     assert "some loader workers read nothing" in check_spread(replace(asked, loader_workers=4), plan, 2)
     assert check_spread(config(shards), plan, 4) == ""
 
@@ -154,6 +162,32 @@ def test_a_precision_that_the_device_has_not_is_refused() -> None:
     cpu = torch.device("cpu")
     refused(ConfigError, "fp16 needs a GPU", "bf16", lambda: Precision.chosen("fp16", cpu))
     assert Precision.chosen("", cpu).name == "fp32"
+
+
+def test_a_device_that_is_full_is_told_with_what_takes_less() -> None:
+    def step() -> None:
+        with device_faults():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    refused(DeviceFullError, "CUDA out of memory", "--batch-size", step)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, and environment variable RANK expected, but not set"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE is 2, and environment variable MASTER_ADDR expected"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', which is no number"),
+    ],
+)
+def test_an_environment_that_tells_half_of_a_place_is_refused(
+    told: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    refused(ConfigError, said, "unset WORLD_SIZE and RANK", membership("cpu").__enter__)
 
 
 # --- folders and checkpoints ---
@@ -220,34 +254,19 @@ def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(sha
     assert found_start(folder, other, plan, member).moment == Moment(epoch=1, step=0)
 
 
+def test_a_finished_training_without_checkpoints_is_not_written_over(shards: Path, tmp_path: Path) -> None:
+    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    folder, asked = Folder(tmp_path), config(shards)
+    plan = planned(asked)
+    found_start(folder, asked, plan, member)
+    folder.weights.touch()
+    other = replace(asked, lr=0.7)
+    refused(InputError, "--lr 0.1, now 0.7", "another --out", lambda: found_start(folder, other, plan, member))
+
+
 def test_two_trainings_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     with Folder(tmp_path).held():
         refused(TryLaterError, "another process trains into", "another --out", Folder(tmp_path).held().__enter__)
-
-
-def test_the_last_two_checkpoints_are_kept_and_the_last_beginning_of_an_epoch(tmp_path: Path) -> None:
-    for epoch, step in [(1, 0), (1, 10), (2, 0), (2, 10), (2, 20), (2, 30)]:
-        save(tmp_path, Moment(epoch=epoch, step=step), {"weights": torch.ones(2)})
-    assert [(one.epoch, one.step) for one in moments(tmp_path)] == [(2, 30), (2, 20), (2, 0)]
-    assert torch.equal(load(tmp_path, moments(tmp_path)[0])["weights"], torch.ones(2))
-
-
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
-    moment = Moment(epoch=0, step=4)
-    save(tmp_path, moment, {"weights": torch.ones(1000)})
-    path = tmp_path / moment.name
-    path.write_bytes(path.read_bytes()[:2000])
-    refused(OutputError, "cannot be read", "remove it", lambda: load(tmp_path, moment))
-
-
-def test_nothing_in_a_checkpoint_is_executed(tmp_path: Path) -> None:
-    class Trap:
-        def __reduce__(self) -> object:
-            return (Path.touch, (tmp_path / "sprung",))
-
-    torch.save({"model": Trap()}, tmp_path / Moment(epoch=0, step=1).name)
-    refused(OutputError, "cannot be read", "remove it", lambda: load(tmp_path, Moment(epoch=0, step=1)))
-    assert not (tmp_path / "sprung").exists()
 
 
 # --- whole trainings ---
@@ -258,7 +277,7 @@ def test_unreadable_pictures_are_listed_or_stop_the_training(tmp_path: Path) -> 
     arguments = [str(shards), *TINY, "--splitshards", "--out", str(tmp_path / "out")]
     (ended,) = trained(arguments, tmp_path / "refused")
     assert ended.status == 65
-    assert "samples of an epoch cannot be trained on, more than --max-failures 0.01" in ended.err
+    assert "samples of an epoch cannot be used, more than --max-failures 0.01" in ended.err
     assert "s-00" in ended.err
     assert "failures.jsonl; convert these pictures again" in ended.err
     (ended,) = trained([*arguments, "--max-failures=0.5"], tmp_path / "taken")

@@ -19,13 +19,15 @@ from training.launch.outcomes import PEER_GONE, Outcome, cause
 ARGUMENTS = [one for one in TINY if one != "--log-keys"]
 
 
-def test_the_process_that_lost_another_is_not_the_cause() -> None:
+def test_who_lost_another_or_was_asked_to_end_is_not_the_cause() -> None:
     lost = Outcome(rank=0, status=69, code=PEER_GONE, message="lost another", at=1.0)
     bug = Outcome(rank=1, status=Exit.BUG, code="bug", message="KeyError", at=2.0)
     refused = Outcome(rank=2, status=65, code="diverged", message="the loss", at=3.0)
-    assert cause([lost]) == lost
-    assert cause([lost, bug]) == bug
-    assert cause([lost, bug, refused]) == refused
+    asked = Outcome(rank=3, status=Exit.INTERRUPTED, at=0.0)
+    assert cause([asked]) == asked
+    assert cause([asked, lost]) == lost
+    assert cause([asked, lost, bug]) == bug
+    assert cause([asked, lost, bug, refused]) == refused
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

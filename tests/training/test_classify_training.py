@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,17 @@ def test_a_killed_training_of_two_processes_goes_on_as_if_nothing_had_been(exact
     killed_at(exact_pair.arguments, out, tmp_path / "killed", world=2, lines=random.randint(2, 6))
     assert not (out / "model.safetensors").exists()
     assert "goes on at epoch 1, step" in gone_on(exact_pair.arguments, out, tmp_path / "resumed", world=2)
+    same(out, exact_pair.out, 2)
+
+
+def test_a_training_killed_in_its_validation_makes_up_for_that_first(exact_pair: Whole, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(exact_pair.out, out)
+    (out / "model.safetensors").unlink()
+    noted = (out / "log.jsonl").read_text().splitlines(keepends=True)
+    assert '"validation"' in noted[-1]
+    (out / "log.jsonl").write_text("".join(noted[:-1]))
+    assert "goes on at epoch 3, step 0" in gone_on(exact_pair.arguments, out, tmp_path / "resumed", world=2)
     same(out, exact_pair.out, 2)
 
 
@@ -261,7 +273,7 @@ def test_three_processes_take_each_sample_once_even_where_one_has_no_shard(count
     for epoch in (0, 1):
         assert samples_of(out, 3, epoch) == Counter(key_of(number) for number in range(sum(counts)))
     if len(counts) == 2:
-        assert "the processes 2 train on nothing" in ended[0].err
+        assert "process 2 trains on nothing" in ended[0].err
         return
     first = [steps_of(out, rank, 0) for rank in range(3)]
     second = [digests(tmp_path / "n", rank)[first[rank] :] for rank in range(3)]
@@ -277,7 +289,7 @@ def test_with_another_number_of_processes_the_interrupted_epoch_begins_anew(exac
     told = gone_on(exact_pair.arguments, out, tmp_path / "resumed", world=1)
     assert "begins epoch 2 anew" in told
     assert "it was begun with 2 processes, now 1" in told
-    assert Counter(key for epoch, _, keys in keys_of(out, 0) if epoch == 1 for key in keys) == ALL
+    assert samples_of(out, 2, 1) == ALL
 
 
 @pytest.mark.slow

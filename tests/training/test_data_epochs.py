@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -215,21 +216,22 @@ def test_the_account_adds_up_also_if_a_shard_comes_or_goes_while_an_epoch_is_int
 
 
 KILLED = """
-import json, sys
+import json, signal, sys
 from functools import partial
 from training.data.epochs import exact_epoch, resampled_epoch
 from training.data.taken import NOTHING
 from training.data.view import View
 from training.shards.counts import open_shards
 
+signal.signal(signal.SIGTERM, lambda *_: None)
 taken = NOTHING
 for batch in {kind}(open_shards(sys.argv[1]), {view!r}, epoch=0):
     taken = taken.after(batch)
     print(json.dumps(taken.to_json()), flush=True)
-    if taken.batches == 5:
-        sys.stdin.read()
+    if taken.batches in (2, 8):
+        sys.stdin.readline()
 """
-"""Takes five batches, and then waits."""
+"""Takes two batches, then six more, which is more than its loader workers make ahead, and waits each time."""
 
 
 @pytest.mark.parametrize(
@@ -239,21 +241,25 @@ for batch in {kind}(open_shards(sys.argv[1]), {view!r}, epoch=0):
         pytest.param(KINDS[1], "partial(resampled_epoch, batches=9)", id="resampled", marks=pytest.mark.slow),
     ],
 )
-def test_after_a_sigkill_the_next_batch_comes_next_and_no_loader_worker_is_left(
+def test_loader_workers_outlive_a_request_to_stop_and_end_with_a_sigkill_after_which_the_next_batch_comes_next(
     kind: Epoch, written: str, shards: Shards
 ) -> None:
     view = replace(VIEW, loader_workers=2)
     command = [sys.executable, "-c", KILLED.format(kind=written, view=view), str(Path(shards.urls[0]).parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
-        lines = [training.stdout.readline() for _ in range(5)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, process_group=0) as training:  # type: ignore[call-overload]
+        lines = [training.stdout.readline() for _ in range(2)]
+        os.killpg(training.pid, signal.SIGTERM)  # as `training.launch.running` does it
+        training.stdin.write("\n")
+        training.stdin.flush()
+        lines += [training.stdout.readline() for _ in range(6)]
         left = children_of(training.pid)
         training.send_signal(signal.SIGKILL)
     assert len(left) == 2
+    wait_until(lambda: not any(is_running(pid) for pid in left), deadline_s=2)
     unbroken = list(kind(shards, view, epoch=0))
     taken = Taken.from_json(json.loads(lines[-1]))
-    assert told(kind(shards, view, epoch=0, taken=taken)) == told(unbroken[5:])
-    wait_until(lambda: not any(is_running(pid) for pid in left))
+    assert told(kind(shards, view, epoch=0, taken=taken)) == told(unbroken[8:])
 
 
 def children_of(pid: int) -> list[int]:

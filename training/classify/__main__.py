@@ -40,9 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         report = train(Config(**said))
     except Stopped as stopped:
         if os.environ.get("RANK", "0") == "0":
-            moment = stopped.moment
-            told = f"stopped before step {moment.step} of epoch {moment.epoch + 1}; the same command goes on there"
-            click.echo(told, err=True)
+            click.echo(f"stopped {stopped.moment}; the same command goes on there", err=True)
         raise
     if report is None:
         return Exit.DONE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.stopping import StopFlag
 from training.classify.agreement import share_optimizer
+from training.classify.checkpoint import Moment
 from training.classify.config import Config
 from training.classify.failures import FailureList
 from training.classify.folder import Folder
@@ -49,7 +51,7 @@ def begun(
         schedule=schedule,
         learner=learner,
         record=Record(folder.taken(member.rank), start.moment),
-        keys=_keys(folder, member, start) if config.log_keys else None,
+        keys=_keys(config, folder, member, start.moment),
         log=Log(folder, member, schedule, start.moment) if member.leads else None,
         failures=FailureList(folder.failures),
         stop=stop,
@@ -105,7 +107,12 @@ def _view(config: Config, plan: Plan, member: Member) -> View:
     )
 
 
-def _keys(folder: Folder, member: Member, start: Start) -> Journal:
-    journal = Journal(folder.keys(member.rank))
-    journal.cut(start.moment.epoch, start.moment.step)
-    return journal
+def _keys(config: Config, folder: Folder, member: Member, since: Moment) -> Journal | None:
+    """The journal of --log-keys, without what an earlier process noted of steps that are made anew."""
+    left = takewhile(Path.exists, map(folder.keys, count(member.world))) if member.leads else ()
+    for path in (folder.keys(member.rank), *left):
+        if path.exists():
+            noted = Journal(path)
+            noted.cut(since.epoch, since.step)
+            noted.close()
+    return Journal(folder.keys(member.rank)) if config.log_keys else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from core.durable import drop, fsync_folder, publish
 from core.errors import OutputError
+from training.classify.writing import writing
 
 _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})\.pt")
 
@@ -30,6 +31,12 @@ class Moment:
         """Of the checkpoint."""
         return f"epoch-{self.epoch:04d}-step-{self.step:08d}.pt"
 
+    def __str__(self) -> str:
+        """For people: epochs from 1, steps as the log has them."""
+        if self.step:
+            return f"before step {self.step} of epoch {self.epoch + 1}"
+        return f"after epoch {self.epoch}" if self.epoch else "before the first step"
+
 
 def moments(folder: Path) -> list[Moment]:
     """The moments at which there are checkpoints, the newest first."""
@@ -41,17 +48,14 @@ def save(folder: Path, moment: Moment, state: Mapping[str, Any]) -> None:
     """Write a checkpoint, durably, and drop those that it makes superfluous."""
     import torch
 
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{moment.name}.{os.getpid()}"
     try:
-        torch.save(dict(state), temporary)
-        publish(temporary, folder / moment.name)
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+        with writing(folder / moment.name, (OSError, RuntimeError)):  # torch's writer raises the latter
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save(dict(state), temporary)
+            publish(temporary, folder / moment.name)
+    finally:
         drop(temporary)
-        raise OutputError(
-            f"the checkpoint {folder / moment.name} cannot be written: {error}",
-            next_step="make room, then start the same command again: it goes on from the checkpoint before",
-        ) from error
     _drop_old(folder)
 
 

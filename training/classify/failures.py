@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from core.errors import InputError
 from training.classify.journal import lines
 from training.classify.record import listed
+from training.classify.writing import append, writing
 
 if TYPE_CHECKING:
     from training.data.batch import Failure
@@ -33,8 +34,9 @@ class FailureList:
         new = {key: one for key, one in new.items() if key not in self._known}
         if not new:
             return
-        with open(self._path, "ab", buffering=0) as file:
-            file.write(b"".join(json.dumps(asdict(one)).encode() + b"\n" for one in new.values()))
+        data = b"".join(json.dumps(asdict(one)).encode() + b"\n" for one in new.values())
+        with writing(self._path), open(self._path, "ab", buffering=0) as file:
+            append(file, b"\n" + data if _is_cut(self._path) else data)
         self._known.update({key: one.samples for key, one in new.items()})
 
     @property
@@ -43,7 +45,15 @@ class FailureList:
         return sum(self._known.values())
 
 
-def check_limit(failures: Sequence[Failure], failed: int, samples: int, part: float, path: Path) -> None:
+def _is_cut(path: Path) -> bool:
+    """Whether the last line has no end, because the disk was full."""
+    data = path.read_bytes()
+    return bool(data) and not data.endswith(b"\n")
+
+
+def check_limit(
+    failures: Sequence[Failure], failed: int, samples: int, part: float, path: Path, *, of: str = "an epoch"
+) -> None:
     """InputError where more of an epoch's samples failed than may.
 
     Args:
@@ -52,12 +62,12 @@ def check_limit(failures: Sequence[Failure], failed: int, samples: int, part: fl
         samples: of the epoch.
         part: that may fail.
         path: where they are listed.
+        of: what the samples are of.
     """
     if failed <= part * samples:
         return
     raise InputError(
-        f"{failed} of {samples} samples of an epoch cannot be trained on, more than --max-failures {part:g}: "
-        f"{listed(failures)}",
+        f"{failed} of {samples} samples of {of} cannot be used, more than --max-failures {part:g}: {listed(failures)}",
         next_step=f"all are listed in {path}; convert these pictures again or leave them out, or give a higher "
         "--max-failures. The same command goes on from the last checkpoint",
         code="too_many_failures",

@@ -12,6 +12,7 @@ from typing import Any
 
 from core.durable import drop, overwrite
 from core.errors import InputError, TryLaterError
+from training.classify.writing import writing
 
 
 class Folder:
@@ -60,8 +61,10 @@ class Folder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """For the length of the block nobody else trains into this folder; TryLaterError where somebody does."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / ".lock", "w") as lock:
+        with writing(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock = open(self.root / ".lock", "w")  # noqa: SIM115 - closed below
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -79,4 +82,5 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """A JSON file, complete and durable, in place of what was there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     drop(temporary)
-    overwrite(path, json.dumps(value, indent=2).encode() + b"\n", temporary=temporary)
+    with writing(path):
+        overwrite(path, json.dumps(value, indent=2).encode() + b"\n", temporary=temporary)

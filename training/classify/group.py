@@ -99,8 +99,8 @@ def membership(device: str) -> Iterator[Member]:
     """
     import torch.distributed as dist
 
-    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    world, rank, local = (_told(name, default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    place = _device(device, local)
     made = world > 1 and not dist.is_initialized()
     member = Member(rank=rank, world=world, device=place)
     if made:
@@ -126,7 +126,10 @@ def _meet(member: Member) -> None:
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    except ValueError as error:
+        raise _half_told(f"WORLD_SIZE is {member.world}, and {str(error).partition(': ')[2]}") from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     on_gpu = member.device.type == "cuda"
     dist.init_process_group(
@@ -136,6 +139,21 @@ def _meet(member: Member) -> None:
         world_size=world,
         timeout=TIMEOUT,
         device_id=member.device if on_gpu else None,
+    )
+
+
+def _told(name: str, default: int) -> int:
+    said = os.environ.get(name, str(default))
+    if not said.isdecimal():
+        raise _half_told(f"{name} is {said!r}, which is no number")
+    return int(said)
+
+
+def _half_told(what: str) -> ConfigError:
+    """The error where the environment does not tell which process this is."""
+    return ConfigError(
+        f"{what}: so this process does not know its place among those of the training",
+        next_step="unset WORLD_SIZE and RANK for a training of one process, or start all of them with torchrun",
     )
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from core.durable import drop, overwrite
+from training.classify.writing import append, writing
 
 
 class Journal:
@@ -24,16 +26,19 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed with this object
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed with this object
 
     def add(self, epoch: int, step: int, said: Mapping[str, Any]) -> None:
         """A line at a step, both counted from 0."""
-        self._file.write(json.dumps({"epoch": epoch, "step": step, **said}).encode() + b"\n")
+        with writing(self.path):
+            append(self._file, json.dumps({"epoch": epoch, "step": step, **said}).encode() + b"\n")
 
     def sync(self) -> None:
         """Make what was written survive a crash of the machine."""
-        os.fsync(self._file.fileno())
+        with writing(self.path):
+            os.fsync(self._file.fileno())
 
     def cut(self, epoch: int, step: int) -> None:
         """Take back every line at this step and behind it."""
@@ -49,8 +54,9 @@ class Journal:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         drop(temporary)
         self._file.close()
-        overwrite(self.path, data, temporary=temporary)
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        with writing(self.path):
+            overwrite(self.path, data, temporary=temporary)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
         """Write no more."""
@@ -64,7 +70,5 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     with open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                try:
+                with suppress(ValueError):  # zeros that a crash of the machine left, or what a full disk cut off
                     yield json.loads(line)
-                except ValueError:  # zeros that a crash of the machine left
-                    return

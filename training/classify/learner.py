@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from core.errors import DeviceFullError
 from training.classify.config import Config
 from training.classify.group import Member, explained
 from training.classify.precision import Precision
@@ -149,3 +150,17 @@ def seed_step(*parts: int) -> None:
 
     text = "/".join(map(str, parts)).encode()
     torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
+
+
+@contextmanager
+def device_faults() -> Iterator[None]:
+    """DeviceFullError, or DeviceError, of what torch raises within the block where a device is full, or broken."""
+    from worker.embedders.device import foreign_faults
+
+    try:
+        with foreign_faults():
+            yield
+    except DeviceFullError as error:
+        raise DeviceFullError(
+            error.message, next_step="a smaller --batch-size or --image-size takes less, on a GPU --precision bf16 too"
+        ) from error

@@ -33,10 +33,8 @@ class Log:
         self._member = member
         self._schedule = schedule
         self._line = _Line()
-        self._begun = time.monotonic()
-        self._made = 0
-        self._validations = 0
-        self._aside_s = 0.0
+        self._made = self._validations = 0
+        self._made_s = self._validations_s = 0.0
 
     def say(self, text: str) -> None:
         """A sentence for whoever watches."""
@@ -45,6 +43,7 @@ class Log:
     def train(self, moment: Moment, meter: Meter, lr: float) -> None:
         """The steps up to this one, whose line it is."""
         self._made += meter.steps
+        self._made_s += meter.batch_s
         rate = meter.samples_per_s
         self._journal.add(
             moment.epoch,
@@ -71,9 +70,8 @@ class Log:
     def _left(self, moment: Moment) -> str:
         """By the mean time of a step since the start; what validation took is expected again after each epoch."""
         left = self._schedule.steps - moment.epoch * self._schedule.epoch_steps - moment.step - 1
-        passed = time.monotonic() - self._begun - self._aside_s
-        again = self._aside_s / max(1, self._validations) * (self._schedule.epochs - moment.epoch)
-        return f"about {duration(max(0.0, left * passed / max(1, self._made) + again))} left"
+        again = self._validations_s / max(1, self._validations) * (self._schedule.epochs - moment.epoch)
+        return f"about {duration(max(0.0, left * self._made_s / max(1, self._made) + again))} left"
 
     def epoch(self, moment: Moment, said: dict[str, Any]) -> None:
         """An epoch is over; `moment` is behind its last step."""
@@ -92,7 +90,7 @@ class Log:
 
     def validation(self, moment: Moment, measured: Measured, seconds: float) -> None:
         """The model was measured after an epoch."""
-        self._aside_s += seconds
+        self._validations_s += seconds
         self._validations += 1
         self._journal.add(
             moment.epoch,
@@ -129,14 +127,14 @@ class _Line:
         self._shown_at = time.monotonic()
 
     def show(self, text: str) -> None:
-        """For now."""
+        """A text that the next one replaces."""
         if self._on_terminal:
             self._write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
         elif time.monotonic() - self._shown_at >= PLAIN_EVERY_S:
             self.keep(text)
 
     def keep(self, text: str) -> None:
-        """For good."""
+        """A text that stays, in place of what was shown."""
         self._shown_at = time.monotonic()
         self._write(f"\r\x1b[2K{text}\n" if self._on_terminal else f"{text}\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from training.classify.failures import check_limit
 from training.classify.folder import Folder
 from training.classify.group import Member, membership
 from training.classify.journal import lines
+from training.classify.learner import device_faults
 from training.classify.models import full_name
 from training.classify.output import finish
 from training.classify.plan import planned
@@ -29,18 +30,20 @@ from training.classify.precision import Precision
 from training.classify.record import past
 from training.classify.report import Report, report_of
 from training.classify.training import Stopped, Training
-from training.classify.validation import measured
+from training.classify.validation import Measured, measured
 
 if TYPE_CHECKING:
     from training.data.batch import Batch
     from training.data.taken import Taken
+    from training.shards.counts import Shards
 
 
 def train(config: Config) -> Report | None:
     """Train, or go on with it. Every process of the training calls this; the one that leads gets what it came to.
 
     Raises Stopped after SIGTERM or SIGINT, when a checkpoint is written; InputError, ModelError and ConfigError for
-    what cannot be trained; UnwellError where another process is gone; OutputError where the folder is full.
+    what cannot be trained; UnwellError where another process is gone; OutputError where the folder is full;
+    DeviceFullError and DeviceError where the device is full or broken.
     """
     plan = planned(config)
     arch = full_name(config.arch)
@@ -51,7 +54,7 @@ def train(config: Config) -> Report | None:
         precision = Precision.chosen(config.precision, member.device)
         settled = replace(config, arch=arch, precision=precision.name, epoch_samples=plan.epoch_samples)
         folder = Folder(Path(config.out))
-        with _held(folder, member):
+        with _held(folder, member), device_faults():
             training, start = begun(settled, plan, folder, member, precision, stop)
             with training:
                 try:
@@ -70,8 +73,8 @@ def _held(folder: Folder, member: Member) -> AbstractContextManager[None]:
 
 def _run(training: Training, start: Moment) -> None:
     epochs = training.config.epochs
-    if start.step == 0 and start.epoch and not _was_validated(training, start.epoch - 1):
-        _validate(training, Moment(epoch=start.epoch - 1, step=training.schedule.epoch_steps))
+    if start.step == 0 and start.epoch:
+        _make_up_validation(training, start.epoch - 1)
     for epoch in range(start.epoch, epochs):
         begin = Moment(epoch=epoch, step=start.step if epoch == start.epoch else 0)
         end = _epoch(training, begin)
@@ -83,10 +86,19 @@ def _run(training: Training, start: Moment) -> None:
 
 
 def _stop_here(training: Training, end: Moment) -> None:
-    """Between epochs a checkpoint lies there already."""
-    if training.stop() and training.member.leads:
-        training.member.say_stopped()
-        raise Stopped(Moment(epoch=end.epoch + 1, step=0))
+    """Between epochs a checkpoint lies there already. Each process has to call it."""
+    (asked,) = training.member.totals([_asked_to_stop(training)])
+    if asked:
+        raise Stopped(_next_epoch(end))
+
+
+def _asked_to_stop(training: Training) -> bool:
+    """Whether all have to stop: the one that leads was asked to."""
+    return training.member.leads and training.stop()
+
+
+def _next_epoch(end: Moment) -> Moment:
+    return Moment(epoch=end.epoch + 1, step=0)
 
 
 def _epoch(training: Training, begin: Moment) -> Moment:
@@ -102,7 +114,7 @@ def _epoch(training: Training, begin: Moment) -> Moment:
     end = Moment(epoch=begin.epoch, step=steps)
     _account(training, end, made=training.record.taken.samples - known.taken.samples, since=clock)
     if training.member.leads:
-        training.keep(Moment(epoch=begin.epoch + 1, step=0))
+        training.keep(_next_epoch(end))
     return end
 
 
@@ -141,11 +153,12 @@ def _account(training: Training, end: Moment, *, made: int, since: float) -> Non
         training.log.epoch(end, {**said, "samples_per_s": round(new / seconds, 2)})
 
 
-def _was_validated(training: Training, epoch: int) -> bool:
-    if training.plan.validation is None:
-        return True
-    found = any(line["kind"] == "validation" and line["epoch"] == epoch for line in lines(training.folder.log))
-    return bool(training.member.from_rank(0, found))
+def _make_up_validation(training: Training, epoch: int) -> None:
+    """Validate after an epoch that is over, where an interruption came before that was done."""
+    said = {line["kind"]: line["step"] for line in lines(training.folder.log) if line["epoch"] == epoch}
+    done, steps = training.member.from_rank(0, ("validation" in said, said.get("epoch", 0)))
+    if not done:
+        _validate(training, Moment(epoch=epoch, step=steps))
 
 
 def _validate(training: Training, end: Moment) -> None:
@@ -156,15 +169,46 @@ def _validate(training: Training, end: Moment) -> None:
     if shards is None:
         return
     begun_at = time.perf_counter()
-    batches = validation_samples(shards, training.view)
     own = shards.samples and -(-shards.samples // training.member.world)
     tell = partial(training.log.validating, end.epoch, own) if training.log is not None else None
+    batches = _side_by_side(training, validation_samples(shards, training.view), end)
     result = measured(training.learner, training.member, batches, tell)
+    _check_validation(training, shards, result)
+    if training.log is not None:
+        training.log.validation(end, result, time.perf_counter() - begun_at)
+
+
+def _side_by_side(training: Training, batches: Iterable[Batch], end: Moment) -> Iterator[Batch]:
+    """This process's batches, one whenever every process that has any left takes one.
+
+    So who has none left does not wait for all that the others have, which may be more than `group.TIMEOUT`, but for a
+    batch at a time. Raises Stopped in all processes where they are asked to stop.
+    """
+    own = iter(batches)
+    while True:
+        batch = next(own, None)
+        having, asked = training.member.totals([batch is not None, _asked_to_stop(training)])
+        if asked:
+            raise Stopped(_next_epoch(end))
+        if batch is not None:
+            yield batch
+        if not having:
+            return
+
+
+def _check_validation(training: Training, shards: Shards, result: Measured) -> None:
+    """List what failed; InputError where that is too much, or where samples are missing."""
     failures = [failure for one in training.member.gathered(result.failures) for failure in one]
     if training.member.leads:
         training.failures.add(failures)
     total = result.samples + result.failed
-    check_limit(failures, result.failed, total, training.config.max_failures, training.folder.failures)
+    most, path = training.config.max_failures, training.folder.failures
+    check_limit(failures, result.failed, total, most, path, of="the validation")
+    if not result.samples:
+        raise InputError(
+            "no validation sample could be read",
+            next_step=f"see {path} and `embq shards verify`, or leave out --validation",
+        )
     if shards.samples is not None and total != shards.samples:
         raise InputError(
             f"validation had {result.samples} samples and {result.failed} failures, and sizes.json says "
@@ -172,5 +216,3 @@ def _validate(training: Training, end: Moment) -> None:
             next_step="compare sizes.json with the shards: `embq shards verify`",
             code="epoch_incomplete",
         )
-    if training.log is not None:
-        training.log.validation(end, result, time.perf_counter() - begun_at)

@@ -58,12 +58,14 @@ class Meter:
         return self.samples / self.batch_s if self.batch_s else 0.0
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; times are left out."""
+        """For a checkpoint."""
         return {
             "loss": float(self._loss),
             "right": int(self._right),
             "samples": self.samples,
             "steps": self.steps,
+            "data_s": self.data_s,
+            "batch_s": self.batch_s,
         }
 
     def take(self, state: Mapping[str, Any]) -> None:
@@ -71,3 +73,4 @@ class Meter:
         self.empty()
         self._loss, self._right = state["loss"], state["right"]
         self.samples, self.steps = state["samples"], state["steps"]
+        self.data_s, self.batch_s = state["data_s"], state["batch_s"]

@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from core.durable import drop, publish
-from core.errors import OutputError
 from training.classify.curve import draw
 from training.classify.folder import FORMAT, write_json
+from training.classify.writing import writing
+from training.weights import save
 
 if TYPE_CHECKING:
     from training.classify.training import Training
@@ -16,22 +17,17 @@ if TYPE_CHECKING:
 
 def finish(training: Training) -> None:
     """Write model.safetensors, model.json and, where matplotlib is installed, curve.png."""
-    from safetensors.torch import save_file
-
     folder = training.folder
     temporary = folder.root / f".{folder.weights.name}.{os.getpid()}"
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in training.learner.model.state_dict().items()}
     try:
-        save_file(weights, temporary)
-        publish(temporary, folder.weights)
-        write_json(folder.model, described(training))
-    except OSError as error:
+        with writing(folder.weights):
+            save(training.learner.model.state_dict(), temporary)
+            publish(temporary, folder.weights)
+    finally:
         drop(temporary)
-        raise OutputError(
-            f"{folder.weights} cannot be written: {error}",
-            next_step="make room, then start the same command again: it only writes the model",
-        ) from error
-    draw(folder.log, folder.curve)
+    write_json(folder.model, described(training))
+    with writing(folder.curve):
+        draw(folder.log, folder.curve)
 
 
 def described(training: Training) -> dict[str, Any]:

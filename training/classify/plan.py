@@ -57,13 +57,17 @@ def check_spread(config: Config, plan: Plan, world: int) -> str:
     readers, shards = world * max(1, config.loader_workers), len(plan.shards.urls)
     if not config.splitshards or shards >= readers:
         return ""
-    idle = [rank for rank in range(world) if rank >= shards]
+    idle = [str(rank) for rank in range(shards, world)]
     whose = (
-        f"the processes {', '.join(map(str, idle))} train on nothing" if idle else "some loader workers read nothing"
+        "some loader workers read nothing"
+        if not idle
+        else f"process {idle[0]} trains on nothing"
+        if len(idle) == 1
+        else f"processes {', '.join(idle)} train on nothing"
     )
     return (
         f"{shards} shards for {world} processes with {config.loader_workers} loader workers each: {whose}; fewer "
-        "--loader-workers or --processes, or shards with fewer samples (`embq shards convert --maxcount`), use them all"
+        "--loader-workers or --processes use them all, or more shards (`embq shards convert --samples-per-shard`)"
     )
 
 

@@ -102,6 +102,6 @@ def past(path: Path, moment: Moment) -> Past:
 
 def listed(failures: Sequence[Failure], most: int = 5) -> str:
     """The first failures, for a message."""
-    told = [f"{failure.shard} {failure.key}: {failure.message}".replace("  ", " ") for failure in failures[:most]]
+    told = [f"{one.shard}{one.key and f' {one.key}'}: {one.message}" for one in failures[:most]]
     more = f"; and {len(failures) - most} more" if len(failures) > most else ""
     return "; ".join(told) + more

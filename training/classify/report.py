@@ -21,7 +21,7 @@ class EpochRow:
 
     Attributes:
         epoch: from 1.
-        loss, accuracy: of the steps of the process that led, at the epoch's end.
+        loss, accuracy: of the steps of the process that led, at the epoch's end; None where it made none.
         top1, top5: on the validation set; None without one.
         samples: of all processes.
         failed: samples of it that could not be read.
@@ -30,8 +30,8 @@ class EpochRow:
     """
 
     epoch: int
-    loss: float
-    accuracy: float
+    loss: float | None
+    accuracy: float | None
     top1: float | None
     top5: float | None
     samples: int
@@ -90,11 +90,10 @@ class Report:
 
 
 def _cells(row: EpochRow, processes: int) -> list[object]:
-    parts = ["-" if value is None else f"{value:.1%}" for value in (row.top1, row.top5)]
+    parts = ["-" if value is None else f"{value:.1%}" for value in (row.accuracy, row.top1, row.top5)]
     return [
         row.epoch,
-        f"{row.loss:.3f}",
-        f"{row.accuracy:.1%}",
+        "-" if row.loss is None else f"{row.loss:.3f}",
         *parts,
         f"{row.samples:,}",
         f"{row.failed:,}",
@@ -124,8 +123,8 @@ def _row(epoch: int, said: dict[str, dict[str, Any]]) -> EpochRow:
     train, validation, whole = said.get("train", {}), said.get("validation", {}), said["epoch"]
     return EpochRow(
         epoch=epoch + 1,
-        loss=train.get("loss", float("nan")),
-        accuracy=train.get("accuracy", 0.0),
+        loss=train.get("loss"),
+        accuracy=train.get("accuracy"),
         top1=validation.get("top1"),
         top5=validation.get("top5"),
         samples=whole["samples"],

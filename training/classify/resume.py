@@ -43,7 +43,7 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
     said = folder.read_config() if member.leads else None
     there = moments(folder.checkpoints) if said is not None else []
     why_anew = ""
-    if said is not None and there:  # a training that never came to a checkpoint is nothing to lose
+    if said is not None and (there or folder.weights.exists()):  # else nothing was learnt that could be lost
         _check_same(folder, said, config, plan)
         why_anew = _why_anew(said, config, member)
     there, why_anew = member.from_rank(0, (there, why_anew))

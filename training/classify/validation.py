@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.errors import InputError
 from training.classify.group import Member
 from training.classify.learner import Learner
 
@@ -66,15 +65,11 @@ def measured(
     learner.model.train()
     failed = sum(failure.samples for failure in failures)
     loss_sum, right, near, total, lost = member.totals([*sums.tolist(), samples, failed])
-    if not total:
-        raise InputError(
-            "no validation sample could be read",
-            next_step="look at the shards with `embq shards verify`, or leave out --validation",
-        )
+    counted = max(1.0, total)
     return Measured(
-        loss=loss_sum / total,
-        top1=right / total,
-        top5=near / total,
+        loss=loss_sum / counted,
+        top1=right / counted,
+        top5=near / counted,
         samples=int(total),
         failed=int(lost),
         failures=tuple(failures),

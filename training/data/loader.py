@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 import webdataset as wds
 from torch.utils.data import DataLoader
 
+from core.embedded import die_with_parent
 from core.errors import UnwellError
 from training.data.making import Made
 
@@ -50,9 +52,21 @@ def _begun(stages: list[Any], workers: int) -> Iterator[Made]:
     with warnings.catch_warnings():
         # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        sent = iter(DataLoader(wds.DataPipeline(*stages), batch_size=None, num_workers=workers))
+        pipeline = wds.DataPipeline(*stages)
+        sent = iter(DataLoader(pipeline, batch_size=None, num_workers=workers, worker_init_fn=_bound_to_parent))
     if signal.getsignal(signal.SIGCHLD) is not heard:
         # torch would raise of a dead worker wherever the main thread is just then, be it in a collective. Who waits
         # for the next batch finds out by itself within 5 s.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL if heard is None else heard)
     return sent
+
+
+def _bound_to_parent(_worker: int) -> None:
+    """In a loader worker: it ends with the process that it reads for, and no sooner.
+
+    A request to stop goes to that process's group, and torch has its workers end at a SIGTERM from anybody: the process
+    would lose them before it came to its next step. And the lock of `--out`, which they have inherited, would be theirs
+    for seconds after that process was killed.
+    """
+    os.setpgid(0, 0)
+    die_with_parent()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def command(where: Where, as_json: bool, **said: Any) -> int:
     """Train a classifier of timm or torchvision on SHARDS.
 
-    SHARDS are shards, braces, a pattern, a folder or an URL, several joined by ::. A training that was interrupted goes
+    SHARDS are shards, braces, a pattern, a folder or a URL, several joined by ::. A training that was interrupted goes
     on exactly where it was: give the same command again. Weights are never downloaded.
     """
     from training.classify.plan import planned
