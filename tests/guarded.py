@@ -19,13 +19,10 @@ from core.embedded import die_with_parent, server_binary
 from embq.brokering import accounts
 from tests.waiting import wait_until
 
-SERVERS = [
-    "valkey",
-    pytest.param(
-        "redis",
-        marks=pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH"),
-    ),
-]
+_REDIS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not on PATH")
+SERVERS = ["valkey", pytest.param("redis", marks=_REDIS)]
+SERVERS_OF_WHOLE_RUNS = ["valkey", pytest.param("redis", marks=[_REDIS, pytest.mark.slow])]
+"""What a user may do is asked of both servers command by command (tests/contract/test_roles.py); runs take long."""
 
 
 class GuardedServer:

@@ -63,6 +63,7 @@ def test_a_fast_device_is_told_how_many_cores_it_wants(short_tmp: Path, kind: st
     assert 0 < figures["together_per_s"] < figures["device_per_s"]
 
 
+@pytest.mark.slow
 def test_a_slow_device_is_the_limit(short_tmp: Path) -> None:
     figures = figures_of(write("tar", short_tmp / "in"), SLOW, "--seconds", "0.7", "--decode", "cpu-fast")
     assert (figures["limit"], figures["cores_needed"], figures["decode"]) == ("device", 1, "cpu-fast")

@@ -94,7 +94,7 @@ def test_a_read_only_output_is_told_by_the_writer_and_goes_on_by_itself(
         check_complete(root, expected, units=2, dim=DIM)
 
 
-@pytest.mark.parametrize("hours", [5, -3])
+@pytest.mark.parametrize("hours", [5, pytest.param(-3, marks=pytest.mark.slow)])
 def test_clocks_that_are_hours_apart_change_no_row_and_are_told(
     own_server: EmbeddedServer, short_tmp: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:

@@ -42,7 +42,12 @@ def compare(found: Columns, lines: list[dict[str, object]], dim: int = DIM) -> N
     assert np.array_equal(found["embedding"], wanted)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+def _often(format: str) -> object:
+    """npy and Arrow seldom: tests/contract/test_stores.py reads all four back by their libraries, if not whole runs."""
+    return pytest.param(format, marks=pytest.mark.slow if format in ("npy", "arrow") else ())
+
+
+@pytest.mark.parametrize("format", [_often(format) for format in FORMATS])
 def test_twenty_thousand_rows_come_back_by_the_plain_library_alone(tmp_path: Path, format: str) -> None:
     root, texts = tmp_path / "out", tmp_path / "texts.jsonl"
     lines = write_input(texts)

@@ -61,7 +61,7 @@ def keys_of(root: Path) -> list[str]:
     return sorted(key for table in row_tables(Layout(root).root) for key in table["key"].to_pylist())
 
 
-@pytest.mark.parametrize("lacks", ["file", "root"])
+@pytest.mark.parametrize("lacks", ["file", pytest.param("root", marks=pytest.mark.slow)])
 def test_units_are_left_to_the_machine_that_has_their_input(
     own_server: EmbeddedServer, short_tmp: Path, inputs: Path, lacks: str
 ) -> None:

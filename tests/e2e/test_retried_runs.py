@@ -127,6 +127,7 @@ def broker() -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_retry_that_is_killed_at_random_moments_and_repeated_has_each_failure_once(
     short_tmp: Path, broker: EmbeddedServer
 ) -> None:

@@ -309,6 +309,7 @@ def test_inputs_that_have_changed_are_named_and_nothing_is_added(setting: Settin
     assert len([path for path in (setting.root / "_inputs").rglob("*") if path.is_file()]) == 1
 
 
+@pytest.mark.slow
 def test_adding_is_exact_whoever_is_killed_and_whenever(setting: Setting, short_tmp: Path) -> None:
     """The sender, the writer and the connection by turns, each at a moment that chance chooses."""
     folder = short_tmp / "in"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, closed, committed, process_ended, started, write_shards, write_texts
-from tests.guarded import SERVERS, GuardedServer, guarded_server
+from tests.guarded import SERVERS_OF_WHOLE_RUNS, GuardedServer, guarded_server
 from tests.waiting import wait_until
 
 DIM = 8
@@ -54,7 +54,7 @@ class Box:
         return said
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=SERVERS_OF_WHOLE_RUNS)
 def box(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[Box]:
     with guarded_server(request.param) as server, ExitStack() as stack:
         yield Box(server, stack, short_tmp)

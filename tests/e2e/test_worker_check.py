@@ -13,7 +13,7 @@ import pytest
 import redis
 from e2e.services import MODEL, Services, hints_waiting
 from e2e.session import process_ended, run_of, started, write_texts
-from guarded import SERVERS, guarded_server
+from guarded import SERVERS_OF_WHOLE_RUNS, guarded_server
 from waiting import wait_until
 
 from core.broker import connect
@@ -171,7 +171,7 @@ def test_without_a_broker_the_rest_is_still_told(short_tmp: Path) -> None:
     assert (status, "no broker is configured" in said) == (Exit.CONFIG, True)
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", SERVERS_OF_WHOLE_RUNS)
 def test_the_users_of_a_guarded_broker_report_see_the_fleet_and_check_themselves(name: str) -> None:
     with guarded_server(name) as server, ExitStack() as stack:
         for verb in ("producer", "writer"):
