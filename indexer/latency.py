@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from indexer.points import Point, Searches, Setting
+
+Clock = Callable[[], int]
+"""Nanoseconds since some moment."""
 
 WARM = 3
 ROUNDS = 4
@@ -17,26 +20,36 @@ SECONDS = 0.03
 """For one round of one setting, unless the fewest queries take longer."""
 
 
-def timed(searcher: Searches, queries: np.ndarray, k: int, setting: Setting, *, seconds: float) -> np.ndarray:
+def timed(
+    searcher: Searches,
+    queries: np.ndarray,
+    k: int,
+    setting: Setting,
+    *,
+    seconds: float,
+    clock: Clock = time.perf_counter_ns,
+) -> np.ndarray:
     """Milliseconds of single searches, float64 (m,): of as many queries as the time allows."""
     for query in queries[:WARM]:
         searcher.search(query[None], k, nprobe=setting.nprobe, k_factor=setting.k_factor)
-    took, until = [], time.monotonic() + seconds
+    took, until = [], clock() + seconds * 1e9
     for query in queries:
-        before = time.perf_counter_ns()
+        before = clock()
         searcher.search(query[None], k, nprobe=setting.nprobe, k_factor=setting.k_factor)
-        took.append((time.perf_counter_ns() - before) / 1e6)
-        if len(took) >= FEWEST_QUERIES and time.monotonic() > until:
+        took.append((clock() - before) / 1e6)
+        if len(took) >= FEWEST_QUERIES and clock() > until:
             break
     return np.asarray(took)
 
 
-def with_times(searcher: Searches, queries: np.ndarray, k: int, points: Sequence[Point]) -> list[Point]:
+def with_times(
+    searcher: Searches, queries: np.ndarray, k: int, points: Sequence[Point], clock: Clock = time.perf_counter_ns
+) -> list[Point]:
     """The points with their time: of each query the best of all rounds; a round goes over all points."""
     best: list[np.ndarray | None] = [None] * len(points)
     for _ in range(ROUNDS):
         for at, point in enumerate(points):
-            took = timed(searcher, queries[:MOST_QUERIES], k, point.setting, seconds=SECONDS)
+            took = timed(searcher, queries[:MOST_QUERIES], k, point.setting, seconds=SECONDS, clock=clock)
             known = best[at]
             if known is not None:
                 shared = min(len(known), len(took))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from indexer.halves import Half, halves, mixed
-from indexer.latency import timed, with_expected, with_times
+from indexer.latency import Clock, timed, with_expected, with_times
 from indexer.points import Goal, Point, Scores, Searches, Setting, Tuning
 from indexer.queries import QuerySet
 from indexer.recall import Truth, mean_recall
@@ -44,6 +44,7 @@ def tune(
     refines: bool,
     rows: int,
     seconds: float = 8.0,
+    clock: Clock = time.perf_counter_ns,
 ) -> Tuning:
     """The setting for a goal, with what it is worth.
 
@@ -57,6 +58,7 @@ def tune(
         refines: whether candidates can be re-ranked.
         rows: that can be answers.
         seconds: of the processor for the sweep; timing and the scores take some seconds more.
+        clock: by which single searches are timed.
     """
     began = time.monotonic()
     tuned, reported = halves(sets, truth)
@@ -67,7 +69,7 @@ def tune(
     queries = mixed(tuned)
 
     def measure(some: Sequence[Point]) -> dict[Setting, Point]:
-        return {point.setting: point for point in with_times(searcher, queries, goal.k, some)}
+        return {point.setting: point for point in with_times(searcher, queries, goal.k, some, clock)}
 
     known = measure(_spread(points))
     points = with_expected(points, list(known.values()), goal.k)
@@ -79,7 +81,7 @@ def tune(
     while raised < MOST_RAISED and (better := _better(searcher, reported, allowed, chosen, goal)) is not None:
         known |= measure([better])
         chosen, raised = known[better.setting], raised + 1
-    scores = {name: _score(searcher, half, goal, chosen.setting) for name, half in reported.items()}
+    scores = {name: _score(searcher, half, goal, chosen.setting, clock) for name, half in reported.items()}
     return Tuning(
         goal=goal,
         setting=chosen.setting,
@@ -183,14 +185,14 @@ def _met(goal: Goal, scores: Mapping[str, Scores], chosen: Point) -> bool:
     return reached and (goal.milliseconds is None or (chosen.mean_ms or 0.0) <= goal.milliseconds)
 
 
-def _score(searcher: Searches, half: Half, goal: Goal, setting: Setting) -> Scores:
+def _score(searcher: Searches, half: Half, goal: Goal, setting: Setting, clock: Clock) -> Scores:
     wide = half.first(REPORTED_WIDE)
     ids = half.search(searcher, max(10, goal.k), setting)
     recalls = {k: mean_recall(ids, half.truth, k) for k in (1, 10, goal.k)}
     if 100 not in recalls:
         recalls[100] = mean_recall(wide.search(searcher, 100, setting), wide.truth, 100)
-    took = timed(searcher, half.vectors, goal.k, setting, seconds=REPORTED_SECONDS)
-    took_40 = timed(searcher, wide.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 3)
+    took = timed(searcher, half.vectors, goal.k, setting, seconds=REPORTED_SECONDS, clock=clock)
+    took_40 = timed(searcher, wide.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 3, clock=clock)
     return Scores(
         queries=len(half),
         recall=dict(sorted(recalls.items())),

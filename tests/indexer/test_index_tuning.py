@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from indexer.points import Goal, Point, Scores, Setting, Tuning
 from indexer.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
 from indexer.recall import Truth, mean_recall
 from indexer.report_picture import draw_report
+from indexer.sweep import K_FACTORS
 from indexer.truth import block_truth, nearest, read_truth
 from indexer.tuning import tune
 
@@ -32,13 +34,18 @@ def clustered(rows: int, seed: int = 0) -> np.ndarray:
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
+def work_ns(setting: Setting) -> int:
+    """Of one search: as for lists that are read and candidates whose vectors are."""
+    return 10_000 + 4_000 * setting.nprobe + (1_000 * setting.k_factor if setting.k_factor > 1 else 0)
+
+
 @dataclass(frozen=True)
 class Answers:
     ids: np.ndarray
 
 
 class Index:
-    """A searcher over coarse codes, which re-ranks by the vectors and counts its searches."""
+    """A searcher over coarse codes, which re-ranks by the vectors and counts its searches and their work."""
 
     def __init__(self, vectors: np.ndarray, key: str) -> None:
         self.vectors = vectors
@@ -46,6 +53,11 @@ class Index:
         self.index.train(vectors)
         self.index.add(vectors)
         self.probes: set[int] = set()
+        self.work_ns = 0
+
+    def clock(self) -> int:
+        """One by which a search takes the time of its work, whatever else the machine does."""
+        return self.work_ns
 
     def search(
         self,
@@ -58,6 +70,7 @@ class Index:
     ) -> Answers:
         self.probes.add(nprobe or 0)
         factor = 1 if refine is False else k_factor or 1
+        self.work_ns += len(vectors) * work_ns(Setting(nprobe=nprobe or 1, k_factor=factor))
         parameters = faiss().SearchParametersIVF(nprobe=nprobe)
         _, ids = self.index.search(vectors, k * factor, params=parameters)
         if factor == 1:
@@ -104,17 +117,21 @@ def measured(index: Index, sets: list[QuerySet], truth: Mapping[str, Truth], set
     return found
 
 
-def test_the_worst_set_reaches_the_target_and_fewer_probes_would_not(
+def test_the_worst_set_reaches_the_target_and_nothing_that_is_faster_would(
     index: Index, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    tuning = tune(index, sets, truth, Goal(recall=0.9), nlist=NLIST, refines=True, rows=ROWS)
+    # Searches of this toy take microseconds, and by a real clock on a busy machine any of them may be the fastest.
+    goal, clock = Goal(recall=0.9), index.clock
+    tuning = tune(index, sets, truth, goal, nlist=NLIST, refines=True, rows=ROWS, clock=clock)
 
     assert tuning.met is True
     reached = measured(index, sets, truth, tuning.setting)
     assert min(reached.values()) >= 0.895
     assert tuning.setting.k_factor > 1  # one bit per dimension is not enough by itself
-    halved = replace(tuning.setting, nprobe=max(1, tuning.setting.nprobe // 2))
-    assert min(measured(index, sets, truth, halved).values()) < 0.9
+    settings = [Setting(nprobe=nprobe, k_factor=factor) for nprobe, factor in product(range(2, NLIST + 1), K_FACTORS)]
+    faster = [one for one in settings if work_ns(one) < 0.75 * work_ns(tuning.setting)]
+    assert faster
+    assert max(min(measured(index, sets, truth, one).values()) for one in faster) < 0.9
     for name, scores in tuning.scores.items():
         assert scores.recall[10] == pytest.approx(reached[name], abs=0.04)
         assert 0 < scores.p50_ms <= scores.p95_ms <= scores.p99_ms
@@ -167,7 +184,8 @@ def test_one_list_is_never_all_that_is_looked_at(rows: np.ndarray, truth: dict[s
     queries = QuerySet(name="data", vectors=rows[:100], own=np.full(100, -1), source="rows")
     known = {"data": nearest(rows[:100], queries.own, [(0, rows)], metric="cosine")}
 
-    tuning = tune(flat, [queries], known, Goal(recall=0.9, k=1), nlist=NLIST, refines=False, rows=ROWS)
+    goal, clock = Goal(recall=0.9, k=1), flat.clock
+    tuning = tune(flat, [queries], known, goal, nlist=NLIST, refines=False, rows=ROWS, clock=clock)
 
     assert 1 in flat.probes
     assert tuning.setting.nprobe == 2
