@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,29 @@ def test_a_sample_that_cannot_be_decoded_is_logged_by_its_name(caplog: pytest.Lo
         "Handling webdataset error (shards/a.tar 000006.jpg: OSError). Ignoring.",
         "Handling webdataset error (ValueError('a shard', 'b.tar')). Ignoring.",
     ]
+
+
+def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_path: Path) -> None:
+    from open_clip_train import data
+    from open_clip_train.params import parse_args
+
+    from training.openclip.cures import cured
+    from training.openclip.unreadable import noted, noted_failures
+
+    shards = captioned_shards(tmp_path / "shards", [6, 6])
+    whole = (shards / "train-000000.tar").read_bytes()
+    at = whole.index(b"\xff\xd8\xff")
+    (shards / "train-000000.tar").write_bytes(whole[:at] + bytes(200) + whole[at + 200 :])
+    (shards / "train-000001.tar").write_bytes(b"no archive")
+    args = parse_args(["--train-data", f"{shards}/train-{{000000..000001}}.tar", "--train-num-samples", "5"])
+    args.workers, args.batch_size, args.rank, args.world_size = 2, 2, 3, 1
+    with cured(), noted_failures(tmp_path / "notes"):
+        made = data.get_wds_dataset(args, lambda image: 0, True, tokenizer=lambda text: [0])
+        assert noted(tmp_path / "notes") == (1, [])
+        assert len(list(islice(made.dataloader, 2))) == 2
+    names = [(f"{shards}/train-000000.tar", "000000.jpg"), (f"{shards}/train-000001.tar", "")]
+    assert noted(tmp_path / "notes") == (1, names)
+    assert (tmp_path / "notes" / "rank-3.txt").exists()
 
 
 def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_disk() -> None:

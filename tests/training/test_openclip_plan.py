@@ -16,11 +16,12 @@ from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputEr
 from tests.tiny_clip import captioned_shards, tiny_clip
 from training.launch.options import Where
 from training.openclip.asked import Asked
-from training.openclip.folder import begin, result_of
+from training.openclip.folder import begin
 from training.openclip.left_out import look_into
 from training.openclip.models import beginning_of
 from training.openclip.plan import Plan, plan
 from training.openclip.progress import Line, Pace
+from training.openclip.result import result_of
 
 CPU = Where(device="cpu")
 LINE = (
@@ -213,19 +214,30 @@ def test_an_epoch_that_was_not_exact_is_found_by_its_keys(tmp_path: Path) -> Non
         (keys / "epoch-0-rank-0.txt").write_text("".join(lines[:9]))
         (keys / "epoch-0-rank-1.txt").write_text("".join(lines[9:]))
         (keys / "epoch-1-rank-0.txt").write_text("".join([*lines[:-1], lines[0]]))
-        unreadable = "Handling webdataset error (x). Ig"
-        log = [LINE.format(epoch=0, samples=6), LINE.format(epoch=0, samples=12), unreadable, f"12:01 {unreadable}"]
+        world = "2026-07-26,12:03:26 | INFO |   world_size: 3"
+        log = [world, LINE.format(epoch=0, samples=6), LINE.format(epoch=0, samples=12)]
         (made.asked.out / "out.log").write_text("\n".join(log))
+        notes = made.asked.out / "unreadable"
+        notes.mkdir()
+        (notes / "rank-0.txt").write_text("b.tar\t\na.tar\t000003.jpg\n")
+        (notes / "rank-1.txt").write_text("a.tar\t000003.jpg\n")
         result = result_of(made, begun)
     assert result.inexact == (
         "epoch 2: 1 samples were not trained on, and 1 more than once; missing of train-000002.tar (1)",
     )
-    assert (result.samples_per_s, result.unreadable) == (30.0, 1)
+    unreadable = ("a.tar 000003.jpg", "b.tar")
+    assert (result.samples_per_s, result.unreadable, result.unheard) == (30.0, unreadable, 1)
 
     checkpoints(made, "epoch_2.pt")
     with begin(made) as begun:  # the same command again, which has nothing left to do
         again = result_of(made, begun)
-    assert (again.inexact, again.unreadable) == (result.inexact, 1)
+    assert (again.inexact, again.unreadable, again.unheard) == (result.inexact, unreadable, 1)
+
+
+def test_a_log_on_another_machine_is_told(tmp_path: Path) -> None:
+    made = plan(asked(tmp_path), CPU)
+    with begin(made) as begun, pytest.raises(OutputError, match="the first host has another"):
+        result_of(made, begun)
 
 
 # --- the line of progress ---

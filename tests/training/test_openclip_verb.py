@@ -82,26 +82,28 @@ def test_workers_of_ray_train_in_the_group_that_ray_has_made(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_an_image_that_cannot_be_decoded_is_told_of_at_the_end(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_decoded_is_told_of_whichever_process_met_it(tmp_path: Path) -> None:
     shards = captioned_shards(tmp_path / "shards", [6, 6])
-    damaged = shards / "train-000001.tar"
-    data = bytearray(damaged.read_bytes())
-    at = data.index(b"\xff\xd8\xff")
-    data[at : at + 200] = bytes(200)
-    damaged.write_bytes(data)
-    exact = ("--exact", "--loader-workers", "1", "--batch-size", "6", "--epochs", "1")
+    for damaged in (shards / "train-000000.tar", shards / "train-000001.tar"):
+        data = bytearray(damaged.read_bytes())
+        at = data.index(b"\xff\xd8\xff")
+        data[at : at + 200] = bytes(200)
+        damaged.write_bytes(data)
+    exact = ("--exact", "--processes", "2", "--loader-workers", "1", "--batch-size", "3", "--epochs", "1")
     status, said, stderr = trained(tmp_path, *exact)
     assert status == 3, stderr
     assert said["exact"] is False
-    # What open_clip cannot read leaves its last batch without a sample, so it begins all shards again.
+    # What open_clip cannot read leaves its last batch without a sample, so each process begins its shard again.
     assert "train-000001.tar" in said["inexact"][0]
-    assert said["unreadable"] == 1
-    assert "train-000001.tar 000006.jpg: " in (tmp_path / "out" / "out.log").read_text()
+    both = [f"{shards}/train-000000.tar 000000.jpg", f"{shards}/train-000001.tar 000006.jpg"]
+    assert (said["unreadable"], said["unreadable_names"], said["unreadable_not_known_of"]) == (2, both, 0)
+    log = (tmp_path / "out" / "out.log").read_text()
+    assert [f"({name}: " in log for name in both].count(True) == 1  # of process 0 alone
     seen = keys_of(tmp_path, 0)
     assert seen.total() == 12
-    assert "000006" not in seen
+    assert not {"000000", "000006"} & seen.keys()
     again, said_again, _ = trained(tmp_path, *exact)  # nothing is left to do, and nothing was mended
-    assert (again, said_again["inexact"], said_again["unreadable"]) == (3, said["inexact"], 1)
+    assert (again, said_again["inexact"], said_again["unreadable_names"]) == (3, said["inexact"], both)
 
 
 @pytest.mark.slow

@@ -17,9 +17,10 @@ def main(arguments: Sequence[str]) -> int:
     from training.openclip.keys import recorded_keys
     from training.openclip.own_flags import split_flags
     from training.openclip.progress import shown_progress
+    from training.openclip.unreadable import noted_failures
 
     own, flags = split_flags(arguments)
-    with cured(), recorded_keys(own.keys), shown_progress(own.progress):
+    with cured(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
         from open_clip_train.main import main as train
 
         status = train(flags)

@@ -16,7 +16,7 @@ from typing import Any
 from core.errors import OutputError
 
 UNREADABLE = "Handling webdataset error"
-"""What open_clip logs of a sample or a shard that it could not read, and leaves out."""
+"""What open_clip logs of a sample or a shard that it could not read, and leaves out; only process 0 has a log."""
 
 
 @contextmanager
@@ -91,13 +91,22 @@ def samples_by_name() -> Iterator[None]:
 
 def log_by_name(error: Exception) -> bool:
     """In place of `log_and_continue` of open_clip_train/data.py; at module level, so that loader workers can get it."""
-    from webdataset.autodecode import DecodingError
-
-    said = repr(error)
-    if isinstance(error, DecodingError):
-        said = f"{error.url} {error.key}.{error.k}: {type(error.__cause__).__name__}"
+    shard, member = name_of(error)
+    said = f"{shard} {member}: {type(error.__cause__).__name__}" if member else repr(error)
     logging.warning("%s (%s). Ignoring.", UNREADABLE, said)
     return True
+
+
+def name_of(error: Exception) -> tuple[str, str]:
+    """(shard, member) of what could not be read; the member is "" where it is the shard itself.
+
+    webdataset puts the shard behind the arguments of an error that is none of its own.
+    """
+    from webdataset.autodecode import DecodingError
+
+    if isinstance(error, DecodingError):
+        return str(error.url), f"{error.key}.{error.k}"
+    return str(error.args[-1] if error.args else "a shard"), ""
 
 
 @contextmanager

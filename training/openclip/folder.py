@@ -1,11 +1,10 @@
-"""The folder of a training by open_clip: what it was begun with, and what it came to."""
+"""The folder of a training by open_clip: what it was begun with, and that one command at a time trains in it."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,7 @@ from zipfile import is_zipfile
 
 from core.durable import overwrite
 from core.errors import OutputError, TryLaterError
-from training.openclip.cures import UNREADABLE
-from training.openclip.flags import absolute
-from training.openclip.log import parse
-from training.openclip.plan import KEYS, Plan
+from training.openclip.plan import Plan
 
 BEGUN = "training.json"
 LOG = "out.log"
@@ -80,7 +76,7 @@ def begin(plan: Plan) -> Iterator[Begun]:
         log = folder / LOG
         yield Begun(
             folder=folder,
-            epochs_done=_epochs_done(folder),
+            epochs_done=epochs_done(folder),
             log_bytes=log.stat().st_size if log.exists() else 0,
         )
 
@@ -114,7 +110,7 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
             )
 
 
-def _epochs_done(folder: Path) -> int:
+def epochs_done(folder: Path) -> int:
     """Epochs whose checkpoint is there and whole.
 
     open_clip writes it under its final name, and where that was cut, trains the epoch again from `epoch_latest.pt`. The
@@ -122,54 +118,3 @@ def _epochs_done(folder: Path) -> int:
     """
     epochs = {path.stem.rpartition("_")[2]: path for path in (folder / CHECKPOINTS).glob("epoch_*.pt")}
     return max((int(name) for name, path in epochs.items() if name.isdecimal() and is_zipfile(path)), default=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a training came to.
-
-    Attributes:
-        epochs: that are over.
-        samples_per_s: of all processes, without the first iteration; None where there were fewer than two.
-        unreadable: samples and shards that process 0 could not read, in this start or an earlier one.
-        inexact: for each epoch of an exact training that was none, why.
-    """
-
-    epochs: int
-    samples_per_s: float | None
-    unreadable: int
-    inexact: tuple[str, ...]
-
-
-def result_of(plan: Plan, begun: Begun) -> Result:
-    """Look at what a training left, after its last process has ended."""
-    log = begun.folder / LOG
-    written = log.read_bytes()
-    now, ever = (part.decode(errors="replace").splitlines() for part in (written[begun.log_bytes :], written))
-    iterations = parse(log, now).iterations[1:]
-    epochs = range(plan.settings.epochs) if plan.asked.exact else ()
-    return Result(
-        epochs=_epochs_done(begun.folder),
-        samples_per_s=sum(one.per_s for one in iterations) / len(iterations) if iterations else None,
-        # Each epoch meets them again.
-        unreadable=len({line.partition(UNREADABLE)[2] for line in ever if UNREADABLE in line}),
-        inexact=tuple(said for epoch in epochs if (said := _inexact(plan, begun.folder / KEYS, epoch))),
-    )
-
-
-def _inexact(plan: Plan, folder: Path, epoch: int) -> str:
-    """Why an epoch had not each sample once, by what every process wrote down; "" where it had."""
-    seen: Counter[str] = Counter()
-    for path in folder.glob(f"epoch-{epoch}-rank-*.txt"):
-        seen.update(path.read_text(encoding="utf-8").splitlines())
-    again = [line for line, times in seen.items() if times > 1]
-    missing = plan.samples - len(seen)
-    if not missing and not again:
-        return ""
-    of_shards = Counter(line.partition("\t")[0] for line in seen)
-    expected = zip(absolute(plan.shards.urls), plan.shards.counts or (), strict=True)
-    short = [f"{os.path.basename(url)} ({lack:,})" for url, count in expected if (lack := count - of_shards[url])]
-    return (
-        f"epoch {epoch + 1}: {missing:,} samples were not trained on, and {len(again):,} more than once; "
-        f"missing of {', '.join(short[:5]) or 'no shard'}"
-    )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KEYS = "keys"
 """Folder of a training for what each process was trained on."""
+UNREADABLE = "unreadable"
+"""Folder of a training for what each process could not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,10 @@ class Plan:
 
     def arguments(self) -> list[str]:
         """For `training.openclip`."""
-        keys = self.asked.out.absolute() / KEYS if self.asked.exact else None
+        out = self.asked.out.absolute()
+        own = OwnFlags(keys=out / KEYS if self.asked.exact else None, unreadable=out / UNREADABLE, progress=True)
         flags = flags_of(self.asked, self.shards, self.samples, self.beginning, self.device)
-        return [*OwnFlags(keys=keys, progress=True).render(), *flags, *self.asked.further]
+        return [*own.render(), *flags, *self.asked.further]
 
     def inputs(self) -> tuple[str, ...]:
         """What every host of the training has to reach."""

@@ -14,10 +14,12 @@ from training.launch.options import launch_options
 
 if TYPE_CHECKING:
     from training.launch.options import Where
-    from training.openclip.folder import Result
     from training.openclip.plan import Plan
+    from training.openclip.result import Result
 
 PRECISIONS = ("amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
+NAMED, LISTED = 5, 1000
+"""Unreadable samples that are printed, and that --json has."""
 COUNT = click.IntRange(min=1)
 
 
@@ -74,8 +76,9 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
     """
     from training.launch.launch import launch
     from training.openclip.asked import Asked
-    from training.openclip.folder import begin, result_of
+    from training.openclip.folder import begin
     from training.openclip.plan import plan
+    from training.openclip.result import result_of
 
     planned = plan(Asked(further=further, precision=precision or "", **said), where)
     for note in planned.notes:
@@ -107,6 +110,8 @@ def _epochs(number: int) -> str:
 
 
 def _print(plan: Plan, result: Result) -> None:
+    from training.openclip.plan import UNREADABLE
+
     rate = "" if result.samples_per_s is None else f", {result.samples_per_s:,.1f} samples/s"
     click.echo(f"trained       {_epochs(result.epochs)} of {plan.samples:,} samples{rate}")
     click.echo(f"checkpoints   {plan.asked.out / 'checkpoints'}")
@@ -115,7 +120,15 @@ def _print(plan: Plan, result: Result) -> None:
     for said in result.inexact:
         click.echo(f"not exact     {said}")
     if result.unreadable:
-        click.echo(f"unreadable    {result.unreadable:,} samples or shards, which {plan.asked.out / 'out.log'} names")
+        click.echo(
+            f"unreadable    {len(result.unreadable):,} samples or shards: {', '.join(result.unreadable[:NAMED])}"
+        )
+    if len(result.unreadable) > NAMED:
+        click.echo(f"              and more; all are named in {plan.asked.out / UNREADABLE}")
+    if result.unheard:
+        click.echo(
+            f"unreadable    not known of {result.unheard:,} processes, whose hosts have another {plan.asked.out}"
+        )
     click.echo(f"next:  {shlex.join(['embq', 'train', 'export', str(plan.asked.out), f'{plan.asked.out}-model'])}")
 
 
@@ -130,7 +143,9 @@ def _print_json(plan: Plan, result: Result) -> None:
         "samples_per_s": result.samples_per_s,
         "exact": not result.inexact if plan.asked.exact else None,
         "inexact": list(result.inexact),
-        "unreadable": result.unreadable,
+        "unreadable": len(result.unreadable),
+        "unreadable_names": result.unreadable[:LISTED],
+        "unreadable_not_known_of": result.unheard,
         "notes": list(plan.notes),
     }
     click.echo(json.dumps(told))
