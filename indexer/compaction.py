@@ -16,7 +16,7 @@ from indexer.build import Steps, run_stage
 from indexer.deletes import is_set
 from indexer.faiss_module import faiss
 from indexer.lists import Lists, read_lists
-from indexer.plan import SLICE_BYTES
+from indexer.planning import SLICE_BYTES
 from indexer.report import list_sizes
 from indexer.runners import Runner
 from indexer.sidecar import write_inputs

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from core.cores import cores
-from indexer.codecs import ID_BYTES, Codec
+from indexer.codecs import Codec
+from indexer.speeds import Speeds
 
 BASE_BYTES = 200 << 20
 """A process with faiss, numpy and pyarrow loaded, before it holds any rows (measured: 150 MB, and room)."""
@@ -26,6 +22,9 @@ WORKING_BYTES = 96 << 20
 TRUTH_QUERIES = 1_600
 """Queries whose true neighbours are found by comparing every row."""
 
+TRUTH_BYTES = 128 * 12
+"""The neighbours of one query that a block gives, each with its distance."""
+
 READ_S_PER_NUMBER = 12e-9
 """One core's time to read a number of a row, widen it and look whether it is finite (measured on npy files)."""
 
@@ -40,18 +39,73 @@ TUNE_S = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """What a machine can do.
+class Work:
+    """What is built and by whom, as far as the cost of a stage depends on it.
 
     Attributes:
-        gflops: of one core in the matrix products of float32 that finding the nearest centroid consists of, 1e9/s.
-        disk_bytes_s: bytes written per second, durably.
-        cores: that the build may keep busy.
+        n, dim: rows and dimensions of the collection.
+        codec, nlist: of the index.
+        train_rows, iterations: of k-means.
+        block_rows: rows of one add unit.
+        slices: ranges of lists, each merged by one unit.
+        refine: "fp16": full rows on disk, for re-ranking; "none".
+        workers: processes that build side by side.
+        memory: bytes that all processes together may take.
+        speeds: of the machine.
     """
 
-    gflops: float
-    disk_bytes_s: float
-    cores: int = 1
+    n: int
+    dim: int
+    codec: Codec
+    nlist: int
+    train_rows: int
+    iterations: int
+    block_rows: int
+    slices: int
+    refine: str
+    workers: int
+    memory: int
+    speeds: Speeds
+
+    @property
+    def at_once(self) -> int:
+        """Processes that do not wait for a core."""
+        return min(self.workers, self.speeds.cores)
+
+    @property
+    def flops_s(self) -> float:
+        """Of one core."""
+        return self.speeds.gflops * 1e9
+
+    @property
+    def pace(self) -> float:
+        """One core's speed, as a part of that of the core on which the constants were measured."""
+        return self.speeds.gflops / 50
+
+    @property
+    def blocks(self) -> int:
+        """Add units."""
+        return -(-self.n // self.block_rows)
+
+    @property
+    def entries_bytes(self) -> int:
+        """Of all list entries."""
+        return self.n * self.codec.bytes_per_vector()
+
+    @property
+    def rows_bytes(self) -> int:
+        """Of the full rows that are kept."""
+        return self.n * 2 * self.dim if self.refine == "fp16" else 0
+
+    @property
+    def centroids_bytes(self) -> int:
+        """Of the middles of the lists."""
+        return 4 * self.codec.list_dim * self.nlist
+
+    @property
+    def read_s(self) -> float:
+        """One core's time to read every row once."""
+        return self.n * self.dim * READ_S_PER_NUMBER / self.pace + self.n * 2 * self.dim / self.speeds.disk_bytes_s / 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,47 +127,93 @@ class StageCost:
     units: int
 
 
-def measure_speeds(folder: Path | None = None) -> Speeds:
-    """Measures this machine for a third of a second; the disk is that of `folder`, or of the temporary folder."""
-    import numpy as np
+def stage_costs(work: Work) -> tuple[StageCost, ...]:
+    """What every stage takes, in their order."""
+    return _sample(work), _train(work), _truth(work), _add(work), _merge(work), _tune(work)
 
-    from indexer.faiss_module import faiss
 
-    module, dim = faiss(), 256
-    rng = np.random.default_rng(0)
-    rows, centroids = rng.random((4096, dim), dtype=np.float32), rng.random((1024, dim), dtype=np.float32)
-    threads = module.omp_get_max_threads()
-    module.omp_set_num_threads(1)
-    try:
-        took = min(_timed(lambda: module.knn(rows, centroids, 1)) for _ in range(4))
-    finally:
-        module.omp_set_num_threads(threads)
-    return Speeds(
-        gflops=2 * len(rows) * len(centroids) * dim / took / 1e9, disk_bytes_s=_disk_bytes_s(folder), cores=cores()
+def _sample(work: Work) -> StageCost:
+    sampled = work.train_rows * 4 * work.dim
+    return StageCost(
+        stage="sample",
+        ram_bytes=BASE_BYTES + READ_ROWS * 6 * work.dim,
+        disk_bytes=sampled,
+        seconds=(work.read_s + sampled / work.speeds.disk_bytes_s) / work.at_once,
+        units=work.blocks,
     )
 
 
-def _disk_bytes_s(folder: Path | None) -> float:
-    """From a durable write of 32 MB; a modest disk's speed where there is no room for it."""
-    data = os.urandom(1 << 20)
-    try:
-        with tempfile.TemporaryFile(dir=folder if folder is not None and folder.is_dir() else None) as file:
+def _train(work: Work) -> StageCost:
+    """K-means, the codec's own codes, and the transform's matrix: one after the other, k-means on all cores."""
+    codec, dim = work.codec, work.dim
+    distances = 2.0 * work.train_rows * work.nlist * codec.list_dim * work.iterations
+    codes_s = codec.code_bytes * (0.02 if codec.key.endswith("x4") else 0.5) if codec.key.startswith("PQ") else 0.0
+    rotate_s = 4.0 * min(work.train_rows, 65_536) * dim * dim / work.flops_s if codec.transform else 0.0
+    if codec.transform.startswith("OPQ"):
+        rotate_s *= 50
+    return StageCost(
+        stage="train",
+        ram_bytes=train_bytes(work.train_rows, codec, work.nlist, dim),
+        disk_bytes=work.centroids_bytes,
+        seconds=distances / work.flops_s / work.speeds.cores + codes_s / work.pace + rotate_s,
+        units=1,
+    )
 
-            def write() -> None:
-                for _ in range(32):
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
 
-            return 32 * len(data) / _timed(write)
-    except OSError:
-        return 200e6
+def _truth(work: Work) -> StageCost:
+    return StageCost(
+        stage="truth",
+        ram_bytes=BASE_BYTES + READ_ROWS * 6 * work.dim + TRUTH_QUERIES * TRUTH_BYTES,
+        disk_bytes=TRUTH_QUERIES * TRUTH_BYTES * work.blocks,
+        seconds=(2.0 * work.n * TRUTH_QUERIES * work.dim / work.flops_s + work.read_s) / work.at_once,
+        units=work.blocks,
+    )
 
 
-def _timed(work: object) -> float:
-    begun = time.perf_counter()
-    work()  # type: ignore[operator]
-    return max(time.perf_counter() - begun, 1e-6)
+def _add(work: Work) -> StageCost:
+    """Every row is read, transformed, assigned to the nearest list, encoded, and written with its identity."""
+    codec, written = work.codec, work.entries_bytes + work.rows_bytes
+    products = work.nlist * codec.list_dim + (work.dim * codec.coded_dim if codec.transform else 0)
+    if codec.list_dim < codec.coded_dim:
+        products += codec.coded_dim * codec.list_dim
+    return StageCost(
+        stage="add",
+        ram_bytes=add_bytes(min(work.block_rows, work.n), codec, work.nlist, work.dim),
+        disk_bytes=written,
+        seconds=(
+            2.0 * work.n * products / work.flops_s
+            + work.n / (codec.encode_rows_s * work.pace)
+            + work.n * WRITE_S_PER_ROW / work.pace
+            + work.read_s
+            + written / work.speeds.disk_bytes_s
+        )
+        / work.at_once,
+        units=work.blocks,
+    )
+
+
+def _merge(work: Work) -> StageCost:
+    return StageCost(
+        stage="merge",
+        ram_bytes=BASE_BYTES + WORKING_BYTES + 3 * -(-work.entries_bytes // work.slices),
+        disk_bytes=work.entries_bytes,
+        seconds=2 * work.entries_bytes / work.speeds.disk_bytes_s / work.at_once,
+        units=work.slices,
+    )
+
+
+def _tune(work: Work) -> StageCost:
+    """Searches in the index: in memory where it has room there, else mapped but for the centroids."""
+    working = BASE_BYTES + WORKING_BYTES
+    index = work.codec.index_bytes(work.n, work.nlist, work.dim)
+    held = index if index + working <= work.memory else work.centroids_bytes
+    return StageCost(
+        stage="tune",
+        ram_bytes=working + min(work.rows_bytes, PAGES_BYTES) + held,
+        disk_bytes=0,
+        seconds=TUNE_S * min(1.0, work.n / 1e6),
+        units=1,
+    )
 
 
 def train_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
@@ -129,110 +229,3 @@ def add_bytes(rows: int, codec: Codec, nlist: int, dim: int) -> int:
     """RAM of adding a block: centroids, a batch of rows as read, transformed and compared, and growing lists."""
     batch = BATCH_ROWS * 4 * (2 * dim + codec.coded_dim + codec.list_dim)
     return BASE_BYTES + 4 * codec.list_dim * nlist + batch + 2 * rows * codec.bytes_per_vector()
-
-
-def stage_costs(
-    *,
-    n: int,
-    dim: int,
-    codec: Codec,
-    nlist: int,
-    train_rows: int,
-    iterations: int,
-    block_rows: int,
-    slices: int,
-    refine: str,
-    workers: int,
-    memory: int,
-    speeds: Speeds,
-) -> tuple[StageCost, ...]:
-    """What every stage takes.
-
-    Args:
-        memory: bytes that all processes together may take.
-    """
-    at_once = min(workers, speeds.cores)
-    flops_s, disk_s = speeds.gflops * 1e9, speeds.disk_bytes_s
-    pace = speeds.gflops / 50
-    row_bytes = 2 * dim
-    entries = n * codec.bytes_per_vector()
-    index = codec.index_bytes(n, nlist, dim)
-    blocks = -(-n // block_rows)
-    kmeans_s = 2.0 * train_rows * nlist * codec.list_dim * iterations / flops_s / speeds.cores
-    pq_s = codec.code_bytes * (0.02 if codec.key.endswith("x4") else 0.5) if codec.key.startswith("PQ") else 0.0
-    rotate_s = 4.0 * min(train_rows, 65_536) * dim * dim / flops_s if codec.transform else 0.0
-    if codec.transform.startswith("OPQ"):
-        rotate_s *= 50
-    products = nlist * codec.list_dim + (dim * codec.coded_dim if codec.transform else 0)
-    if codec.list_dim < codec.coded_dim:
-        products += codec.coded_dim * codec.list_dim
-    assign_s = 2.0 * n * products / flops_s
-    rows_file = n * row_bytes if refine == "fp16" else 0
-    read_s = n * dim * READ_S_PER_NUMBER / pace + n * row_bytes / disk_s / 4
-    return (
-        StageCost(
-            stage="sample",
-            ram_bytes=BASE_BYTES + READ_ROWS * 6 * dim,
-            disk_bytes=train_rows * 4 * dim,
-            seconds=(read_s + train_rows * 4 * dim / disk_s) / at_once,
-            units=blocks,
-        ),
-        StageCost(
-            stage="train",
-            ram_bytes=train_bytes(train_rows, codec, nlist, dim),
-            disk_bytes=4 * codec.list_dim * nlist,
-            seconds=kmeans_s + pq_s / pace + rotate_s,
-            units=1,
-        ),
-        StageCost(
-            stage="truth",
-            ram_bytes=BASE_BYTES + READ_ROWS * 6 * dim + TRUTH_QUERIES * 128 * 12,
-            disk_bytes=TRUTH_QUERIES * 128 * 12 * blocks,
-            seconds=(2.0 * n * TRUTH_QUERIES * dim / flops_s + read_s) / at_once,
-            units=blocks,
-        ),
-        StageCost(
-            stage="add",
-            ram_bytes=add_bytes(min(block_rows, n), codec, nlist, dim),
-            disk_bytes=entries + rows_file,
-            seconds=(
-                assign_s
-                + n / (codec.encode_rows_s * pace)
-                + n * WRITE_S_PER_ROW / pace
-                + read_s
-                + (entries + rows_file) / disk_s
-            )
-            / at_once,
-            units=blocks,
-        ),
-        StageCost(
-            stage="merge",
-            ram_bytes=BASE_BYTES + WORKING_BYTES + 3 * -(-entries // slices),
-            disk_bytes=entries,
-            seconds=2 * entries / disk_s / at_once,
-            units=slices,
-        ),
-        StageCost(
-            stage="tune",
-            ram_bytes=BASE_BYTES
-            + WORKING_BYTES
-            + min(rows_file, PAGES_BYTES)
-            + (index if index + BASE_BYTES + WORKING_BYTES <= memory else 4 * codec.list_dim * nlist),
-            disk_bytes=0,
-            seconds=TUNE_S * min(1.0, n / 1e6),
-            units=1,
-        ),
-    )
-
-
-__all__ = [
-    "BASE_BYTES",
-    "BATCH_ROWS",
-    "ID_BYTES",
-    "Speeds",
-    "StageCost",
-    "add_bytes",
-    "measure_speeds",
-    "stage_costs",
-    "train_bytes",
-]

@@ -8,11 +8,11 @@ from pathlib import Path
 from indexer.build import Asked, build
 from indexer.building import BuildSpec
 from indexer.collection import open_collection
-from indexer.costs import Speeds
-from indexer.plan import make_plan
+from indexer.planning import make_plan
 from indexer.queries import plan_queries
 from indexer.runners import InProcess
 from indexer.sidecar import Sidecar
+from indexer.speeds import Speeds
 from indexer.version import Version
 from indexer.wish import Wish
 

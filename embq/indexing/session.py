@@ -20,14 +20,15 @@ from embq.resident import service_client
 from indexer.build import Asked, Built, build
 from indexer.building import BuildSpec
 from indexer.collection import Collection, open_collection
-from indexer.costs import measure_speeds
 from indexer.growth import fits
-from indexer.plan import Plan, describe_plan, make_plan
+from indexer.plan import Plan, describe_plan
+from indexer.planning import make_plan
 from indexer.queries import QueryPlan, plan_queries
 from indexer.queue_runner import QueueRunner
 from indexer.report import summary, write_report
 from indexer.runners import Runner, local
 from indexer.sidecar import Sidecar
+from indexer.speeds import measure_speeds
 from indexer.version import Version
 from indexer.wish import Wish, available_memory, parse_bytes, parse_recall
 from indexer.workshop import read_json

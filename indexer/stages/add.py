@@ -8,6 +8,7 @@ import numpy as np
 
 from indexer.building import BuildSpec
 from indexer.collection import Block, Collection
+from indexer.costs import BATCH_ROWS
 from indexer.faiss_module import set_threads
 from indexer.faults import faults
 from indexer.identity import write_identity
@@ -15,7 +16,6 @@ from indexer.lists import empty_lists, write_lists
 from indexer.task import Made, Task
 from indexer.template import Template
 
-BATCH_ROWS = 32_768
 AGREEMENT_ROWS = 2_000
 """Rows of a block of which it is looked at whether an approximate quantizer finds the nearest list."""
 

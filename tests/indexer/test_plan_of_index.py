@@ -10,8 +10,10 @@ import pytest
 
 from core.errors import EmbqError, InputError, UsageError
 from indexer.codecs import Codec, codec, ladder
-from indexer.plan import Plan, Speeds, Wish, describe_plan, make_plan, measure_speeds
-from indexer.wish import available_memory, bytes_text, parse_bytes, parse_recall
+from indexer.plan import Plan, describe_plan
+from indexer.planning import make_plan
+from indexer.speeds import Speeds, measure_speeds
+from indexer.wish import Wish, available_memory, bytes_text, parse_bytes, parse_recall
 
 SPEEDS = Speeds(gflops=50.0, disk_bytes_s=500e6, cores=2)
 MB = 1 << 20

@@ -24,7 +24,7 @@ STAGES = {"sample": 3, "train": 1, "queries": 1, "truth": 3, "add": 3, "merge": 
 """Units of each stage of the build of such a collection."""
 OPTIONS = ("--index-key", "IVF16,SQ8", "--nb-indices-to-keep", str(SLICES), "--quiet")
 SMALL = (
-    {"set": "indexer.plan:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
+    {"set": "indexer.build_memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
     # How long latencies are measured for; none is looked at here.
     {"set": "indexer.tuning:REPORTED_SECONDS", "to": 0.05},
 )
