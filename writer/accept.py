@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +19,7 @@ from core.retries import Retry
 from core.run_info import RunInfo
 from core.units import Failure
 from writer.hashing import read_hashed
-
-_STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
-"""Names that workers give: printable ASCII without a slash."""
+from writer.staging import staged_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +61,6 @@ class Rejected(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-def staged_path(layout: Layout, ref: str) -> Path | None:
-    """The staging file that a result names; None where the name could lead out of the staging folder."""
-    return layout.staging / ref if _STAGED.fullmatch(ref) else None
 
 
 class Acceptor:

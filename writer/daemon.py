@@ -16,8 +16,8 @@ from core.protocol import run_key
 from core.registry import RunRecord, registered
 from core.scripts import Loader, load_scripts
 from writer.counts import Counts
-from writer.lock import LockKeeper
-from writer.service import LOCK_PATIENCE_S, RunWriter
+from writer.lock import LOCK_PATIENCE_S, LockKeeper
+from writer.service import RunWriter
 from writer.uploads import Add, Receiver
 
 IDLE_S = 0.02

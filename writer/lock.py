@@ -9,11 +9,14 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from core.errors import BrokerError
+from core.errors import BrokerError, TryLaterError
 from core.ledger import Ledger
+from core.objects import Place
 
 LOCK_TTL_S = 5.0
 """A writer that was killed leaves its lock behind for this long, and the next one must be at work within 10 s."""
+LOCK_PATIENCE_S = 2 * LOCK_TTL_S
+"""A writer that was killed leaves its lock behind for one term; one that renews it is alive."""
 RENEW_S = 1.5
 WEDGED_S = 60.0
 """A lock says that work moves, not that a thread lives: a writer that is stuck for this long loses its locks."""
@@ -78,3 +81,52 @@ class LockKeeper:
         while not self._stopped.wait(RENEW_S):
             with suppress(RedisError, BrokerError):  # the writer itself meets the same error, and ends with it
                 self.renew()
+
+
+class RunLock:
+    """The lock of one writer on its run.
+
+    Args:
+        owner: id of the writer.
+        output: the run's folder, for those who read why they have to wait.
+        keeper: renews it where one step takes long; without it only `renew` does.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, ledger: Ledger, owner: str, *, output: Place, keeper: LockKeeper | None, clock: Callable[[], float]
+    ) -> None:
+        self._ledger = ledger
+        self._owner = owner
+        self._output = output
+        self._keeper = keeper
+        self._clock = clock
+        self._renewed = 0.0
+
+    def take(self, *, takeover: bool, patience_s: float) -> None:
+        """Get it, after a wait for a holder that may be dead; TryLaterError where that one is alive."""
+        deadline = self._clock() + patience_s
+        while holder := self._ledger.lock_writer(self._owner, ttl_s=LOCK_TTL_S, takeover=takeover):
+            if self._clock() >= deadline:
+                raise TryLaterError(
+                    f"another writer ({holder}) is at work on {self._output}",
+                    next_step="let it work, or give --takeover if you know that it is stuck",
+                )
+            time.sleep(0.2)
+        if self._keeper is not None:
+            self._keeper.hold(self._ledger, self._owner)
+        self._renewed = self._clock()
+
+    def renew(self) -> None:
+        """Renew it, where that is due; TryLaterError where another writer has taken the run over."""
+        now = self._clock()
+        if now - self._renewed > RENEW_S:
+            self._renewed = now
+            if holder := self._ledger.lock_writer(self._owner, ttl_s=LOCK_TTL_S):
+                raise TryLaterError(f"writer {holder} has taken over {self._output}; this one stops")
+
+    def release(self) -> None:
+        """Let the next writer start at once."""
+        if self._keeper is not None:
+            self._keeper.let_go(self._owner)
+        self._ledger.unlock_writer(self._owner)

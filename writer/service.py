@@ -11,30 +11,28 @@ import redis
 from core import checkpoint, generations
 from core.commits import CommitLog
 from core.control import load_control, save_control
-from core.durable import drop, output_error
-from core.errors import TryLaterError
+from core.durable import drop
 from core.layout import Layout
 from core.ledger import Entry, Ledger
 from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
-from core.registry import RunRecord, live_workers, register
+from core.registry import RunRecord
 from core.run_info import load_run
 from core.scripts import load_scripts
-from writer.accept import Acceptor, Rejected, staged_path
+from writer import staging
+from writer.accept import Acceptor, Rejected
 from writer.buffer import Buffer
 from writer.commit import Committer
 from writer.counts import Counts
-from writer.lock import LOCK_TTL_S, RENEW_S, LockKeeper
+from writer.inbox import Inbox
+from writer.lock import LOCK_PATIENCE_S, LockKeeper, RunLock
+from writer.queue import RunQueue
 from writer.workload import Workload
 
-LOCK_PATIENCE_S = 2 * LOCK_TTL_S
-"""A writer that was killed leaves its lock behind for one term; one that renews it is alive."""
 RECONCILE_S = 2.0
 ASKED_S = 0.5
 """A user who pauses a run waits until that is noted in the output folder."""
-READ_BYTES = 64 * 1024 * 1024
-"""Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
 
 
 class RunWriter:
@@ -74,7 +72,8 @@ class RunWriter:
         self._clock = clock
         self._keeper = keeper
         self.counts = counts or Counts()
-        self._take_lock(takeover=takeover, patience_s=patience_s)
+        self._lock = RunLock(self.ledger, self.id, output=self.layout.root, keeper=keeper, clock=clock)
+        self._lock.take(takeover=takeover, patience_s=patience_s)
         try:
             self._open(version=version, rebuild=rebuild)
         except BaseException:
@@ -114,43 +113,21 @@ class RunWriter:
         if not self.finished:
             self.workload.count(self.manifest, state)
             self.workload.remember(self.manifest, log, state)
-        self._rebuilds = 0
-        self._renewed = self._reconciled = self._asked = self._clock()
-        self._read_count = 16
-        self._pending_after: str | None = "0"
+        self.queue = RunQueue(self.ledger, self.record, self.committer, self.workload, nonce=self.id)
+        self.inbox = Inbox(self.ledger)
+        self._reconciled = self._asked = self._clock()
         if rebuild:
-            self._sweep_staging(unfinished=True)
-        self._leave_nonce()
+            staging.sweep(self.layout, unfinished=True)
+        staging.leave_nonce(self.layout, self.id)
         self.control = load_control(self.layout)
         self._note_wishes()
         if rebuild or not self._adopt():
             self._rebuild()
-        self.ledger.grow(self.committer.generation, len(self.manifest))
+        self.queue.grow(len(self.manifest))
         self.ledger.restore(self.control)
         self.log.info(
             "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
         )
-
-    def _take_lock(self, *, takeover: bool, patience_s: float) -> None:
-        deadline = self._clock() + patience_s
-        while holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S, takeover=takeover):
-            if self._clock() >= deadline:
-                raise TryLaterError(
-                    f"another writer ({holder}) is at work on {self.layout.root}",
-                    next_step="let it work, or give --takeover if you know that it is stuck",
-                )
-            time.sleep(0.2)
-        if self._keeper is not None:
-            self._keeper.hold(self.ledger, self.id)
-
-    def _leave_nonce(self) -> None:
-        """Workers that can read this file share storage with us and may hand over large results by name."""
-        nonce = self.layout.staging / ".shared"
-        try:
-            nonce.write_text(self.id)
-        except OSError as error:
-            raise output_error(error, nonce) from error
-        self._nonce = self.id
 
     # --- what users ask for ---
 
@@ -174,70 +151,21 @@ class RunWriter:
 
     def _adopt(self) -> bool:
         """Go on with the queue that the broker has; False where it does not fit the commit log."""
-        gen = self.ledger.gen()
-        state = self.committer.state
-        if not gen:
+        if not self.queue.adopt():
             return False
-        there = self.ledger.done_bits().ljust(len(state.done), b"\0")
-        if len(there) > len(state.done) or any(a & ~b for a, b in zip(there, state.done, strict=True)):
-            return False
-        self.committer.generation = gen
-        missing = [
-            8 * i + bit
-            for i, (a, b) in enumerate(zip(there, state.done, strict=True))
-            if a != b
-            for bit in range(8)
-            if (b & ~a) & (0x80 >> bit)
-        ]
-        self._mark([("", u) for u in missing])
-        self.ledger.client.hset(self.ledger.keys[0], "nonce", self._nonce)
-        self.ledger.make_group()
-        self._pending_after = "0"
+        self.inbox.read_again()
         return True
 
     def _rebuild(self) -> None:
         state = self.committer.state
-        gen = f"{self.committer.epoch or state.epoch}-{self._rebuilds}"
-        self._rebuilds += 1
         self.buffer.take()
         self.acceptor.fingerprint, self.acceptor.widths = state.fingerprint, state.widths
-        register(self.ledger.client, self.record)
-        self.ledger.rebuild(
-            gen=gen,
-            total=len(self.manifest),
-            done=bytes(state.done),
-            counters={**self._counters(), "fingerprint": state.fingerprint, "nonce": self._nonce},
-            control=self.control,
-        )
-        self.committer.generation = gen
-        self._pending_after = None
-        self.log.info("queue_built", run=self.record.run, gen=gen, done=state.count)
-
-    def _counters(self) -> dict[str, int]:
-        state = self.committer.state
-        names = ("rows", "failures", "quarantined", "truncated", "tokens", "n")
-        left = self.workload.tokens_left
-        return {name: getattr(state, name) for name in names} | ({} if left is None else {"tokens_left": left})
-
-    def _mark(self, pairs: list[tuple[str, int | None]]) -> int:
-        state = self.committer.state
-        return self.ledger.commit(
-            pairs,
-            rows=state.rows,
-            failures=state.failures,
-            quarantined=state.quarantined,
-            truncated=state.truncated,
-            tokens=state.tokens,
-            tokens_left=self.workload.tokens_left,
-            number=state.n,
-        )
+        self.queue.rebuild(len(self.manifest), self.control)
+        self.inbox.start_empty()
 
     def _housekeep(self) -> None:
+        self._lock.renew()
         now = self._clock()
-        if now - self._renewed > RENEW_S:
-            self._renewed = now
-            if holder := self.ledger.lock_writer(self.id, ttl_s=LOCK_TTL_S):
-                raise TryLaterError(f"writer {holder} has taken over {self.layout.root}; this one stops")
         if now - self._asked > ASKED_S:
             self._asked = now
             self._note_wishes()
@@ -245,13 +173,13 @@ class RunWriter:
             self._reconciled = now
             self._grow()
             self.ledger.restore(self.control)
-            if self.ledger.gen() != self.committer.generation:
+            if self.queue.is_lost():
                 self.log.warning("queue_lost", run=self.record.run)
                 self._rebuild()
-            elif not self.buffer.results and self._bits_differ() and not self._adopt():
+            elif not self.buffer.results and self.queue.differs() and not self._adopt():
                 self._rebuild()
-            elif self._pending_after is None and self.ledger.unacknowledged() > len(self.buffer.results):
-                self._pending_after = "0"  # the reply that held the others was lost
+            elif self.inbox.has_lost(held=len(self.buffer.results)):
+                self.inbox.read_again()
 
     def _grow(self) -> None:
         """Take up the units of a generation that was added since we looked, also where the log was closed before."""
@@ -264,53 +192,35 @@ class RunWriter:
             self.committer.take_epoch()
         self.finished = False
         self.workload.count(self.manifest, self.committer.state)
-        self.ledger.grow(self.committer.generation, len(self.manifest))
+        self.queue.grow(len(self.manifest))
         self.log.info("run_grew", run=self.record.run, units=len(self.manifest), done=self.committer.state.count)
-
-    def _bits_differ(self) -> bool:
-        return int(self.ledger.meta().get("done", 0)) != self.committer.state.count
 
     # --- results ---
 
     def step(self) -> int:
         """Read and take what is there, commit what is due; gives the number of results read."""
         self._housekeep()
-        entries = self._read()
+        entries = self.inbox.read()
         for entry in entries:
             self._take(entry)
         if self.buffer.is_due() or self._nothing_else_outstanding():
             self.flush()
         return len(entries)
 
-    def _read(self) -> list[Entry]:
-        if self._pending_after is not None:
-            # What was delivered to us before a restart comes first, to its end.
-            entries = self.ledger.read_results(self._pending_after, count=self._read_count, block_ms=None)
-            self._pending_after = entries[-1].id if entries else None
-            if entries:
-                return entries
-        entries = self.ledger.read_results(">", count=self._read_count, block_ms=None)
-        size = sum(len(entry.fields.get("data", b"")) for entry in entries)
-        if size > READ_BYTES:
-            self._read_count = max(1, self._read_count // 2)
-        elif size < READ_BYTES // 8 and len(entries) == self._read_count:
-            self._read_count = min(512, self._read_count * 2)
-        return entries
-
     def _take(self, entry: Entry) -> None:
         if not entry.fields:
-            self._mark([(entry.id, None)])
+            self.queue.mark([(entry.id, None)])
             return
         u, token = int(entry.fields["u"]), entry.fields["token"].decode()
         if self.committer.state.is_done(u):
-            self._mark([(entry.id, u)])
-            self._drop_staged(entry)
+            self.queue.mark([(entry.id, u)])
+            staging.drop_staged(self.layout, entry)
             return
         if entry.id in self.buffer.entries:
             return
         if u in self.buffer.units:
-            self._mark([(entry.id, None)])
-            self._drop_staged(entry)
+            self.queue.mark([(entry.id, None)])
+            staging.drop_staged(self.layout, entry)
             return
         try:
             result = self.acceptor.accept(entry)
@@ -318,29 +228,14 @@ class RunWriter:
             self.counts.rejected[error.code] += 1
             self.log.warning("result_rejected", run=self.record.run, u=u, code=error.code, why=error)
             self.ledger.reject(entry.id, u, token, error.code, str(error))
-            self._drop_staged(entry)
+            staging.drop_staged(self.layout, entry)
             return
         if not self.buffer.fits(result):
             self.flush()
         self.buffer.add(result)
 
-    def _drop_staged(self, entry: Entry) -> None:
-        ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
-        if path := staged_path(self.layout, ref):
-            drop(path)
-
     def _nothing_else_outstanding(self) -> bool:
         return not self.finished and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
-
-    def _sweep_staging(self, *, unfinished: bool) -> None:
-        """Remove results that nobody will take any more, such as those of workers that died before they published.
-
-        A worker that has been overtaken may still be writing its file, and removes it itself; it is in the way only
-        where no worker is alive.
-        """
-        for path in self.layout.staging.iterdir():
-            if unfinished or not path.name.startswith("."):
-                drop(path)
 
     def flush(self) -> None:
         """Commit what is buffered, then close the log where nothing is left."""
@@ -352,7 +247,7 @@ class RunWriter:
             self.counts.committed(commit, time.monotonic() - began)
             for result in results:
                 self.workload.committed(self.manifest.extent(result.u), result.tokens)
-            self._mark([(result.entry, result.u) for result in results])
+            self.queue.mark([(result.entry, result.u) for result in results])
             for result in results:
                 if result.staged:
                     drop(self.layout.staging / result.staged)
@@ -360,23 +255,10 @@ class RunWriter:
         self._grow()
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:
-            self.committer.close(self._timing())
+            self.committer.close(self.queue.timing())
             self.finished = True
-            self._sweep_staging(unfinished=False)
+            staging.sweep(self.layout, unfinished=False)
             self.log.info("run_closed", run=self.record.run, **state.totals())
-
-    def _timing(self) -> dict[str, float]:
-        """What the run took, by the broker's clock; information for `embq status` once the broker is gone."""
-        meta = self.ledger.meta()
-        opened, first, last = (int(meta.get(name, 0)) for name in ("opened_ms", "began_ms", "last_commit_ms"))
-        embed_s = (last - first) / 1000 if first else 0.0
-        rows = self.committer.state.rows - int(meta.get("rows_before", 0))
-        return {
-            "load_s": max((float(w.get("load_s", 0)) for w in live_workers(self.ledger.client)), default=0.0),
-            "embed_s": round(embed_s, 3),
-            "wall_s": round((last - opened) / 1000, 3) if opened else 0.0,
-            "rows_per_s": round(rows / embed_s, 2) if embed_s else 0.0,
-        }
 
     def drain(self) -> None:
         """Take and commit everything that is published now, and note what was asked for until now."""
@@ -387,6 +269,4 @@ class RunWriter:
 
     def release(self) -> None:
         """Let the next writer start at once."""
-        if self._keeper is not None:
-            self._keeper.let_go(self.id)
-        self.ledger.unlock_writer(self.id)
+        self._lock.release()

@@ -852,8 +852,8 @@ def test_a_run_outlives_the_loss_of_any_one_key(make_run: MakeRun, part: str, af
     while run.pop():  # every other hint was popped by workers that died before they claimed
         pass
     run.work_one(2)
-    assert len(writer._read()) >= 1  # delivered to the writer, which has done nothing with it yet
-    writer._pending_after = "0"
+    assert len(writer.inbox.read()) >= 1  # delivered to the writer, which has done nothing with it yet
+    writer.inbox.read_again()
     run.work_one(3)
     run.claim(4, "dead")
     run.claim(5, "dead", started=False)

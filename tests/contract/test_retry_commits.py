@@ -143,7 +143,7 @@ def test_a_writer_killed_between_a_record_and_its_marks_is_followed_by_one_with_
 
     publish(failed, first, 0, [0, 2])
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_mark", kill)
+        patch.setattr(writer.queue, "mark", kill)
         with pytest.raises(Killed):
             writer.drain()
     assert CommitLog(failed.layout).replay(10).failures == 1

@@ -29,6 +29,7 @@ from core.units import Failure
 from embq.watch import BrokerWatch, Watch
 from writer.daemon import Writer
 from writer.lock import WEDGED_S, LockKeeper
+from writer.queue import RunQueue
 from writer.service import RECONCILE_S, RunWriter
 
 LOCK_TTL_S = 300.0
@@ -58,8 +59,7 @@ def publish_staged(run: RunCase, u: int, name: str, data: bytes, **changes: str 
 @pytest.fixture(autouse=True)
 def _no_lock_lapses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is."""
-    for module in ("writer.service", "writer.lock"):
-        monkeypatch.setattr(f"{module}.LOCK_TTL_S", LOCK_TTL_S)
+    monkeypatch.setattr("writer.lock.LOCK_TTL_S", LOCK_TTL_S)
 
 
 def all_work(run: RunCase) -> None:
@@ -465,11 +465,11 @@ def test_a_commit_that_the_broker_did_not_hear_of_is_told_to_it(run: RunCase, mo
     class Killed(BaseException):
         pass
 
-    def kill(self: RunWriter, pairs: object) -> int:
+    def kill(self: RunQueue, pairs: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunWriter, "_mark", kill)
+        patch.setattr(RunQueue, "mark", kill)
         with pytest.raises(Killed):
             first.drain()
     assert run.ledger.meta()["done"] == "0"
