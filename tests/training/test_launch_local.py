@@ -92,6 +92,9 @@ def test_nothing_stays_behind_when_a_parent_is_killed(tmp_path: Path, victim: st
         wait_until(lambda: not alive([pid for pid in family if pid != process.pid]), 20)
         process.communicate(timeout=60)
     assert process.returncode == (-9 if victim == "the command" else 71)
+    assert len(list(tmp_path.glob("embq-launch-*"))) == (victim == "the command")
+    assert finished(*CPU, "1", "--", str(tmp_path), TMPDIR=str(tmp_path)).returncode == 0
+    assert not list(tmp_path.glob("embq-launch-*"))
 
 
 def test_a_process_whose_torchrun_was_killed_before_it_began_does_not_begin(tmp_path: Path) -> None:
@@ -141,7 +144,7 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None
     assert done.returncode == 0
     assert done.stdout.startswith("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     assert done.stdout.endswith(
-        "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 -m -- "
+        "-m torch.distributed.run --log-dir /dev/null --standalone --nproc-per-node 2 --max-restarts 1 -m -- "
         f"training.launch.member launched {tmp_path} 'a b'\n"
     )
     assert not list(tmp_path.iterdir())
@@ -186,7 +189,8 @@ def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
     one = python_command("m", flags, python="py")
     assert one == ["py", "-u", "-m", "m", "--logs", "x"]
     hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", python="py")
-    torchrun = "py -m torch.distributed.run --nnodes 2 --node-rank 1 --master-addr a --master-port 29500"
+    torchrun = "py -m torch.distributed.run --log-dir /dev/null --nnodes 2 --node-rank 1"
+    torchrun += " --master-addr a --master-port 29500"
     assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
     slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, python="py")
     assert " ".join(slurm) == "srun --nodes 2 --ntasks-per-node 4 --cpus-per-task 6 " + " ".join(one)

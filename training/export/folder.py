@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from core.durable import NO_SPACE, NOT_WRITABLE, fsync_file, fsync_folder
 from core.errors import OutputError, UsageError
+from training.scratch import scratch
 
 
 def check_target(target: Path) -> None:
@@ -31,19 +31,21 @@ def check_target(target: Path) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` to fill; it becomes `target` when the block ends, and is gone where that fails.
 
+    What an export to the same target that was killed has left is removed.
+
     Raises OutputError where it cannot be written.
     """
     check_target(target)
     target = target.absolute()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            fsync_file(path)
-        fsync_folder(temporary)
-        os.rename(temporary, target)  # an empty folder is replaced
-        fsync_folder(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch(target.parent, f".{target.name}.export-") as temporary:
+            yield temporary
+            for path in sorted(temporary.iterdir()):
+                fsync_file(path)
+            fsync_folder(temporary)
+            os.rename(temporary, target)  # an empty folder is replaced
+            fsync_folder(target.parent)
     except OSError as error:
         if error.errno not in NO_SPACE + NOT_WRITABLE:
             raise
@@ -51,5 +53,3 @@ def new_folder(target: Path) -> Iterator[Path]:
             f"{target} cannot be written: {error.strerror}",
             next_step="make room or give write permission, or name another folder",
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -41,7 +42,8 @@ def torchrun_command(
         local_address: how the others reach this host, where torchrun chooses; "" for its own name.
         max_restarts: how often all processes are started again after one of them failed.
     """
-    command = [python, "-m", TORCHRUN]
+    # Else it makes a folder for logs, into which nothing goes, and leaves it in the temporary directory.
+    command = [python, "-m", TORCHRUN, "--log-dir", os.devnull]
     if nodes == 1:
         command += ["--standalone"]
     elif not rendezvous:

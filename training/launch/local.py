@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,14 @@ import click
 from core.cores import cores
 from core.errors import Exit
 from core.settings import Settings
-from training.launch.commands import EACH_START_ITS_OWN, TORCHRUN, python_command, torchrun_command
+from training.launch.commands import EACH_START_ITS_OWN, python_command, torchrun_command
 from training.launch.devices import processes_for, thread_share
 from training.launch.member import OUTCOMES
 from training.launch.options import Where
 from training.launch.outcomes import Outcome
 from training.launch.running import run
 from training.launch.verdict import verdict
+from training.scratch import scratch
 
 MEMBER = "training.launch.member"
 LOG = "launcher.log"
@@ -48,23 +48,16 @@ def launch_local(module: str, arguments: Sequence[str], where: Where) -> int:
 
 
 def kept_in(folder: Path, command: Sequence[str]) -> list[str]:
-    """A command with the place for what its processes leave behind: their outcomes, and what torchrun keeps of them."""
+    """A command with the place in which its processes leave how they ended."""
     place = command.index(MEMBER) + 1
-    kept = [*command[:place], OUTCOMES, str(folder), *command[place:]]
-    if TORCHRUN in kept:
-        place = kept.index(TORCHRUN) + 1
-        kept[place:place] = ["--log-dir", str(folder)]
-    return kept
+    return [*command[:place], OUTCOMES, str(folder), *command[place:]]
 
 
 @contextmanager
 def outcome_folder() -> Iterator[Path]:
     """Where the processes of this host leave how they ended, for as long as somebody asks."""
-    folder = Path(tempfile.mkdtemp(prefix="embq-launch-"))
-    try:
+    with scratch(Path(tempfile.gettempdir()), "embq-launch-", mode=0o700) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(of_member: Sequence[str], processes: int, where: Where) -> list[str]:

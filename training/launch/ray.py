@@ -30,6 +30,7 @@ from training.launch.ray_work import Work, work
 from training.launch.running import replaced_handlers
 from training.launch.ssh import PASSED_ON
 from training.launch.verdict import kept, verdict
+from training.scratch import scratch
 
 COLLECTIVE_S = 300
 """Ray makes the process group; within a step a process waits this long for the others."""
@@ -174,7 +175,7 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
     torch: Any = importlib.import_module("ray.train.torch")
     on_gpu = where.device == "cuda"
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    with tempfile.TemporaryDirectory(prefix="embq-ray-", ignore_cleanup_errors=True) as storage:
+    with scratch(Path(tempfile.gettempdir()), "embq-ray-", mode=0o700) as storage:
         trainer = torch.TorchTrainer(
             work,
             train_loop_config=given,
@@ -183,7 +184,7 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
             # Nothing of the training is kept by Ray: the module writes its folder itself.
             run_config=train.RunConfig(
                 name="embq",
-                storage_path=storage,
+                storage_path=str(storage),
                 failure_config=train.FailureConfig(max_failures=where.max_restarts),
                 # What goes wrong is told by us, once; the workers' own lines come through.
                 logging_config=train.LoggingConfig(log_level="CRITICAL"),
