@@ -60,6 +60,18 @@ def test_a_port_is_held_for_as_long_as_the_question_stays_open() -> None:
     assert "refused" in answer(reach=f"127.0.0.1:{found.port}").unreached
 
 
+def test_another_program_where_the_hosts_are_to_meet_is_not_the_first_host() -> None:
+    elsewhere = "another machine or program answers there"
+    with ExitStack() as stack:
+        first = look(Question(listen=0, greeting="abc"), stack)
+        assert answer(reach=f"127.0.0.1:{first.port}", greeting="abc").unreached == ""
+        assert answer(reach=f"127.0.0.1:{first.port}", greeting="abd").unreached == elsewhere
+        assert answer(reach=f"127.0.0.1:{first.port}", greeting="abc").unreached == ""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        Thread(target=lambda: other.accept()[0].close(), daemon=True).start()
+        assert answer(reach=f"127.0.0.1:{other.getsockname()[1]}", greeting="abc").unreached == elsewhere
+
+
 def test_the_answer_of_another_version_is_understood_as_far_as_its_version() -> None:
     there = asdict(answer())
     assert from_json(Found, json.dumps({**there, "embq": "9.9", "new": True})) == Found(**{**there, "embq": "9.9"})

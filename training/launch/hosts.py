@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import signal
 import subprocess
@@ -71,20 +72,21 @@ def assemble(where: Where, inputs: Sequence[str]) -> Team:
     """
     first, *others = where.hosts
     named, port = meeting_point(where.rendezvous)
-    with Asked(where, first, Question(inputs=inputs, listen=port)) as asked:
+    greeting = secrets.token_hex(8)  # by which the others know that it is the first host that answers
+    with Asked(where, first, Question(inputs=inputs, listen=port, greeting=greeting)) as asked:
         found = asked.answer()
         _check(where, first, found, found, first)
         if not found.port:
             raise taken(first, port, found.free)
         rendezvous = f"{named or address_of(where, first)}:{found.port}"
-        question = Question(inputs=inputs, reach=rendezvous)
+        question = Question(inputs=inputs, reach=rendezvous, greeting=greeting)
         with ThreadPoolExecutor(max(1, len(others))) as pool:
             answers = list(pool.map(lambda host: _ask(where, host, question), others))
     for host, answer in zip(others, answers, strict=True):
         _check(where, host, answer, found, first)
         if answer.unreached:
             raise AwayError(
-                f"{host} does not reach {rendezvous}, where the hosts are to meet: {answer.unreached}",
+                f"{host} does not reach {first} at {rendezvous}, where the hosts are to meet: {answer.unreached}",
                 next_step=f"open that port of {first} for the others (--rendezvous PORT fixes it), or name another "
                 "address of it: --rendezvous HOST:PORT",
                 code="host_away",

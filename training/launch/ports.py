@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack, suppress
 
 from core.errors import ConfigError, UsageError
 
@@ -17,6 +18,19 @@ def listener(port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6)
+
+
+def greet(listening: socket.socket, greeting: bytes) -> None:
+    """Send a greeting to whoever connects, until the socket is shut down.
+
+    Who connects hangs up first. Else the port would be kept from its next user for a minute.
+    """
+    with ExitStack() as connected, suppress(OSError):
+        while True:
+            one, _ = listening.accept()
+            connected.enter_context(one)
+            with suppress(OSError):
+                one.sendall(greeting)
 
 
 def free_port() -> int:

@@ -14,16 +14,17 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
+from threading import Thread
 from typing import TypeVar
 
 from core.cores import cores
 from core.errors import InputError
 from core.masking import masked
 from core.settings import Settings
-from training.launch.ports import free_port, listener
+from training.launch.ports import free_port, greet, listener
 from training.shards.names import expand
 
 REACH_S = 10.0
@@ -39,11 +40,13 @@ class Question:
         inputs: paths and URLs that it has to reach.
         listen: port to listen on until the question's stream ends, 0 for a free one; None for no port.
         reach: HOST:PORT that it has to reach; "" for none.
+        greeting: what it says to whoever connects to `listen`, or has to hear at `reach`; "" for nothing.
     """
 
     inputs: Sequence[str] = ()
     listen: int | None = None
     reach: str = ""
+    greeting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +95,13 @@ def look(question: Question, stack: ExitStack) -> Found:
     gpus, port = gpu_count(visible), 0
     if question.listen is not None:
         try:
-            port = stack.enter_context(listener(question.listen)).getsockname()[1]
+            listening = stack.enter_context(listener(question.listen))
         except OSError:
             port = 0
+        else:
+            port = listening.getsockname()[1]
+            stack.callback(listening.shutdown, socket.SHUT_RDWR)
+            Thread(target=greet, args=(listening, question.greeting.encode()), daemon=True).start()
     return Found(
         python=platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -104,7 +111,7 @@ def look(question: Question, stack: ExitStack) -> Found:
         port=port,
         free=free_port(),
         missing=[[one, why] for named in question.inputs for one, why in _out_of_reach(named)],
-        unreached=_unreached(question.reach),
+        unreached=_unreached(question.reach, question.greeting.encode()),
     )
 
 
@@ -144,15 +151,19 @@ def _unanswered(url: str) -> str:
         return masked(str(getattr(error, "reason", error)))
 
 
-def _unreached(address: str) -> str:
+def _unreached(address: str, greeting: bytes) -> str:
+    """Why not, or that somebody else is there; "" where it is the host that was asked to greet."""
     host, _, port = address.rpartition(":")
     if not host:
         return ""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+        found = socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S)
     except OSError as error:
         return error.strerror or str(error)
-    return ""
+    with found, found.makefile("rb") as said, suppress(OSError):
+        if said.read(len(greeting)) == greeting:
+            return ""
+    return "another machine or program answers there"
 
 
 def main() -> None:
