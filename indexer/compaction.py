@@ -17,10 +17,10 @@ from indexer.deletes import is_set
 from indexer.faiss_module import faiss
 from indexer.lists import Lists, read_lists
 from indexer.planning import SLICE_BYTES
-from indexer.report import list_sizes
 from indexer.runners import Runner
 from indexer.sidecar import write_inputs
-from indexer.succession import imbalance, succeed, tidy
+from indexer.sizes import imbalance, list_sizes
+from indexer.succession import succeed, tidy
 from indexer.units import IndexUnit
 from indexer.version import Slice, Version, read_current
 from indexer.workshop import Workshop, alone

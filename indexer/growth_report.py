@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.build import mean_residual
 from indexer.sidecar import Sidecar
-from indexer.succession import imbalance
+from indexer.sizes import imbalance
 
 if TYPE_CHECKING:
     from indexer.growth import Growth

@@ -1,4 +1,4 @@
-"""The report of an index: infos.json, which says what a searcher will get, and the summary at the end of a build.
+"""The report of an index: infos.json, which says what a searcher will get, and the picture beside it.
 
 autofaiss's keys come first, spelled as there and with its meaning, so that reports can be compared; then ours.
 """
@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from indexer.building import BuildSpec
+from indexer.collection import Collection
 from indexer.faiss_module import faiss
-from indexer.lists import read_lists
 from indexer.points import Scores, Tuning
 from indexer.queries import DATA, QuerySet, read_queries
+from indexer.report_notes import notes_of
 from indexer.report_picture import draw_report
 from indexer.sidecar import Sidecar
+from indexer.sizes import imbalance, sizes_of
 from indexer.template import Template
 from indexer.units import STAGES
 from indexer.version import Version
@@ -50,114 +52,24 @@ def make_infos(
     sets: Sequence[QuerySet],
 ) -> dict[str, Any]:
     """What infos.json says, but for the picture."""
-    plan, collection = spec.plan, spec.collection
     template = Template.read(version.trained.check(version.index))
-    sizes = list_sizes(version)
-    index_bytes = version.trained.bytes + sum(one.file.bytes for group in version.groups for one in group)
-    rows_bytes = sum(one.file.bytes for one in version.rows)
-    identity_bytes = sum(one.file.bytes for one in version.identity)
-    n = max(1, version.n)
-    seconds = {stage: sum(one.seconds for one in stages[stage]) for stage in STAGES if stage in stages}
-    by_data = tuning.scores.get(DATA) or next(iter(tuning.scores.values()), None)
+    sizes = sizes_of(version)
     return {
-        **_autofaiss_keys(version, tuning, by_data, index_bytes, _reconstruction_error(template, sets)),
-        "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in tuning.scores.items()},
-        **_standard_recall(tuning.scores),
-        "latency_ms": {
-            name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
-            for name, one in tuning.scores.items()
-        },
-        "latency_of": f"single searches of {tuning.goal.k} on one thread, with the index in memory",
-        "qps": {name: 1e3 / one.mean_ms for name, one in tuning.scores.items()},
-        "search": tuning.setting.describe(),
-        "target": {
-            f"recall@{tuning.goal.k}": tuning.goal.recall,
-            "max_index_query_time_ms": tuning.goal.milliseconds,
-        },
-        "target_met": tuning.met,
-        "notes": _notes(spec, version, tuning),
-        "bytes": {"index": index_bytes, "rows": rows_bytes, "identity": identity_bytes},
-        "bytes_per_vector": {"ram": index_bytes / n, "disk": (index_bytes + rows_bytes + identity_bytes) / n},
-        "build_seconds": seconds,
-        "build_seconds_total": sum(seconds.values()),
-        "cpu_seconds": {stage: sum(one.cpu_seconds for one in stages[stage]) for stage in seconds},
-        "peak_rss_bytes": {stage: max((one.peak_rss_bytes for one in stages[stage]), default=0) for stage in seconds},
-        "vectors_per_second": {
-            stage: version.next_id / max(1e-3, seconds[stage]) for stage in ("add", "merge") if stage in seconds
-        }
-        | {"all": version.next_id / max(1e-3, sum(seconds.values()))},
+        **_autofaiss_keys(version, tuning, sizes, _reconstruction_error(template, sets)),
+        **_worth(tuning.scores),
+        **_goal(tuning),
+        "notes": notes_of(spec, version, tuning),
+        **sizes,
+        **_work(version.next_id, stages),
         "assign_agreement": _agreement(template, stages),
-        "imbalance_factor": float(len(sizes) * np.square(sizes).sum() / max(1.0, sizes.sum()) ** 2),
+        "imbalance_factor": imbalance(version),
         "nlist": template.nlist,
-        "rows": {"ids": version.next_id, "excluded": version.excluded, "deleted": version.deleted},
-        "excluded": version.excluded,
-        "gt_queries": {one.name: len(one) for one in sets},
-        "reported_queries": {name: one.queries for name, one in tuning.scores.items()},
-        "query_sets": {one.name: {"source": one.source, "left_out": one.left_out} for one in sets},
+        **_queries(tuning, sets),
         "pareto_front": [one.describe() for one in tuning.front],
-        "tuning": {
-            "seconds": tuning.seconds,
-            "swept_all": tuning.swept_all,
-            "raised": tuning.raised,
-            "load": tuning.load,
-        },
-        "plan": plan.describe(),
-        "collection": {
-            "kind": collection.kind,
-            "output": collection.output,
-            "column": collection.column,
-            "run": collection.run,
-            "model": collection.model,
-            "fingerprint": collection.fingerprint,
-            "digest": collection.digest,
-            "complete": collection.complete,
-        },
-        "seed": plan.seed,
-        "versions": dict(stages["tune"][0].versions),
-        "workers": sorted({one.worker for units in stages.values() for one in units}),
+        "plan": spec.plan.describe(),
+        "collection": _collection(spec.collection),
+        "seed": spec.plan.seed,
     }
-
-
-def list_sizes(version: Version) -> np.ndarray:
-    """Rows in each list, all groups together: float64 (nlist,)."""
-    total = np.zeros(max(one.last for group in version.groups for one in group))
-    for group in version.groups:
-        for one in group:
-            lists = read_lists(one.file.check(version.index), mapped=True)
-            total[one.first : one.last] += [lists.list_size(at) for at in range(one.last - one.first)]
-    return total
-
-
-def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
-    """What the user reads at the end of a build: some lines of text, without a line break at the end.
-
-    Args:
-        infos: what infos.json says.
-        report: the folder with infos.json and report.png.
-    """
-    plan, search = infos["plan"], infos["search"]
-    per = infos["bytes_per_vector"]
-    lines = [
-        f"index      {infos['index_key']}, {infos['nb vectors']:,} vectors of {infos['vectors dimension']} dimensions",
-        f"size       {_bytes(infos['size in bytes'])} in memory, {per['ram']:.0f} bytes per vector; "
-        f"{_bytes(sum(infos['bytes'].values()))} on disk, {per['disk']:.0f} per vector",
-        f"search     looks at {search['nprobe']:,} of {plan['nlist']:,} lists"
-        + (f", re-ranks {search['k_factor']} times as many rows as it returns" if search["k_factor"] > 1 else ""),
-    ]
-    for name, recalls in infos["recall"].items():
-        values = ", ".join(f"{value:.3f}@{key.removeprefix('recall@')}" for key, value in recalls.items())
-        times = infos["latency_ms"][name]
-        lines.append(
-            f"{name:<10} recall {values}; {times['p50']:.2g} ms per search (p95 {times['p95']:.2g}, "
-            f"p99 {times['p99']:.2g})"
-        )
-    lines += [f"target     {_target(infos)}", *(f"note       {note}" for note in infos["notes"])]
-    if report:
-        drawn = infos.get("picture", "")
-        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
-        if drawn == NO_PICTURE:
-            lines.append(f"picture    {drawn}")
-    return "\n".join(lines)
 
 
 def plain(value: Any) -> Any:
@@ -171,23 +83,35 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _autofaiss_keys(
-    version: Version, tuning: Tuning, scores: Scores | None, index_bytes: int, error: float | None
-) -> dict[str, Any]:
+def _autofaiss_keys(version: Version, tuning: Tuning, sizes: Mapping[str, Any], error: float | None) -> dict[str, Any]:
     setting, plan = tuning.setting, version.plan
+    scores = tuning.scores.get(DATA) or next(iter(tuning.scores.values()), None)
     parameters = f"nprobe={setting.nprobe}" + (f",k_factor={setting.k_factor}" if setting.k_factor > 1 else "")
     return {
         "index_key": plan.key,
         "index_param": parameters,
         "index_path": str(version.index),
-        "size in bytes": index_bytes,
+        "size in bytes": sizes["size in bytes"],
         "avg_search_speed_ms": scores.mean_40_ms if scores else None,
         "99p_search_speed_ms": scores.p99_40_ms if scores else None,
         "reconstruction error %": error,
-        "nb vectors": version.n,
+        "nb vectors": sizes["nb vectors"],
         "vectors dimension": plan.dim,
-        "compression ratio": 4.0 * version.n * plan.dim / max(1, index_bytes),
+        "compression ratio": sizes["compression ratio"],
         **(scores.autofaiss if scores else dict.fromkeys(SCORE_KEYS)),
+    }
+
+
+def _worth(scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """Recall and time of searches, of each set of queries."""
+    return {
+        "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in scores.items()},
+        **_standard_recall(scores),
+        "latency_ms": {
+            name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
+            for name, one in scores.items()
+        },
+        "qps": {name: 1e3 / one.mean_ms for name, one in scores.items()},
     }
 
 
@@ -195,6 +119,64 @@ def _standard_recall(scores: Mapping[str, Scores]) -> dict[str, float]:
     """recall@1, @10 and @100 of the worst set each."""
     known = sorted({k for one in scores.values() for k in one.recall})
     return {f"recall@{k}": min(one.recall[k] for one in scores.values()) for k in known}
+
+
+def _goal(tuning: Tuning) -> dict[str, Any]:
+    """What was asked for, and how tuning went about it."""
+    goal = tuning.goal
+    return {
+        "latency_of": f"single searches of {goal.k} on one thread, with the index in memory",
+        "search": tuning.setting.describe(),
+        "target": {f"recall@{goal.k}": goal.recall, "max_index_query_time_ms": goal.milliseconds},
+        "target_met": tuning.met,
+        "tuning": {
+            "seconds": tuning.seconds,
+            "swept_all": tuning.swept_all,
+            "raised": tuning.raised,
+            "load": tuning.load,
+        },
+    }
+
+
+def _work(rows: int, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
+    """What building took, and who did it.
+
+    Args:
+        rows: that were added.
+    """
+    seconds = {stage: sum(one.seconds for one in stages[stage]) for stage in STAGES if stage in stages}
+    paces = {stage: rows / max(1e-3, seconds[stage]) for stage in ("add", "merge") if stage in seconds}
+    return {
+        "build_seconds": seconds,
+        "build_seconds_total": sum(seconds.values()),
+        "cpu_seconds": {stage: sum(one.cpu_seconds for one in stages[stage]) for stage in seconds},
+        "peak_rss_bytes": {stage: max((one.peak_rss_bytes for one in stages[stage]), default=0) for stage in seconds},
+        "vectors_per_second": {**paces, "all": rows / max(1e-3, sum(seconds.values()))},
+        "versions": dict(stages["tune"][0].versions),
+        "workers": sorted({one.worker for units in stages.values() for one in units}),
+    }
+
+
+def _queries(tuning: Tuning, sets: Sequence[QuerySet]) -> dict[str, Any]:
+    return {
+        "gt_queries": {one.name: len(one) for one in sets},
+        "reported_queries": {name: one.queries for name, one in tuning.scores.items()},
+        "query_sets": {one.name: {"source": one.source, "left_out": one.left_out} for one in sets},
+    }
+
+
+def _collection(collection: Collection) -> dict[str, Any]:
+    """What was indexed."""
+    return {
+        "kind": collection.kind,
+        "output": collection.output,
+        "column": collection.column,
+        "run": collection.run,
+        "model": collection.model,
+        "fingerprint": collection.fingerprint,
+        "digest": collection.digest,
+        "complete": collection.complete,
+    }
 
 
 def _reconstruction_error(template: Template, sets: Sequence[QuerySet]) -> float | None:
@@ -218,75 +200,3 @@ def _agreement(template: Template, stages: Mapping[str, Sequence[Sidecar]]) -> f
         return float(np.mean(told))
     quantizer = faiss().downcast_index(template.ivf.quantizer)
     return 1.0 if type(quantizer).__name__.startswith("IndexFlat") else None
-
-
-def _notes(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
-    notes = []
-    if tuning.met is None:
-        notes.append("there are no queries to measure by: recall and latency are unknown")
-    if tuning.met is False:
-        notes += [_missed(tuning), _advice(version, tuning)]
-    if _asked_across(spec) and set(tuning.scores) <= {DATA}:
-        notes.append(
-            "recall is that of queries like the rows; queries of the model's other modality need several times the "
-            "probes, and none were measured (give some with --queries)"
-        )
-    if tuning.met is False and not tuning.swept_all:
-        notes.append("tuning took its time and ended before all settings were looked at")
-    if tuning.load > 1.0:
-        notes.append(
-            f"other processes kept the machine {tuning.load:.1f} times busy while searches were timed: "
-            "alone they are faster"
-        )
-    if version.excluded:
-        notes.append(f"{version.excluded:,} vectors are zero or not finite, and in no list; they keep their ids")
-    if not spec.collection.complete:
-        notes.append("the run is not finished: its later rows are not in this index")
-    return notes
-
-
-def _asked_across(spec: BuildSpec) -> bool:
-    """Whether the rows can be asked for by another modality than theirs."""
-    collection = spec.collection
-    output = (collection.model or {}).get("output") or {}
-    return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")
-
-
-def _missed(tuning: Tuning) -> str:
-    k, goal, best = tuning.goal.k, tuning.goal, tuning.best
-    worst = min(tuning.scores, key=lambda name: tuning.scores[name].recall[k])
-    if goal.recall is not None and best is not None and best < goal.recall:
-        return f"recall@{k} is {best:.4f} with the queries of set {worst}, below the {goal.recall:g} asked for"
-    return f"a search takes longer than the {goal.milliseconds:g} ms asked for"
-
-
-def _advice(version: Version, tuning: Tuning) -> str:
-    """What reaches the goal that was missed."""
-    plan, goal = version.plan, tuning.goal
-    reachable = max((point.worst for point in tuning.points), default=0.0)
-    if goal.milliseconds is not None and (goal.recall is None or reachable >= goal.recall):
-        return "give more time with --max-index-query-time-ms, or ask for a lower --recall"
-    if plan.refine == "none":
-        return (
-            f"the codes of {plan.codec} lose too much: add --refine fp16 (rows on disk, {2 * plan.dim} bytes each), "
-            "or give more --max-index-memory-usage for a finer codec"
-        )
-    return "give more --max-index-memory-usage for a finer codec, or ask for a lower --recall"
-
-
-def _target(infos: Mapping[str, Any]) -> str:
-    wanted = [
-        f"{name} >= {value:g} for every set" if name.startswith("recall") else f"{value:g} ms per search at most"
-        for name, value in infos["target"].items()
-        if value is not None
-    ]
-    said = {True: "met", False: "MISSED", None: "not measured"}[infos["target_met"]]
-    return f"{', '.join(wanted) or 'none'}: {said}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if count < 1024 or unit == "TB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"

@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from indexer.report import INFOS, list_sizes, plain
+from indexer.report import INFOS, plain
+from indexer.sizes import sizes_of
 from indexer.units import CHANGES
 from indexer.version import RECORD, Version, current_name, publish, read_version, sweep
 from indexer.workshop import WORK, read_json
@@ -33,7 +32,7 @@ def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version
                 shutil.copyfile(path, folder / path.name)
         infos = read_json(base.path / INFOS) if (base.path / INFOS).exists() else {}
         collection = {**infos.get("collection", {}), "digest": version.collection.digest}
-        infos |= {**_sizes(version), "collection": {**collection, "complete": version.collection.complete}, **told}
+        infos |= {**sizes_of(version), "collection": {**collection, "complete": version.collection.complete}, **told}
         (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
 
     published = publish(version, small)
@@ -55,25 +54,3 @@ def tidy(index: Path) -> None:
     with suppress(OSError):  # it is there no more, or holds what is under way
         (index / WORK).rmdir()
     sweep(index)
-
-
-def imbalance(version: Version) -> float:
-    """How much more work lists of different lengths make than equal ones: 1 where they are equal."""
-    sizes = list_sizes(version)
-    return float(len(sizes) * np.square(sizes).sum() / max(1.0, sizes.sum()) ** 2)
-
-
-def _sizes(version: Version) -> dict[str, Any]:
-    index_bytes = version.trained.bytes + sum(one.file.bytes for group in version.groups for one in group)
-    rows_bytes = sum(one.file.bytes for one in version.rows)
-    identity_bytes = sum(one.file.bytes for one in version.identity)
-    n = max(1, version.n)
-    return {
-        "size in bytes": index_bytes,
-        "nb vectors": version.n,
-        "compression ratio": 4.0 * version.n * version.plan.dim / max(1, index_bytes),
-        "bytes": {"index": index_bytes, "rows": rows_bytes, "identity": identity_bytes},
-        "bytes_per_vector": {"ram": index_bytes / n, "disk": (index_bytes + rows_bytes + identity_bytes) / n},
-        "rows": {"ids": version.next_id, "excluded": version.excluded, "deleted": version.deleted},
-        "excluded": version.excluded,
-    }

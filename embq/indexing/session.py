@@ -25,7 +25,8 @@ from indexer.plan import Plan, describe_plan
 from indexer.planning import make_plan
 from indexer.queries import QueryPlan, plan_queries
 from indexer.queue_runner import QueueRunner
-from indexer.report import summary, write_report
+from indexer.report import write_report
+from indexer.report_text import summary
 from indexer.runners import Runner, local
 from indexer.sidecar import Sidecar
 from indexer.speeds import measure_speeds

@@ -12,7 +12,8 @@ import pytest
 
 from core.errors import Exit
 from embq import cli
-from indexer.report import plain, summary
+from indexer.report import plain
+from indexer.report_text import summary
 from indexer.version import read_current
 
 ROWS, DIM = 1_500, 24
