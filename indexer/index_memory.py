@@ -32,7 +32,7 @@ def asked_for(
     asked: IndexKey, n: int, dim: int, wish: Wish, rungs: Sequence[Codec], notes: list[str]
 ) -> tuple[Codec, int]:
     """The codec and the lists of the user's key, where they fit."""
-    nlist = asked.nlist or 1
+    nlist = asked.nlist
     if asked.note:
         notes.append(asked.note)
     if nlist > n:
