@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from core.errors import UsageError
-from indexer.codecs import Codec, codec, lists_for
+from indexer.codecs import Codec, codec
+from indexer.ladder import lists_for
 
 _TRANSFORM = re.compile(r"(OPQ\d+(?:_\d+)?|PCA[RW]{0,2}\d+|RR\d*|Pad\d+|ITQ\d*|L2norm)")
 _LISTS = re.compile(r"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA(\d+),)?Flat\))?")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from core.errors import InputError
-from indexer.codecs import POINTS_PER_CENTROID, Codec
+from indexer.codecs import Codec
 from indexer.costs import add_bytes, train_bytes
+from indexer.ladder import POINTS_PER_CENTROID
 from indexer.wish import Wish, bytes_text
 
 TRAIN_POINTS = 50

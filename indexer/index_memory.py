@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from core.errors import InputError
 from indexer.autofaiss_keys import IndexKey
-from indexer.codecs import SMALL_ROWS, Codec, codec, lists_for, most_lists
+from indexer.codecs import Codec, codec
+from indexer.ladder import SMALL_ROWS, lists_for, most_lists
 from indexer.wish import Wish, bytes_text
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from core.errors import InputError
 from indexer.autofaiss_keys import parse_key
 from indexer.build_memory import rows_of_block, trainable
-from indexer.codecs import ladder
 from indexer.costs import Work, stage_costs
 from indexer.index_memory import asked_for, best_that_fits
+from indexer.ladder import ladder
 from indexer.plan import Plan
 from indexer.speeds import Speeds
 from indexer.wish import Wish

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import EmbqError, InputError, UsageError
-from indexer.codecs import Codec, codec, ladder
+from indexer.codecs import Codec, codec
+from indexer.ladder import ladder
 from indexer.plan import Plan, describe_plan
 from indexer.planning import make_plan
 from indexer.speeds import Speeds, measure_speeds
