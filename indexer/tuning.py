@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from indexer.halves import Half, halves, mixed
-from indexer.latency import Clock, timed, with_expected, with_times
+from indexer.latency import Clock, with_expected, with_times
 from indexer.points import Goal, Point, Scores, Searches, Setting, Tuning
 from indexer.queries import QuerySet
 from indexer.recall import Truth, mean_recall
+from indexer.scores import score
 from indexer.sweep import sweep
 
 FEWEST_PROBES = 2
@@ -27,11 +26,6 @@ TIMED_POINTS, TIMED_CHOICES = 16, 4
 AS_GOOD = 0.002
 """Where the target is missed: the fastest setting within this of the best is taken."""
 MOST_RAISED = 3
-REPORTED_SECONDS = 1.0
-"""For single searches of the reported half of one set."""
-REPORTED_WIDE = 200
-"""Queries of the reported half that are searched for 40 and for 100 rows, which takes longer."""
-AUTOFAISS_K = 40
 
 
 def tune(
@@ -63,25 +57,20 @@ def tune(
     began = time.monotonic()
     tuned, reported = halves(sets, truth)
     if not tuned:
-        untuned = Setting(nprobe=min(UNTUNED.nprobe, nlist), k_factor=UNTUNED.k_factor if refines else 1)
-        return Tuning(goal=goal, setting=untuned, met=None, seconds=time.monotonic() - began)
+        return Tuning(goal=goal, setting=_untuned(nlist, refines), met=None, seconds=time.monotonic() - began)
     points, swept_all = sweep(searcher, tuned, goal, nlist=nlist, refines=refines, rows=rows, seconds=seconds)
     queries = mixed(tuned)
 
     def measure(some: Sequence[Point]) -> dict[Setting, Point]:
         return {point.setting: point for point in with_times(searcher, queries, goal.k, some, clock)}
 
-    known = measure(_spread(points))
-    points = with_expected(points, list(known.values()), goal.k)
-    allowed = [point for point in points if point.setting.nprobe >= min(FEWEST_PROBES, nlist)] or points
-    near = [*_choices(allowed, goal)[:TIMED_CHOICES], *_telling(front(points))]
-    known |= measure([one for one in _different(near) if one.setting not in known][: TIMED_POINTS - len(known)])
+    allowed, known = _measured(points, goal, nlist, measure)
     chosen = _choose([known[point.setting] for point in allowed if point.setting in known], goal)
     raised = 0
     while raised < MOST_RAISED and (better := _better(searcher, reported, allowed, chosen, goal)) is not None:
         known |= measure([better])
         chosen, raised = known[better.setting], raised + 1
-    scores = {name: _score(searcher, half, goal, chosen.setting, clock) for name, half in reported.items()}
+    scores = {name: score(searcher, half, goal, chosen.setting, clock) for name, half in reported.items()}
     return Tuning(
         goal=goal,
         setting=chosen.setting,
@@ -94,6 +83,28 @@ def tune(
         seconds=round(time.monotonic() - began, 3),
         load=load(),
     )
+
+
+def _untuned(nlist: int, refines: bool) -> Setting:
+    return Setting(nprobe=min(UNTUNED.nprobe, nlist), k_factor=UNTUNED.k_factor if refines else 1)
+
+
+def _measured(
+    points: Sequence[Point],
+    goal: Goal,
+    nlist: int,
+    measure: Callable[[Sequence[Point]], dict[Setting, Point]],
+) -> tuple[list[Point], dict[Setting, Point]]:
+    """The points that may be chosen, with the times expected of them, and those that were timed.
+
+    Timed are first a few that tell what to expect of all others, then those that are likely to be chosen.
+    """
+    known = measure(_spread(points))
+    points = with_expected(points, list(known.values()), goal.k)
+    allowed = [point for point in points if point.setting.nprobe >= min(FEWEST_PROBES, nlist)] or points
+    near = [*_choices(allowed, goal)[:TIMED_CHOICES], *_telling(front(points))]
+    known |= measure([one for one in _different(near) if one.setting not in known][: TIMED_POINTS - len(known)])
+    return allowed, known
 
 
 def load() -> float:
@@ -183,41 +194,3 @@ def _better(
 def _met(goal: Goal, scores: Mapping[str, Scores], chosen: Point) -> bool:
     reached = goal.recall is None or min(one.recall[goal.k] for one in scores.values()) >= goal.recall
     return reached and (goal.milliseconds is None or (chosen.mean_ms or 0.0) <= goal.milliseconds)
-
-
-def _score(searcher: Searches, half: Half, goal: Goal, setting: Setting, clock: Clock) -> Scores:
-    wide = half.first(REPORTED_WIDE)
-    ids = half.search(searcher, max(10, goal.k), setting)
-    recalls = {k: mean_recall(ids, half.truth, k) for k in (1, 10, goal.k)}
-    if 100 not in recalls:
-        recalls[100] = mean_recall(wide.search(searcher, 100, setting), wide.truth, 100)
-    took = timed(searcher, half.vectors, goal.k, setting, seconds=REPORTED_SECONDS, clock=clock)
-    took_40 = timed(searcher, wide.vectors, AUTOFAISS_K, setting, seconds=REPORTED_SECONDS / 3, clock=clock)
-    return Scores(
-        queries=len(half),
-        recall=dict(sorted(recalls.items())),
-        p50_ms=float(np.percentile(took, 50)),
-        p95_ms=float(np.percentile(took, 95)),
-        p99_ms=float(np.percentile(took, 99)),
-        mean_ms=float(took.mean()),
-        mean_40_ms=float(took_40.mean()),
-        p99_40_ms=float(np.percentile(took_40, 99)),
-        autofaiss=_as_autofaiss(searcher, wide, setting),
-    )
-
-
-def _as_autofaiss(searcher: Searches, half: Half, setting: Setting) -> dict[str, float]:
-    """Its four scores. The query's own row is the first true answer, and a tie that is another row is a miss."""
-    found = searcher.search(half.vectors, AUTOFAISS_K, nprobe=setting.nprobe, k_factor=setting.k_factor).ids
-    true = half.truth.ids
-    if (half.own >= 0).all():
-        true = np.concatenate([half.own[:, None], true], axis=1)
-    scores = {}
-    for k in (20, 40):
-        first = (true[:, :k] == found[:, :1]).any(axis=1) & (found[:, 0] >= 0)
-        scores[f"1-recall@{k}"] = float(first.mean())
-    for k in (20, 40):
-        possible = np.maximum((true[:, :k] >= 0).sum(axis=1), 1)
-        both = (found[:, :k, None] == true[:, None, :k]) & (found[:, :k, None] >= 0)
-        scores[f"{k}-recall@{k}"] = float((both.any(axis=2).sum(axis=1) / possible).mean())
-    return scores

@@ -26,7 +26,7 @@ OPTIONS = ("--index-key", "IVF16,SQ8", "--nb-indices-to-keep", str(SLICES), "--q
 SMALL = (
     {"set": "indexer.build_memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
     # How long latencies are measured for; none is looked at here.
-    {"set": "indexer.tuning:REPORTED_SECONDS", "to": 0.05},
+    {"set": "indexer.scores:REPORTED_SECONDS", "to": 0.05},
 )
 QUERIES = 200
 PATIENCE_S = 200.0
