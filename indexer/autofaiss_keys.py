@@ -9,8 +9,9 @@ from core.errors import UsageError
 from indexer.codecs import Codec, codec
 from indexer.ladder import lists_for
 
-_TRANSFORM = re.compile(r"(OPQ\d+(?:_\d+)?|PCA[RW]{0,2}\d+|RR\d*|Pad\d+|ITQ\d*|L2norm)")
-_LISTS = re.compile(r"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA(\d+),)?Flat\))?")
+_DIMS = r"[1-9]\d*"
+_TRANSFORM = re.compile(rf"OPQ{_DIMS}(?:_{_DIMS})?|(?:PCA[RW]{{0,2}}|RR|Pad|ITQ){_DIMS}|RR|ITQ|L2norm")
+_LISTS = re.compile(rf"IVF(\d+)(?:_(HNSW\d*)|\((?:PCA({_DIMS}),)?Flat\))?")
 _OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 

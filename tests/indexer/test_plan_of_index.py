@@ -209,6 +209,9 @@ def test_a_key_that_can_be_merged_is_built_as_written(asked: str, built: str) ->
         ("Nonsense", "IVF4096,RaBitQ4"),
         ("Nonsense,IVF256,SQ8", "IVF4096,RaBitQ4"),
         ("IMI2x8,PQ96x8", "IVF4096,SQ8"),
+        ("PCAR0,IVF256,SQ8", "IVF4096,RaBitQ4"),
+        ("OPQ8_0,IVF256,PQ8x8", "IVF4096,RaBitQ4"),
+        ("IVF256(PCA0,Flat),SQ8", "IVF4096,RaBitQ4"),
         ("", "chosen by the memory allowed"),
     ],
 )
