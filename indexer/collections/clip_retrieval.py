@@ -42,58 +42,85 @@ def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]
     Raises InputError `misaligned` where files that belong together are missing or have not as many rows as each other,
     and what `indexer.collections.npy.describe_npy` raises.
     """
+    layout = _layout(root, output)
+    listing = Listing()
+    schemas: list[tuple[Path, pa.Schema]] = []
+    shapes: dict[str, Shape] = {}
+    for number, first in layout.vectors[layout.output].items():
+        rows, refs = len(open_matrix(first)), []
+        for name, files in layout.vectors.items():
+            path, matrix = files[number], open_matrix(files[number])
+            _same_rows(first, rows, path, len(matrix))
+            if rows:
+                shape = Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype))
+                shapes[name] = same_shape(shapes.get(name), shape)
+            refs.append(file_ref(root, path, kind="vectors", column=FOLDERS[name]))
+        if layout.metadata is not None:
+            path = layout.metadata[number]
+            schemas.append((path, _schema(path, first, rows)))
+            notes = noted(schemas[-1][1].metadata or {})
+            shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=path, dim=0, dtype="", **notes))
+            refs.append(file_ref(root, path))
+        listing.add(rows, *refs)
+    if layout.output not in shapes:
+        count = len(layout.vectors[layout.output])
+        raise no_embeddings(f"{root} holds no rows: its {count} .npy files are empty", "name another folder")
+    dim = shapes[layout.output].dim
+    return {
+        "kind": "clip-retrieval",
+        "column": FOLDERS[layout.output],
+        "output": layout.output,
+        "dim": dim,
+        "fingerprint": (shapes[METADATA].fingerprint or None) if layout.metadata is not None else None,
+        "query_columns": {name: FOLDERS[name] for name in layout.partners if shapes[name].dim == dim},
+        **find(schemas, id_columns or None, ()).fields(),
+        **listing.fields(),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """The files of such a folder, each by its number as it is written; all have the same numbers.
+
+    Attributes:
+        output: whose vectors are indexed: "image" or "text".
+        vectors: files of these, and after them of the other modality, where there are any.
+        metadata: files of metadata; None where there is no such folder.
+    """
+
+    output: str
+    vectors: dict[str, dict[str, Path]]
+    metadata: dict[str, Path] | None
+
+    @property
+    def partners(self) -> list[str]:
+        """The other modality, by whose vectors these can be asked for."""
+        return [name for name in self.vectors if name != self.output]
+
+
+def _layout(root: Path, output: str | None) -> _Layout:
+    """What is there; InputError where it is not the output asked for, or where a file lacks its partner."""
     there = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
     if output is not None and output not in there:
         raise InputError(
             f"{root} has no vectors of {output!r}", next_step=f"it has {' and '.join(there)}", code="which_output"
         )
     chosen = output or next(name for name in FOLDERS if there.get(name) or list(there) == [name])
-    files = there[chosen]
-    if not files:
+    if not there[chosen]:
         raise no_embeddings(f"{root / FOLDERS[chosen]} holds no .npy files", "name another folder")
     metadata = _numbered(root / METADATA, ".parquet") if (root / METADATA).is_dir() else None
-    partner = next((name for name in there if name != chosen and there[name]), "")
+    partners = {name: files for name, files in there.items() if name != chosen and files}
     beside = {} if metadata is None else {root / METADATA: metadata}
-    beside |= {root / FOLDERS[partner]: there[partner]} if partner else {}
-    _pair(root / FOLDERS[chosen], files, beside)
-    listing = Listing()
-    schemas: list[tuple[Path, pa.Schema]] = []
-    shapes: dict[str, Shape] = {}
-    for number, path in files.items():
-        rows = len(open_matrix(path))
-        refs = [file_ref(root, path, kind="vectors", column=FOLDERS[chosen])]
-        matrices = {chosen: path} | ({partner: there[partner][number]} if partner else {})
-        for name, one in matrices.items():
-            matrix = open_matrix(one)
-            _same_rows(path, rows, one, len(matrix))
-            if rows:
-                shapes[name] = same_shape(
-                    shapes.get(name), Shape(path=one, dim=matrix.shape[1], dtype=str(matrix.dtype))
-                )
-            if one != path:
-                refs.append(file_ref(root, one, kind="vectors", column=FOLDERS[name]))
-        if metadata is not None:
-            with opened(metadata[number]) as file:
-                _same_rows(path, rows, metadata[number], file.metadata.num_rows)
-                schemas.append((metadata[number], file.schema_arrow))
-            notes = noted(schemas[-1][1].metadata or {})
-            shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=metadata[number], dim=0, dtype="", **notes))
-            refs.append(file_ref(root, metadata[number]))
-        listing.add(rows, *refs)
-    if chosen not in shapes:
-        raise no_embeddings(f"{root} holds no rows: its {len(files)} .npy files are empty", "name another folder")
-    columns = find(schemas, id_columns or None, ())
-    comparable = partner and shapes[partner].dim == shapes[chosen].dim
-    return {
-        "kind": "clip-retrieval",
-        "column": FOLDERS[chosen],
-        "output": chosen,
-        "dim": shapes[chosen].dim,
-        "fingerprint": (shapes[METADATA].fingerprint or None) if metadata is not None else None,
-        "query_columns": {partner: FOLDERS[partner]} if comparable else {},
-        **columns.fields(),
-        **listing.fields(),
-    }
+    beside |= {root / FOLDERS[name]: files for name, files in partners.items()}
+    _pair(root / FOLDERS[chosen], there[chosen], beside)
+    return _Layout(output=chosen, vectors={chosen: there[chosen], **partners}, metadata=metadata)
+
+
+def _schema(path: Path, vectors: Path, rows: int) -> pa.Schema:
+    """The columns of a file of metadata, which has as many rows as that of vectors."""
+    with opened(path) as file:
+        _same_rows(vectors, rows, path, file.metadata.num_rows)
+        return file.schema_arrow
 
 
 def _numbered(folder: Path, suffix: str) -> dict[str, Path]:
