@@ -50,6 +50,11 @@ ELSEWHERE = {"shards": "training.verbs.shards", "train": "training.verbs.train"}
 FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 """What clip-retrieval calls it."""
 
+HELP = ("-h", "--help")
+
+TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"}
+"""Verbs that write or compare Arrow tables."""
+
 OPTIONAL = {
     *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
     "uvicorn",
@@ -62,7 +67,7 @@ OPTIONAL = {
     later={verb: (ELSEWHERE.get(verb, f"embq.verbs.{verb}"), line) for verb, line in VERBS.items()},
     foreign=FOREIGN_VERBS,
     heading="Verbs",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP)},
     epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
 )
 @click.version_option(package_name="embq", prog_name="embq")
@@ -73,6 +78,10 @@ def cli() -> None:
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
     keep_off_the_process_list(sys.argv[1:])
+    if TABLES.intersection(sys.argv[1:2]) and not set(HELP).intersection(sys.argv):
+        from core.arrow import leave_out_pandas
+
+        leave_out_pandas()
     sys.exit(run(sys.argv[1:]))
 
 

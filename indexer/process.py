@@ -16,6 +16,7 @@ import traceback
 from importlib import import_module
 from typing import Any
 
+from core.arrow import leave_out_pandas
 from core.errors import EmbqError
 from indexer.sidecar import Sidecar
 from indexer.task import StageFunction, perform
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", type=int, default=1 << 62)
     options = parser.parse_args()
+    leave_out_pandas()
     # What a library prints must not end up between answers.
     said, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:

@@ -15,6 +15,7 @@ import time
 
 import redis
 
+from core.arrow import leave_out_pandas
 from core.broker import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
 from core.indexing import IndexBuild
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--siblings", type=int, default=1)
     options = Options(**vars(parser.parse_args()))
     configure()
+    leave_out_pandas()
     stopped = StopFlag()
     stopped.install()
     # For the supervisor, which asks a process that is stuck where: this handler needs no interpreter.

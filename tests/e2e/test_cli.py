@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -66,6 +67,29 @@ def modules_of(*arguments: str | Path, broker: str) -> set[str]:
         timeout=100,
     )
     return set(done.stderr.splitlines()[-1].split())
+
+
+LISTING = """
+import atexit, os, sys
+atexit.register(lambda: open(os.path.join(os.environ["LISTED"], str(os.getpid())), "w").write(" ".join(sys.modules)))
+"""
+
+
+def test_no_process_of_a_run_imports_pandas_for_its_tables(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pandas") is None:
+        pytest.skip("pandas is not installed")
+    (tmp_path / "sitecustomize.py").write_text(LISTING)
+    write_texts(tmp_path / "texts.jsonl", 20)
+    listed = tmp_path / "listed"
+    listed.mkdir()
+
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {"LISTED": str(listed), "PYTHONPATH": path}
+    succeed("run", tmp_path / "texts.jsonl", "-o", tmp_path / "out", "-m", "stub:8", "--quiet", environment=environment)
+
+    modules = [set(one.read_text().split()) for one in listed.iterdir()]
+    assert sum("pyarrow" in those for those in modules) >= 4, "command, producer, writer and worker process"
+    assert not any("pandas" in those for those in modules)
 
 
 def test_help_lists_every_verb_with_one_line() -> None:
