@@ -27,9 +27,10 @@ from core.commits import CommitLog
 from core.cores import cores
 from core.hints import Hint
 from core.layout import Layout
-from core.ledger import Entry, Ledger
+from core.ledger import Ledger
 from core.manifest import Manifest
 from core.models import DECODES, ModelConfig
+from core.result_stream import Entry
 from core.rows import RowSpec
 from core.run_info import RunInfo, load_run
 from producer.announce import record_of
@@ -63,6 +64,13 @@ class Results(Protocol):
         ...
 
 
+class WideStream:
+    """Where there is always room for another result. What publishing asks of `core.result_stream.ResultStream`."""
+
+    def has_room(self) -> bool:
+        return True
+
+
 class FreeLedger:
     """Grants everything, keeps nothing, and hands results on. What the stages ask of `core.ledger.Ledger`.
 
@@ -72,7 +80,8 @@ class FreeLedger:
 
     def __init__(self, results: Results) -> None:
         self.began = 0.0
-        self._results = results
+        self.results = WideStream()
+        self._taker = results
 
     def start(self, _held: Iterable[tuple[int, str]]) -> set[str]:
         self.began = self.began or time.monotonic()
@@ -81,11 +90,8 @@ class FreeLedger:
     def meta(self) -> dict[str, str]:
         return {"nonce": NONCE}
 
-    def room(self) -> bool:
-        return True
-
     def publish(self, u: int, token: str, fields: Mapping[str, str | bytes | int], *, size: int) -> int:
-        self._results.send({"u": u, "token": token, "bytes": size, **fields})
+        self._taker.send({"u": u, "token": token, "bytes": size, **fields})
         return 1
 
 

@@ -12,18 +12,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
-from redis.exceptions import ResponseError
 
 from core import protocol
 from core.control import Control
-from core.protocol import CONSUMER, GROUP, MAX_ATTEMPTS, RUN_PARTS, run_key
+from core.protocol import MAX_ATTEMPTS, RUN_PARTS, run_key
+from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, ResultStream
 from core.scripts import Script, load_scripts
-
-LIMIT_BYTES = 512 * 1024 * 1024
-"""Most bytes of results waiting for the writer, in the broker and in staging files together."""
-
-LIMIT_ENTRIES = 20_000
-"""Most results waiting for the writer."""
 
 BULK_BYTES = 256 * 1024
 """A larger result may take longer to send than another answer takes to come."""
@@ -56,16 +50,11 @@ def new_token(gen: str, worker: str) -> str:
     return f"{gen}:{worker}:{secrets.token_hex(6)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One message of the result stream: its id and its fields (empty where the entry was deleted)."""
-
-    id: str
-    fields: Mapping[str, bytes]
-
-
 class Ledger:
     """Typed access to the scripts for one run and one connection. Safe to share between threads.
+
+    Attributes:
+        results: what is published and not committed yet.
 
     Args:
         bulk: for results that take long to send; None where there are none.
@@ -83,6 +72,7 @@ class Ledger:
         self.bulk = bulk or client
         self.run = run
         self.keys = [run_key(run, part) for part in RUN_PARTS]
+        self.results = ResultStream(client, run)
         self._scripts = scripts if scripts is not None else load_scripts(client)
 
     def _call(self, script: str, *arguments: Any, client: redis.Redis | None = None) -> Any:
@@ -136,15 +126,6 @@ class Ledger:
         client = self.bulk if size > BULK_BYTES else self.client
         parts = (part for pair in fields.items() for part in pair)
         return int(self._call("publish", u, token, size, *parts, client=client))
-
-    def room(self) -> bool:
-        """Whether the result stream is below its bounds, without sending a result to find out."""
-        names = ["bytes", "limit_bytes", "limit_entries"]
-        waiting, most_bytes, most_entries = cast("list[bytes | None]", self.client.hmget(self.keys[0], names))
-        entries = self.client.xlen(self.keys[RUN_PARTS.index("res")])
-        if most_bytes is None or most_entries is None or not entries:
-            return True
-        return int(waiting or 0) < int(most_bytes) and entries < int(most_entries)
 
     def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
         """Give a lease back: uncharged, or charged with (code, message). False where it was lost already."""
@@ -297,55 +278,7 @@ class Ledger:
             }
             pipe.hset(meta, mapping=cast("Any", fields))
             pipe.execute()
-        self.make_group()
-
-    def make_group(self) -> None:
-        """Create the stream's consumer group where it is missing."""
-        try:
-            self.client.xgroup_create(self.keys[RUN_PARTS.index("res")], GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-
-    def read_results(self, after: str, *, count: int, block_ms: int | None) -> list[Entry]:
-        """Entries of the result stream for the one consumer.
-
-        Args:
-            after: ">" for new entries, or a stream id: entries delivered before, not acknowledged, after this id.
-            count: most entries to give.
-            block_ms: how long to wait for a new one; None does not wait.
-        """
-        stream = self.keys[RUN_PARTS.index("res")]
-        try:
-            answer = cast(
-                "list[Any] | dict[Any, Any] | None",
-                self.client.xreadgroup(GROUP, CONSUMER, {stream: after}, count=count, block=block_ms),
-            )
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            self.make_group()  # the stream was lost; what is published from now on must be seen
-            return []
-        if not answer:
-            return []
-        pairs = answer.items() if isinstance(answer, dict) else answer
-        ((_, messages),) = pairs
-        if messages and isinstance(messages[0], list) and messages[0] and isinstance(messages[0][0], (list, tuple)):
-            messages = messages[0]
-        return [
-            Entry(_text(id_), {_text(name): value for name, value in (fields or {}).items()})
-            for id_, fields in messages
-        ]
-
-    def unacknowledged(self) -> int:
-        """Entries of the result stream that were delivered to the one consumer and are not acknowledged."""
-        try:
-            found = self.client.xpending(self.keys[RUN_PARTS.index("res")], GROUP)
-        except ResponseError as error:
-            if "NOGROUP" not in str(error):
-                raise
-            return 0
-        return int(found["pending"])
+        self.results.make_group()
 
     def lock_writer(self, writer: str, *, ttl_s: float, takeover: bool = False) -> str:
         """Take or renew the writer lock; gives "" or the id of the writer that holds it."""
@@ -358,15 +291,6 @@ class Ledger:
         key = run_key(self.run, "writer")
         if _text(self.client.get(key)) == writer:
             self.client.delete(key)
-
-
-def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
-    """Units of runs that are running which were never hinted; some of them may be done."""
-    with client.pipeline(transaction=False) as pipe:
-        for run in runs:
-            pipe.hmget(run_key(run, "meta"), ["state", "total", "cursor"])
-        answers = pipe.execute()
-    return sum(max(0, int(total) - int(cursor)) for state, total, cursor in answers if state == b"running")
 
 
 def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:

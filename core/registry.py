@@ -11,7 +11,7 @@ import redis
 
 from core import protocol
 from core.models import ModelConfig
-from core.protocol import RATES, RUNS, WORKERS, worker_key
+from core.protocol import RATES, RUNS, WORKERS, run_key, worker_key
 from core.rows import RowSpec
 from core.scripts import Script
 
@@ -81,6 +81,15 @@ def registered(client: redis.Redis) -> dict[str, RunRecord]:
     raw = cast("dict[bytes, bytes]", client.hgetall(RUNS))
     records = (RunRecord.from_json(text) for text in raw.values())
     return {record.run: record for record in records if record is not None}
+
+
+def units_unclaimed(client: redis.Redis, runs: Iterable[str]) -> int:
+    """Units of runs that are running which were never hinted; some of them may be done."""
+    with client.pipeline(transaction=False) as pipe:
+        for run in runs:
+            pipe.hmget(run_key(run, "meta"), ["state", "total", "cursor"])
+        answers = pipe.execute()
+    return sum(max(0, int(total) - int(cursor)) for state, total, cursor in answers if state == b"running")
 
 
 def report_worker(

@@ -20,9 +20,10 @@ from core.broker import mask
 from core.errors import EmbqError
 from core.hints import IndexHint
 from core.indexing import SHARED, IndexBuild, IndexStage
-from core.ledger import Entry, Ledger
+from core.ledger import Ledger
 from core.log import Events
 from core.protocol import RUN_PARTS
+from core.result_stream import Entry
 from core.scripts import Loader, Script, load_scripts
 from core.steady import Steady
 from core.units import content_hash
@@ -194,10 +195,10 @@ class _Stage:
             indexing.announce(self._client, self._record)
             self._renewed_at = now
         self._feed()
-        entries = self._ledger.read_results(">", count=100, block_ms=ROUND_MS)
+        entries = self._ledger.results.read(">", count=100, block_ms=ROUND_MS)
         if not entries and now - self._scanned_at >= SCAN_S:
             # Those whose delivery was lost with a connection; and what stands in the folder without a result.
-            entries = self._ledger.read_results("0", count=100, block_ms=None)
+            entries = self._ledger.results.read("0", count=100, block_ms=None)
             self._scan()
         for entry in entries:
             self._accept(entry)

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from core.commits import Commit, CommitLog
 from core.errors import SampleError, SourceError
 from core.layout import Layout
-from core.ledger import Entry
 from core.manifest import Manifest
 from core.models import ModelConfig
 from core.objects import Place
 from core.protocol import VERSION
+from core.result_stream import Entry
 from core.results import decode_result, embedding_columns, encode_result, row_schema
 from core.rows import RowSpec
 from core.run_info import RunInfo, load_run

@@ -14,9 +14,8 @@ from typing import Any
 import redis
 
 from core import hints
-from core.ledger import units_unclaimed
 from core.models import ModelConfig
-from core.registry import fresh_workers
+from core.registry import fresh_workers, units_unclaimed
 from core.units import Unit
 from worker.batching import WINDOW_S
 from worker.embedders.base import Embedder

@@ -99,7 +99,7 @@ class PublishStage:
             if work.lost:
                 return 0
             # A large result is not sent only to find that there is no room for it.
-            if size <= INLINE_BYTES or work.ledger.room():
+            if size <= INLINE_BYTES or work.ledger.results.has_room():
                 answer = work.ledger.publish(work.u, work.token, fields, size=size)
                 if answer >= 0:
                     return answer

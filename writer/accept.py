@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from core.errors import OutputError
 from core.layout import Layout
-from core.ledger import Entry
 from core.live import failed_keys, record_failures
 from core.manifest import Manifest
 from core.protocol import VERSION
+from core.result_stream import Entry
 from core.results import Result, decode_result, failure_batch, row_schema, unlike, vector_widths
 from core.retries import Retry
 from core.run_info import RunInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.ledger import Entry, Ledger
+from core.result_stream import Entry, ResultStream
 
 READ_BYTES = 64 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""
@@ -11,8 +11,8 @@ READ_BYTES = 64 * 1024 * 1024
 class Inbox:
     """Results of one run as they come. Those that were delivered before and not acknowledged come first."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, stream: ResultStream) -> None:
+        self._stream = stream
         self._count = 16
         self._delivered_after: str | None = "0"
 
@@ -20,11 +20,11 @@ class Inbox:
         """The next results; none where nothing is there now."""
         if self._delivered_after is not None:
             # What was delivered to us before a restart comes first, to its end.
-            entries = self._ledger.read_results(self._delivered_after, count=self._count, block_ms=None)
+            entries = self._stream.read(self._delivered_after, count=self._count, block_ms=None)
             self._delivered_after = entries[-1].id if entries else None
             if entries:
                 return entries
-        entries = self._ledger.read_results(">", count=self._count, block_ms=None)
+        entries = self._stream.read(">", count=self._count, block_ms=None)
         size = sum(len(entry.fields.get("data", b"")) for entry in entries)
         if size > READ_BYTES:
             self._count = max(1, self._count // 2)
@@ -42,4 +42,4 @@ class Inbox:
 
     def has_lost(self, held: int) -> bool:
         """Whether more was delivered than the `held` results that wait for a commit: a reply was lost on its way."""
-        return self._delivered_after is None and self._ledger.unacknowledged() > held
+        return self._delivered_after is None and self._stream.unacknowledged() > held

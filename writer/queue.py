@@ -49,7 +49,7 @@ class RunQueue:
         ]
         self.mark([("", u) for u in missing])
         self._ledger.client.hset(self._ledger.keys[0], "nonce", self._nonce)
-        self._ledger.make_group()
+        self._ledger.results.make_group()
         return True
 
     def rebuild(self, total: int, control: Control) -> None:

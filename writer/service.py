@@ -13,11 +13,12 @@ from core.commits import CommitLog
 from core.control import load_control, save_control
 from core.durable import drop
 from core.layout import Layout
-from core.ledger import Entry, Ledger
+from core.ledger import Ledger
 from core.log import Events
 from core.manifest import Manifest
 from core.objects import place
 from core.registry import RunRecord
+from core.result_stream import Entry
 from core.run_info import load_run
 from core.scripts import load_scripts
 from writer import staging
@@ -114,7 +115,7 @@ class RunWriter:
             self.workload.count(self.manifest, state)
             self.workload.remember(self.manifest, log, state)
         self.queue = RunQueue(self.ledger, self.record, self.committer, self.workload, nonce=self.id)
-        self.inbox = Inbox(self.ledger)
+        self.inbox = Inbox(self.ledger.results)
         self._reconciled = self._asked = self._clock()
         if rebuild:
             staging.sweep(self.layout, unfinished=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from core.durable import drop, output_error
 from core.layout import Layout
-from core.ledger import Entry
+from core.result_stream import Entry
 
 _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
 """Names that workers give: printable ASCII without a slash."""

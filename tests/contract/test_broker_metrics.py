@@ -15,12 +15,12 @@ from run_case import RunCase, make_case
 from core.broker import connect
 from core.embedded import EmbeddedServer
 from core.fleet import Device, report_service
-from core.ledger import LIMIT_BYTES, LIMIT_ENTRIES
 from core.metrics import METRICS
 from core.protocol import run_key
 from core.readings import Readings
 from core.registry import register, report_worker
 from core.reporting import this_service
+from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from core.roles import ROLES
 from core.scripts import load_scripts
 from embq.metering.broker import SHOWN_S, BrokerMeter

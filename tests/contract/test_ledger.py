@@ -18,10 +18,11 @@ from run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 from core.broker import connect, now_ms
 from core.commits import Commit, CommittedUnit, LogState
 from core.embedded import EmbeddedServer
-from core.ledger import BULK_BYTES, LIMIT_BYTES, Entry, Ledger, new_token
+from core.ledger import BULK_BYTES, Ledger, new_token
 from core.lua import FREEING, SCRIPTS
 from core.protocol import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
 from core.registry import RunRecord, forget_silent, live_workers
+from core.result_stream import LIMIT_BYTES, Entry
 from core.scripts import load_scripts
 
 
@@ -60,7 +61,7 @@ def state(run: RunCase) -> dict[str, object]:
 
 
 def entries(run: RunCase) -> list[Entry]:
-    return run.ledger.read_results(">", count=100, block_ms=None)
+    return run.ledger.results.read(">", count=100, block_ms=None)
 
 
 def commit(run: RunCase, *pairs: tuple[str, int | None]) -> int:
@@ -245,9 +246,9 @@ def test_a_result_waits_where_the_bytes_have_no_room(run: RunCase) -> None:
 
 def test_a_result_larger_than_the_bound_goes_alone(run: RunCase) -> None:
     run.client.hset(run.key("meta"), "limit_bytes", 50)
-    assert run.ledger.room()
+    assert run.ledger.results.has_room()
     run.work_one(0)
-    assert not run.ledger.room()
+    assert not run.ledger.results.has_room()
 
 
 def test_a_result_waits_where_the_stream_is_full(run: RunCase) -> None:
@@ -258,7 +259,7 @@ def test_a_result_waits_where_the_stream_is_full(run: RunCase) -> None:
 
 def test_there_is_room_where_the_broker_knows_no_run(run: RunCase) -> None:
     run.client.delete(*run.ledger.keys)
-    assert run.ledger.room()
+    assert run.ledger.results.has_room()
 
 
 def test_only_a_large_result_goes_through_the_client_that_waits_long(run: RunCase, server: EmbeddedServer) -> None:
@@ -720,17 +721,17 @@ def test_results_delivered_before_a_restart_are_read_again(run: RunCase) -> None
         run.work_one(u)
     before = entries(run)
     assert entries(run) == []
-    assert run.ledger.read_results("0", count=100, block_ms=None) == before
-    assert run.ledger.read_results(before[0].id, count=1, block_ms=None) == before[1:2]
+    assert run.ledger.results.read("0", count=100, block_ms=None) == before
+    assert run.ledger.results.read(before[0].id, count=1, block_ms=None) == before[1:2]
     commit(run, (before[1].id, 1))
-    assert [e.id for e in run.ledger.read_results("0", count=100, block_ms=None)] == [before[0].id, before[2].id]
+    assert [e.id for e in run.ledger.results.read("0", count=100, block_ms=None)] == [before[0].id, before[2].id]
 
 
 def test_an_entry_that_was_deleted_while_pending_is_shown_empty(run: RunCase) -> None:
     run.work_one(0)
     (entry,) = entries(run)
     run.client.xdel(run.key("res"), entry.id)
-    assert run.ledger.read_results("0", count=100, block_ms=None) == [Entry(entry.id, {})]
+    assert run.ledger.results.read("0", count=100, block_ms=None) == [Entry(entry.id, {})]
 
 
 def test_a_stream_that_was_lost_gets_its_group_again(run: RunCase) -> None:
@@ -1003,7 +1004,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def read(self, count: int) -> None:
-        found = self.ledger.read_results(self.read_from, count=count, block_ms=None)
+        found = self.ledger.results.read(self.read_from, count=count, block_ms=None)
         self.read_from = found[-1].id if found and self.read_from != ">" else ">"
         for entry in found:
             if not entry.fields:
@@ -1051,7 +1052,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.buffer.clear()
         there = self.ledger.done_bits().ljust(1, b"\0")
         commit(self.run, *(("", u) for u in range(UNITS) if self.log.is_done(u) and not there[0] & (0x80 >> u)))
-        self.ledger.make_group()
+        self.ledger.results.make_group()
         self.read_from = "0"
 
     # what always holds

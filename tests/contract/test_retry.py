@@ -22,11 +22,11 @@ from core.commits import CommitLog
 from core.control import Control, save_control
 from core.errors import InputError, TryLaterError, UsageError
 from core.layout import Layout
-from core.ledger import Entry
 from core.live import standing_failures
 from core.manifest import Manifest
 from core.models import Chunking
 from core.reader import committed, row_tables
+from core.result_stream import Entry
 from core.results import failure_batch
 from core.retries import key_digest
 from core.rows import RowSpec

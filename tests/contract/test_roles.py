@@ -114,7 +114,7 @@ def test_a_worker_leases_and_publishes_and_cannot_commit(
     assert ledger.start([(0, token)]) == set()
     assert ledger.publish(0, token, {"data": b"x"}, size=1) == 1
     assert guarded.refused() == []
-    (entry,) = ready.read_results(">", count=10, block_ms=None)
+    (entry,) = ready.results.read(">", count=10, block_ms=None)
     with pytest.raises(NoPermissionError):
         ledger.commit([(entry.id, 0)], rows=1, failures=0, quarantined=0, number=1)
     with pytest.raises(NoPermissionError):
@@ -124,7 +124,7 @@ def test_a_worker_leases_and_publishes_and_cannot_commit(
     with pytest.raises(NoPermissionError):
         ledger.rebuild(gen="2-0", total=8, done=b"", counters={})
     assert ready.done_bits().strip(b"\0") == b""
-    assert ready.unacknowledged() == 1
+    assert ready.results.unacknowledged() == 1
     assert ready.gen() == "1-0"
 
 
@@ -144,7 +144,7 @@ def test_a_laptop_cannot_hint_lease_publish_or_commit(ready: Ledger, as_user: Ca
     assert as_user("admin").llen(hint_queue(client, KEY).key) == 0
     assert ready.holders(range(8)) == [""] * 8
     assert ready.done_bits().strip(b"\0") == b""
-    assert ready.read_results(">", count=10, block_ms=None) == []
+    assert ready.results.read(">", count=10, block_ms=None) == []
 
 
 def test_a_worker_cannot_push_a_hint(ready: Ledger, as_user: Callable[..., redis.Redis]) -> None:

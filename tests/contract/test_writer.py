@@ -447,7 +447,7 @@ def test_results_whose_delivery_was_lost_on_the_way_are_taken_soon(run: RunCase)
     writer.step()
     for u in (1, 2):
         run.work_one(u)
-    assert len(run.ledger.read_results(">", count=10, block_ms=None)) == 2, "a reply that does not arrive"
+    assert len(run.ledger.results.read(">", count=10, block_ms=None)) == 2, "a reply that does not arrive"
     for _ in range(3):
         run.clock.advance(RECONCILE_S + 0.1)
         writer.step()

@@ -89,7 +89,7 @@ class Sweep:
             assert 0 < first.committer.state.count < 3
         assert run.publish(3, tokens[3]) == 1
         if self.second:
-            assert len(run.ledger.read_results(">", count=9, block_ms=None)) == 1
+            assert len(run.ledger.results.read(">", count=9, block_ms=None)) == 1
             number = first.committer.state.n + 1
             files = {file.path for commit in CommitLog(run.layout).read() for file in commit.files}
             for orphan in (

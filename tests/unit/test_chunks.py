@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from core.errors import InputError, UsageError
 from core.hints import Hint
 from core.layout import Layout
-from core.ledger import Entry
 from core.models import Chunking, ModelConfig
 from core.protocol import VERSION
 from core.registry import RunRecord
+from core.result_stream import Entry
 from core.results import decode_result, encode_result, row_schema
 from core.retries import Retry
 from core.rows import RowSpec
