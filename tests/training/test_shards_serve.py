@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,8 +23,10 @@ from sources.base import ReadOptions
 from sources.tar import TarSource
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from tests.waiting import wait_until
+from training.shards import verification
 from training.shards.account import account
 from training.shards.counts import open_shards
+from training.shards.processes import each
 from training.shards.serving import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -242,6 +245,23 @@ def test_verify_reads_all_of_it_over_the_network(url: str) -> None:
 
 
 # --- embq's own ---
+
+
+def test_several_processes_read_over_the_network_each_with_connections_of_its_own(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def noted(function: Any, items: Any, processes: int, *, connects: bool) -> Iterator[Any]:
+        given.append((processes, connects))
+        return each(function, items, processes, connects=connects)
+
+    monkeypatch.setattr(verification, "each", noted)
+    found = verification.verify(
+        [f"{url}/"], verification.Wish(decode=True, allow_missing=False, processes=2), lambda _, __: None
+    )
+    assert given == [(2, True)]
+    assert (found.ok, found.samples) == (True, 30)
 
 
 def test_links_are_followed_inside_the_folder_only(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
+from training.shards.processes import each
 from training.shards.sizes import sizes_beside
 from training.shards.verification import Report, Wish, verify, write_sizes
 
@@ -148,3 +151,15 @@ def test_the_verb_says_what_is_wrong_and_ends_with_65(folder: Path) -> None:
     assert done.returncode == 65
     said = report(done)
     assert (said["ok"], said["samples"], said["violations"][0]["code"]) == (False, 10, "bad_class")
+
+
+def test_processes_that_connect_begin_anew_and_others_with_what_is_here() -> None:
+    sys.modules["known_here"] = sys
+    try:
+        asked = ["(__import__('os').getpid(), 'known_here' in __import__('sys').modules)"] * 3
+        forked, begun = (list(each(eval, asked, 2, connects=connects)) for connects in (False, True))
+    finally:
+        del sys.modules["known_here"]
+    assert [known for _, known in forked] == [True] * 3
+    assert [known for _, known in begun] == [False] * 3
+    assert os.getpid() not in {pid for pid, _ in (*forked, *begun)}

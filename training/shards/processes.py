@@ -22,20 +22,22 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[R]:
+def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, connects: bool = False) -> Iterator[R]:
     """What a function gives for each item, in the order in which the answers come.
 
     Args:
         function: at module level, or a partial of one that is.
         processes: how many; 1 works in this one.
+        connects: whether the function reads over a network. Connections are not handed on to processes that are
+            forked, nor the threads that serve them, so these begin anew, which takes a second.
 
     Raises what the function raises, after what had begun has ended; OutputError where a process was killed.
     """
     if processes == 1:
         yield from map(function, items)
         return
-    # Forked: they begin at once, with what is imported here.
-    context = multiprocessing.get_context("fork")
+    # Forked they begin at once, with what is imported here.
+    context = multiprocessing.get_context("spawn" if connects else "fork")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(os.getpid(),))
     left = iter(items)
     with _no_interruption():

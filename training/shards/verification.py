@@ -61,7 +61,7 @@ class Wish:
     Attributes:
         decode: whether each image is decoded.
         allow_missing: whether some samples may lack the class or the caption that others have.
-        processes: that read at once, where all shards are on this machine.
+        processes: that read at once.
     """
 
     decode: bool
@@ -129,9 +129,7 @@ def _verified(
     classes = {folder: known for folder in _folders(urls) if (known := classes_beside(folder)) is not None}
     look = partial(_look, {folder: len(known) for folder, known in classes.items()}, wish.decode)
     by_url: dict[str, Inspected] = {}
-    # Connections are not handed on to processes; they are used by several requests at a time instead.
-    processes = 1 if any(map(is_url, urls)) else min(wish.processes, len(urls))
-    for one in each(look, urls, processes):
+    for one in each(look, urls, min(wish.processes, len(urls)), connects=any(map(is_url, urls))):
         by_url[one.url] = one
         read(one, len(urls))
     found = [by_url[url] for url in urls]
