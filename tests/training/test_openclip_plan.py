@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -194,6 +195,35 @@ def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path: Path) -> 
     captioned_shards(tmp_path / "shards", [6, 6, 12])
     with pytest.raises(OutputError, match="other shards"), begin(plan(asked(tmp_path), CPU)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("harm", "goes_on_behind"), [("none", 2), ("cut", 1), ("one bit", 1), ("another epoch's", 1), ("no optimizer", 1)]
+)
+def test_a_training_goes_on_from_the_newest_checkpoint_that_is_whole(
+    tmp_path: Path, harm: str, goes_on_behind: int
+) -> None:
+    import torch
+
+    made = plan(asked(tmp_path, epochs=3), CPU)
+    with begin(made):
+        pass
+    folder = made.asked.out / "checkpoints"
+    folder.mkdir()
+    latest, newest = folder / "epoch_latest.pt", folder / "epoch_2.pt"
+    for number, path in ((1, folder / "epoch_1.pt"), (1, latest), (2, newest)):  # and killed before the next
+        state = {"epoch": number, "state_dict": {"a": torch.full((1000,), float(number))}, "optimizer": {}}
+        if harm == "no optimizer" and path == newest:
+            del state["optimizer"]
+        torch.save({**state, "epoch": 1 if harm == "another epoch's" else number}, path)
+        os.utime(path, (number, number))
+    data = bytearray(newest.read_bytes())
+    if harm == "one bit":
+        data[data.index(torch.full((1000,), 2.0).numpy().tobytes()) + 2000] ^= 1
+    newest.write_bytes(data[:-1] if harm == "cut" else data)
+    with begin(made):
+        assert torch.load(latest, weights_only=True)["epoch"] == goes_on_behind
+    assert sorted(path.name for path in folder.iterdir()) == ["epoch_1.pt", "epoch_2.pt", "epoch_latest.pt"]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -10,15 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 from core.durable import overwrite
 from core.errors import OutputError, TryLaterError
+from training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
 from training.openclip.plan import Plan
 
 BEGUN = "training.json"
 LOG = "out.log"
-CHECKPOINTS = "checkpoints"
 _PLACES = {"logs", "name", "train_data", "model", "resume", "cache_dir", "device", "workers"}
 _WATCHING = {"debug", "log_every_n_steps", "log_local", "report_to", "wandb_notes", "wandb_project_name"}
 _VALIDATION = {"val_data", "val_num_samples", "val_frequency", "imagenet_val", "imagenet_v2", "zeroshot_frequency"}
@@ -45,7 +44,7 @@ class Begun:
     @property
     def latest(self) -> Path:
         """The checkpoint from which open_clip goes on, where it is there."""
-        return self.folder / CHECKPOINTS / "epoch_latest.pt"
+        return self.folder / CHECKPOINTS / LATEST
 
 
 @contextmanager
@@ -73,6 +72,7 @@ def begin(plan: Plan) -> Iterator[Begun]:
                 f"another process trains in {folder}", next_step="wait for it, or name another --out"
             ) from error
         _check_same(folder, json.load(file), content)
+        bring_forward(folder)
         log = folder / LOG
         yield Begun(
             folder=folder,
@@ -108,13 +108,3 @@ def _check_same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> No
                 next_step="name another --out, or give the settings of the one that is there, with which it goes on",
                 code="other_run",
             )
-
-
-def epochs_done(folder: Path) -> int:
-    """Epochs whose checkpoint is there and whole.
-
-    open_clip writes it under its final name, and where that was cut, trains the epoch again from `epoch_latest.pt`. The
-    file is a zip archive, whose directory stands at its end.
-    """
-    epochs = {path.stem.rpartition("_")[2]: path for path in (folder / CHECKPOINTS).glob("epoch_*.pt")}
-    return max((int(name) for name, path in epochs.items() if name.isdecimal() and is_zipfile(path)), default=0)

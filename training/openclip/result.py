@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import OutputError
+from training.openclip.checkpoints import epochs_done
 from training.openclip.flags import absolute
-from training.openclip.folder import LOG, Begun, epochs_done
+from training.openclip.folder import LOG, Begun
 from training.openclip.log import parse
 from training.openclip.plan import KEYS, UNREADABLE, Plan
 from training.openclip.unreadable import noted
