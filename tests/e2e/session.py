@@ -198,7 +198,7 @@ def ended(*arguments: str | Path, deadline_s: float = DEADLINE_S, **options: Any
     if arguments and arguments[0] in SHORT and not options.keys() - {"environment"}:
         environment = options.get("environment") or {}
         if not environment.keys() - {"EMBQ_BROKER_URL"}:
-            return _called(arguments, environment)
+            return called(*arguments, environment=environment)
     return process_ended(*arguments, deadline_s=deadline_s, **options)
 
 
@@ -214,12 +214,17 @@ SHORT = ("cancel", "enqueue", "export", "failures", "pause", "status", "verify")
 than import them. `test_cli` starts them as users do."""
 
 
-def _called(arguments: Sequence[str | Path], environment: Mapping[str, str | None]) -> tuple[int, str, str]:
+def called(
+    *arguments: str | Path, environment: Mapping[str, str | None] | None = None, cwd: Path | None = None
+) -> tuple[int, str, str]:
+    """Call a command in this process, one of the short ones or one that is refused before it starts anything."""
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as out,
         redirect_stderr(io.StringIO()) as err,
     ):
+        if cwd is not None:
+            patch.chdir(cwd)
         for name, value in _changes(environment).items():
             if value is None:
                 patch.delenv(name, raising=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from e2e.check import check_complete, read_output
-from e2e.session import ended, logs, started, succeed, write_shards, write_tar, write_texts
+from e2e.session import called, ended, logs, started, succeed, write_shards, write_tar, write_texts
 
 from core.broker import connect
 from core.embedded import EmbeddedServer
@@ -87,7 +87,7 @@ def test_an_input_that_cannot_be_used_is_refused_at_once(short_tmp: Path, given:
     listing = {"_data_files": [{"filename": "../table.arrow"}]}
     (short_tmp / "dataset-that-names-others" / "state.json").write_text(json.dumps(listing))
     root = short_tmp / "out"
-    said = ended("run", given, "-o", root, "-m", MODEL, cwd=short_tmp)
+    said = called("run", given, "-o", root, "-m", MODEL, cwd=short_tmp)
     assert_refused(*said, exits=65, code=code)
     assert not root.exists()
     if given.startswith("pipe:"):
@@ -110,7 +110,7 @@ def test_a_missing_shard_among_others_is_named(short_tmp: Path, broker: Embedded
     root = short_tmp / "out"
     environment = {"EMBQ_BROKER_URL": broker.url} if verb == "enqueue" else {}
     braces = short_tmp / "shards" / "{00000..00004}.tar"
-    said = ended(verb, braces, "-o", root, "-m", MODEL, environment=environment)
+    said = called(verb, braces, "-o", root, "-m", MODEL, environment=environment)
     assert_refused(*said, exits=65, code="source_missing", says="00003.tar")
     assert "2 of 5 inputs" in said[2]
     assert not root.exists()
@@ -146,7 +146,7 @@ def test_a_model_spec_that_says_nothing_is_refused_before_anything_is_planned(
 ) -> None:
     write_texts(short_tmp / "texts.jsonl", 3)
     root = short_tmp / "out"
-    said = ended("run", short_tmp / "texts.jsonl", "-o", root, "-m", model)
+    said = called("run", short_tmp / "texts.jsonl", "-o", root, "-m", model)
     assert_refused(*said, exits=65, code="model", says=says)
     assert_a_correct_run_can_be_made(root, short_tmp, broker)
 
@@ -170,11 +170,11 @@ def test_options_that_make_no_sense_are_usage_errors(short_tmp: Path) -> None:
     write_texts(short_tmp / "texts.jsonl", 3)
     texts, root = short_tmp / "texts.jsonl", short_tmp / "out"
     for extra in (["--unit-size", "0"], ["--dtype", "float8"], ["--modality", "sound"], ["--no-such-option"]):
-        status, stdout, stderr = ended("run", texts, "-o", root, "-m", MODEL, *extra)
+        status, stdout, stderr = called("run", texts, "-o", root, "-m", MODEL, *extra)
         assert (status, stdout) == (2, ""), stderr
         assert "Traceback" not in stderr
-    assert ended("run", texts, "-m", MODEL)[0] == 2
-    said = ended("run", texts, "-o", root, "-m", MODEL, "--modality", "image")
+    assert called("run", texts, "-m", MODEL)[0] == 2
+    said = called("run", texts, "-o", root, "-m", MODEL, "--modality", "image")
     assert_refused(*said, exits=65, code="bad_input", says="texts only")
     said = ended("run", texts, "-o", root, "-m", MODEL, "--devices", "tpu:0", "--quiet")
     assert_refused(*said, exits=78, code="config", says="tpu:0")
@@ -239,21 +239,21 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(short_tmp: Pat
     succeed("run", texts, "-o", root, "-m", MODEL, "--quiet")
     before = read_output(root).records
 
-    said = ended("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2")
+    said = called("run", others, texts, "-o", root, "-m", MODEL, "--unit-size", "2")
     assert_refused(*said, exits=65, code="input_changed", says="texts.jsonl (the same file, cut into other units)")
-    said = ended("run", texts, "-o", root, "-m", "stub:9")
+    said = called("run", texts, "-o", root, "-m", "stub:9")
     assert_refused(*said, exits=65, code="other_run", says="model: stub:8 there, stub:9 asked for")
-    said = ended("run", texts, "-o", root, "-m", MODEL, "--dtype", "float32")
+    said = called("run", texts, "-o", root, "-m", MODEL, "--dtype", "float32")
     assert_refused(*said, exits=65, code="other_run", says="dtype: float16 there, float32 asked for")
     assert f"embq resume {root}" in said[2]
-    said = ended("run", texts, "-o", root, "-m", MODEL, "--output-format", "npy")
+    said = called("run", texts, "-o", root, "-m", MODEL, "--output-format", "npy")
     assert_refused(*said, exits=65, code="other_run", says="output format: parquet there, npy asked for")
     assert read_output(root).records == before
 
     foreign = short_tmp / "foreign"
     foreign.mkdir()
     (foreign / "thesis.doc").write_text("mine")
-    said = ended("run", texts, "-o", foreign, "-m", MODEL)
+    said = called("run", texts, "-o", foreign, "-m", MODEL)
     assert_refused(*said, exits=65, code="foreign_output", says="thesis.doc")
     assert [path.name for path in foreign.iterdir()] == ["thesis.doc"]
 
