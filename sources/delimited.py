@@ -18,10 +18,10 @@ from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import Choice, Column, choose, named_columns
 from sources.compressed import SUFFIXES as COMPRESSED
-from sources.compressed import Cut, Text, damage_of, open_planned, open_text, whole_first
 from sources.fields import decode_text
 from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
+from sources.text_files import Cut, Text, damage_of, open_planned, open_text, whole_first
 from sources.urls import is_url, path_of
 
 log = Events("sources")

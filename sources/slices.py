@@ -8,8 +8,9 @@ from dataclasses import replace
 from core.errors import InputError, SourceError
 from core.log import Events
 from core.units import Unit
-from sources.compressed import DAMAGE_CODES, Text, damage_of, open_planned, whole_first
+from sources.compressed import DAMAGE_CODES
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
+from sources.text_files import Text, damage_of, open_planned, whole_first
 
 log = Events("sources")
 

@@ -16,10 +16,11 @@ from core.errors import SampleError, SourceError
 from core.units import Sample, Unit, is_unicode
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import ALL, ID_COLUMNS, TEXT_COLUMNS, named_columns
-from sources.compressed import DAMAGE_CODES, open_planned, open_text
+from sources.compressed import DAMAGE_CODES
 from sources.fields import compact_json, decode_text, parse_object
 from sources.slices import read_lines, split_lines
 from sources.storage import SAMPLE_MAX_BYTES, base_name, stat_file
+from sources.text_files import open_planned, open_text
 
 
 class LinesSource:

@@ -168,14 +168,14 @@ def test_a_compressed_file_is_decompressed_about_once_for_all_its_units(
     path.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(10_000))))
     units = units_of(path, unit_samples=10)
     opened = 0
-    original = sys.modules["sources.compressed"].TextCursor.__init__  # type: ignore[attr-defined]
+    original = sys.modules["sources.text_files"].TextCursor.__init__  # type: ignore[attr-defined]
 
     def counting(*arguments: Any) -> None:
         nonlocal opened
         opened += 1
         original(*arguments)
 
-    monkeypatch.setattr("sources.compressed.TextCursor.__init__", counting)
+    monkeypatch.setattr("sources.text_files.TextCursor.__init__", counting)
     assert sum(len(list(read(unit, ()))) for unit in units) == 10_000
     assert opened == 1
 
