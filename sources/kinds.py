@@ -14,7 +14,8 @@ from sources.arrow import ARROW
 from sources.arrow import SUFFIXES as ARROW_SUFFIXES
 from sources.base import Described, Inspected, Moved, ReadOptions, Source, unwatched
 from sources.delimited import DelimitedSource
-from sources.files import FilesSource, is_image, walk_images
+from sources.files import FilesSource
+from sources.folder_walk import is_image, shown, walk_images
 from sources.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from sources.hdf5 import Hdf5Source
 from sources.inspection import DIED
@@ -138,29 +139,35 @@ def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> lis
         return shards
     if image:
         return [("files", path)]
-    others_found = [(kind, name) for kind, name in inside if kind is not None]
-    tables = [name for kind, name in others_found if kind in _TABLES]
-    if tables and len(tables) < len(others_found):
-        text = next(name for kind, name in others_found if kind not in _TABLES)
-        raise InputError(
-            f"{path}: holds tables such as {os.path.basename(tables[0])} and texts such as {os.path.basename(text)}",
-            next_step=f"name what you mean, for example '{path}/*{os.path.splitext(tables[0])[1]}'",
-        )
-    if not others_found:
-        found = ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
-        raise InputError(
-            f"{path}: nothing to embed in this folder; found: {found}",
-            code="empty_input",
-            next_step=f"name {SUPPORTED}; --image-key names other extensions; for files in subfolders a pattern "
-            f"such as '{path}/**/*.tar'",
-        )
-    return others_found
+    return _tables_or_texts(path, inside, others)
 
 
 def _of_kind(path: str, wanted: str, inside: Sequence[tuple[str | None, str]]) -> list[tuple[str, str]]:
     found = [(kind, name) for kind, name in inside if kind == wanted]
     if not found:
         raise InputError(f"{path}: no file of kind {wanted!r} in this folder", code="empty_input")
+    return found
+
+
+def _tables_or_texts(
+    path: str, inside: Sequence[tuple[str | None, str]], others: Counter[str]
+) -> list[tuple[str, str]]:
+    """The files of a folder without images and shards; `others` counts what is there, for a message."""
+    found = [(kind, name) for kind, name in inside if kind is not None]
+    tables = [name for kind, name in found if kind in _TABLES]
+    if tables and len(tables) < len(found):
+        text = next(name for kind, name in found if kind not in _TABLES)
+        raise InputError(
+            f"{path}: holds tables such as {os.path.basename(tables[0])} and texts such as {os.path.basename(text)}",
+            next_step=f"name what you mean, for example '{path}/*{os.path.splitext(tables[0])[1]}'",
+        )
+    if not found:
+        raise InputError(
+            f"{path}: nothing to embed in this folder; found: {shown(others)}",
+            code="empty_input",
+            next_step=f"name {SUPPORTED}; --image-key names other extensions; for files in subfolders a pattern "
+            f"such as '{path}/**/*.tar'",
+        )
     return found
 
 

@@ -13,7 +13,7 @@ from sources.base import Moved, unwatched
 from sources.columns import Choice
 from sources.compressed import DAMAGE_CODES
 from sources.fields import compact_json, decode_text
-from sources.files import read_inside
+from sources.inside import read_inside
 from sources.inspection import DIED
 from sources.remote import fetch_all
 from sources.storage import SAMPLE_MAX_BYTES, base_name, join
