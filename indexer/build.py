@@ -15,10 +15,11 @@ from indexer.building import BuildSpec
 from indexer.collection import Collection
 from indexer.faiss_module import faiss
 from indexer.plan import Plan
+from indexer.publication import publish, sweep
 from indexer.runners import Runner
 from indexer.sidecar import Sidecar, find, write_inputs
 from indexer.units import NEEDS, STAGES, IndexUnit
-from indexer.version import Slice, Span, Version, current_name, publish, read_version, sweep
+from indexer.version import Slice, Span, Version, current_name, read_version
 from indexer.workshop import WORK, Workshop, alone
 
 

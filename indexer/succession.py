@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from indexer.publication import publish, sweep
 from indexer.report import INFOS, plain
 from indexer.sizes import sizes_of
 from indexer.units import CHANGES
-from indexer.version import RECORD, Version, current_name, publish, read_version, sweep
+from indexer.version import RECORD, Version, current_name, read_version
 from indexer.workshop import WORK, read_json
 
 

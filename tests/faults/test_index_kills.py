@@ -56,8 +56,8 @@ def test_a_build_that_is_killed_goes_on_with_what_is_not_done(
 
 
 _PUBLISHING = [
-    ("before CURRENT names the new version", "indexer.version:write_current", "before"),
-    ("when CURRENT names the new version", "indexer.version:write_current", "after"),
+    ("before CURRENT names the new version", "indexer.publication:write_current", "before"),
+    ("when CURRENT names the new version", "indexer.publication:write_current", "after"),
     ("before what nobody needs is swept", "indexer.build:sweep", "before"),
 ]
 
