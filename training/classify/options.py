@@ -15,73 +15,78 @@ COUNT = click.IntRange(min=1)
 
 def classify_options(function: F) -> F:
     """Every field of `Config` but `device`, which the launchers ask for too."""
-    for decorate in reversed(
-        (
-            click.argument("shards"),
-            click.option(
-                "--out", "-o", required=True, type=click.Path(file_okay=False), help="Folder of this training."
-            ),
-            click.option(
-                "--validation", default="", metavar="SHARDS", help="Shards to measure on after each epoch.  [none]"
-            ),
-            click.option(
-                "--classes",
-                default="",
-                metavar="FILE",
-                help="Names of the classes, by index.  [the classes.json beside the shards]",
-            ),
-            click.option(
-                "--arch",
-                default="resnet18",
-                show_default=True,
-                metavar="NAME",
-                help="timm:NAME, torchvision:NAME, or NAME of either, timm first.",
-            ),
-            click.option(
-                "--start",
-                default="",
-                type=click.Path(dir_okay=False),
-                metavar="FILE",
-                help="Begin with the weights of this safetensors file; nothing is ever downloaded.  [random weights]",
-            ),
-            click.option("--epochs", default=90, show_default=True, type=COUNT, help="How often to go through all."),
-            click.option(
-                "--batch-size", default=32, show_default=True, type=COUNT, help="Samples of a process in one step."
-            ),
-            click.option(
-                "--image-size", default=224, show_default=True, type=click.IntRange(min=8), help="Pixels on each side."
-            ),
-            click.option(
-                "--loader-workers",
-                default=4,
-                show_default=True,
-                type=click.IntRange(min=0),
-                help="Processes that read and decode, for each that trains.",
-            ),
-            click.option(
-                "--shuffle-buffer",
-                default=1000,
-                show_default=True,
-                type=COUNT,
-                metavar="N",
-                help="Samples among which a loader worker draws the next one.",
-            ),
-            click.option(
-                "--epoch-samples",
-                default=None,
-                type=COUNT,
-                metavar="N",
-                help="Samples of an epoch, of all processes together.  [what sizes.json says]",
-            ),
-            click.option(
-                "--splitshards", is_flag=True, help="Exact epochs: each sample once.  [shards drawn with replacement]"
-            ),
-            *_learning_options(),
-            *_keeping_options(),
-        )
-    ):
+    for decorate in reversed((*_input_options(), *_step_options(), *_learning_options(), *_keeping_options())):
         function = decorate(function)
     return function
+
+
+def _input_options() -> tuple[Callable[[F], F], ...]:
+    """What is trained on what, and where it is kept."""
+    return (
+        click.argument("shards"),
+        click.option("--out", "-o", required=True, type=click.Path(file_okay=False), help="Folder of this training."),
+        click.option(
+            "--validation", default="", metavar="SHARDS", help="Shards to measure on after each epoch.  [none]"
+        ),
+        click.option(
+            "--classes",
+            default="",
+            metavar="FILE",
+            help="Names of the classes, by index.  [the classes.json beside the shards]",
+        ),
+        click.option(
+            "--arch",
+            default="resnet18",
+            show_default=True,
+            metavar="NAME",
+            help="timm:NAME, torchvision:NAME, or NAME of either, timm first.",
+        ),
+        click.option(
+            "--start",
+            default="",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Begin with the weights of this safetensors file; nothing is ever downloaded.  [random weights]",
+        ),
+    )
+
+
+def _step_options() -> tuple[Callable[[F], F], ...]:
+    """Which samples come in a step and in an epoch, and how they are read."""
+    return (
+        click.option("--epochs", default=90, show_default=True, type=COUNT, help="How often to go through all."),
+        click.option(
+            "--batch-size", default=32, show_default=True, type=COUNT, help="Samples of a process in one step."
+        ),
+        click.option(
+            "--image-size", default=224, show_default=True, type=click.IntRange(min=8), help="Pixels on each side."
+        ),
+        click.option(
+            "--loader-workers",
+            default=4,
+            show_default=True,
+            type=click.IntRange(min=0),
+            help="Processes that read and decode, for each that trains.",
+        ),
+        click.option(
+            "--shuffle-buffer",
+            default=1000,
+            show_default=True,
+            type=COUNT,
+            metavar="N",
+            help="Samples among which a loader worker draws the next one.",
+        ),
+        click.option(
+            "--epoch-samples",
+            default=None,
+            type=COUNT,
+            metavar="N",
+            help="Samples of an epoch, of all processes together.  [what sizes.json says]",
+        ),
+        click.option(
+            "--splitshards", is_flag=True, help="Exact epochs: each sample once.  [shards drawn with replacement]"
+        ),
+    )
 
 
 def _learning_options() -> tuple[Callable[[F], F], ...]:
