@@ -254,6 +254,25 @@ def test_an_epoch_that_other_processes_began_is_begun_anew_and_left_for_good(sha
     assert found_start(folder, other, plan, member).moment == Moment(epoch=1, step=0)
 
 
+def test_an_exact_epoch_whose_shards_were_dealt_in_turn_is_begun_anew(shards: Path, tmp_path: Path) -> None:
+    member = Member(rank=0, world=1, device=torch.device("cpu"))
+    for splitshards, step in ((True, 0), (False, 3)):
+        folder, asked = Folder(tmp_path / str(splitshards)), config(shards, splitshards=splitshards)
+        folder.root.mkdir()
+        plan = planned(asked)
+        found_start(folder, asked, plan, member)
+        said = json.loads(folder.config.read_text())
+        del said["dealing"]  # as before shards were dealt by size
+        folder.config.write_text(json.dumps(said))
+        for at in (0, 3):
+            save(folder.checkpoints, Moment(epoch=1, step=at), {"weights": torch.ones(1)})
+        with open(folder.taken(0), "w") as file:
+            file.writelines(f'{{"epoch": 1, "step": {at}}}\n' for at in range(8))
+        start = found_start(folder, asked, plan, member)
+        assert start.moment == Moment(epoch=1, step=step)
+        assert ("it was begun with shards dealt out in turn, now by size" in start.told) == splitshards
+
+
 def test_a_finished_training_without_checkpoints_is_not_written_over(shards: Path, tmp_path: Path) -> None:
     member = Member(rank=0, world=1, device=torch.device("cpu"))
     folder, asked = Folder(tmp_path), config(shards)

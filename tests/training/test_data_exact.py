@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from training.data.batch import Batch, Failure
 from training.data.epochs import exact_epoch, validation_samples
 from training.data.making import Made
 from training.data.regroup import regrouped
+from training.data.split import dealt, permuted
 from training.data.view import View
 from training.shards.counts import Shards
 
@@ -103,7 +104,68 @@ def test_a_validation_sees_every_sample_once_and_always_the_same(tmp_path: Path,
     again = list(validation_samples(shards, replace(view, seed=99)))
     assert all(torch.equal(one.images, other.images) for one, other in zip(ranks[0], again, strict=True))
     if not loader_workers:
-        assert keys(ranks[:1]) == [key_of(number) for number in (*range(7), 25)]
+        assert keys(ranks[1:]) == [key_of(number) for number in (*range(7), 25)]
+
+
+# --- who reads which shards ---
+
+
+def steps(hands: Sequence[Sequence[str]], counts: Mapping[str, int], batch_size: int) -> list[int]:
+    return [-(-sum(counts[url] for url in hand) // batch_size) for hand in hands]
+
+
+def in_turn(urls: Sequence[str], parts: int) -> list[list[str]]:
+    return [list(urls[part::parts]) for part in range(parts)]
+
+
+def worst(counts: Mapping[str, int], parts: int, batch_size: int) -> tuple[int, int]:
+    """(the most steps of a process in 50 epochs where shards go round in turn, and where they are dealt by size)."""
+    orders = [permuted(list(counts), 0, epoch) for epoch in range(50)]
+    turns = max(max(steps(in_turn(urls, parts), counts, batch_size)) for urls in orders)
+    return turns, max(max(steps(dealt(urls, parts, counts), counts, batch_size)) for urls in orders)
+
+
+def test_shards_of_unequal_size_are_dealt_so_that_no_process_has_much_more_than_another() -> None:
+    counts = {f"{size}.tar": size for size in (13, 7, 22, 5, 18)}
+    urls = list(counts)
+    assert steps(in_turn(urls, 2), counts, 1) == [53, 12]
+    assert dealt(urls, 2, counts) == [["7.tar", "22.tar", "5.tar"], ["13.tar", "18.tar"]]
+    assert worst(counts, 2, 1) == (53, 34)
+    assert worst(counts, 2, 4) == (14, 9)
+    assert worst(counts, 3, 1) == (40, 23)
+
+
+def test_shards_of_one_size_go_round_in_turn_and_so_do_those_of_which_nothing_is_known() -> None:
+    urls = [f"{number}.tar" for number in range(11)]
+    for counts in ({}, dict.fromkeys(urls, 1000)):
+        assert dealt(urls, 3, counts) == in_turn(urls, 3)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_where_all_but_the_last_shard_are_of_one_size_nobody_has_more_or_less_to_do(world: int) -> None:
+    counts = {f"{number:06d}.tar": 1000 for number in range(1281)} | {"001281.tar": 167}
+    turns, by_size = worst(counts, world, 256)
+    assert turns == by_size
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6))
+def test_every_shard_is_dealt_once_in_the_order_of_the_epoch(sizes: list[int], parts: int) -> None:
+    counts = {f"{number:06d}.tar": size for number, size in enumerate(sizes)}
+    hands = dealt(list(counts), parts, counts)
+    assert sorted(url for hand in hands for url in hand) == list(counts)
+    assert all(hand == sorted(hand) for hand in hands)
+    loads = [sum(counts[url] for url in hand) for hand in hands]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+
+
+def test_loader_workers_of_a_process_share_its_samples_evenly(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [13, 7, 22, 5, 18])
+    view = replace(VIEW, world=2, loader_workers=2, shuffle_buffer=0)
+    for rank in range(2):
+        of_streams: Counter[int] = Counter()
+        for batch in exact_epoch(shards, replace(view, rank=rank), epoch=0):
+            of_streams |= dict(batch.reached)
+        assert sorted(of_streams.values()) == ([12, 22] if sum(of_streams.values()) == 34 else [13, 18])
 
 
 # --- what is left of each loader worker's stream ---

@@ -13,6 +13,7 @@ from training.classify.folder import Folder
 from training.classify.group import Member
 from training.classify.plan import Plan
 from training.classify.record import knows
+from training.data.split import DEALING
 
 BEGINNING = Moment(epoch=0, step=0)
 
@@ -54,9 +55,8 @@ def found_start(folder: Folder, config: Config, plan: Plan, member: Member) -> S
     if member.leads:
         # Before anybody writes of steps of its own: a later start would take those for the steps of this checkpoint.
         drop_after(folder.checkpoints, moment)
-        folder.write_config(
-            {"config": config.to_json(), "digest": plan.shards.digest, "classes": plan.classes, "world": member.world}
-        )
+        read = {"world": member.world, "dealing": DEALING}
+        folder.write_config({"config": config.to_json(), "digest": plan.shards.digest, "classes": plan.classes, **read})
     return Start(
         moment=moment,
         state=load(folder.checkpoints, moment) if agreed and member.leads else None,
@@ -84,6 +84,8 @@ def _why_anew(said: Mapping[str, Any], config: Config, member: Member) -> str:
     differ = rereads(said["config"], config)
     if said["world"] != member.world:
         differ.insert(0, f"{said['world']} processes, now {member.world}")
+    if config.splitshards and said.get("dealing") != DEALING:
+        differ.append(f"shards dealt out {said.get('dealing', 'in turn')}, now {DEALING}")
     return "; ".join(differ)
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import webdataset as wds
-from webdataset.shardlists import SimpleShardList
 
 from core.errors import ConfigError, InputError
 from training.data.batch import Batch
@@ -24,7 +23,7 @@ from training.data.regroup import regrouped
 from training.data.resampling import fruitful, number_of_stream, own_batches
 from training.data.samples import PixelsOf
 from training.data.seeds import seed_of
-from training.data.split import own_part, permuted
+from training.data.split import dealt, own_stream, permuted
 from training.data.taken import NOTHING, Taken
 from training.data.view import View
 from training.shards.counts import Shards
@@ -33,7 +32,8 @@ from training.shards.counts import Shards
 def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: Taken = NOTHING) -> Iterator[Batch]:
     """This process's part of an epoch in which all processes together see every sample once.
 
-    Processes may end at different steps: so many shards more or less than others they have, and some may have none.
+    Processes may end at different steps: their shards hold about as many samples as those of others, and some processes
+    may have none.
     Only the last batches are smaller than `batch_size`; one has a single sample only where the process has no other,
     or where `batch_size` is 1 or 2.
 
@@ -90,13 +90,17 @@ def validation_samples(shards: Shards, view: View) -> Iterator[Batch]:
 def _own_shards(shards: Shards, urls: list[str], view: View, taken: Taken) -> list[Any]:
     """The stages that give the samples of this process's and this loader worker's part of `urls`."""
     require_curl(shards)
-    own = partial(own_part, rank=view.rank, world=view.world, first=taken.next_stream, streams=view.streams)
-    return [SimpleShardList(urls), own, _reading(shards)]
+    counts = _counts(shards)
+    streams = dealt(dealt(urls, view.world, counts)[view.rank], view.streams, counts)
+    return [partial(own_stream, streams, first=taken.next_stream), _reading(shards)]
 
 
 def _reading(shards: Shards) -> Any:
-    counts = {} if shards.counts is None else dict(zip(shards.urls, shards.counts, strict=True))
-    return partial(read_shards, counts=counts)
+    return partial(read_shards, counts=_counts(shards))
+
+
+def _counts(shards: Shards) -> dict[str, int]:
+    return {} if shards.counts is None else dict(zip(shards.urls, shards.counts, strict=True))
 
 
 def _shuffled(view: View, epoch: int) -> list[Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapreplace
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from training.data.seeds import random_of
+
+DEALING = "by size"
+"""How `dealt` does it, for who goes on with an epoch that another version of embq began."""
 
 
 def permuted(urls: Sequence[str], seed: int, epoch: int) -> list[str]:
@@ -28,12 +31,29 @@ def stream_number(first: int, streams: int) -> int:
     return ((0 if info is None else info.id) + first) % streams
 
 
-def own_part(
-    sources: Iterable[dict[str, Any]], *, rank: int, world: int, first: int, streams: int
-) -> Iterator[dict[str, Any]]:
-    """Of shards that all processes see in one order, those of this process and this loader worker.
+def dealt(urls: Sequence[str], parts: int, counts: Mapping[str, int]) -> list[list[str]]:
+    """The shards in so many parts of nearly equal numbers of samples, each in the order of the whole.
 
-    webdataset's own splitters do the same by the environment (`RANK`, `WORKER`), in which other programs write too.
+    The largest comes first, and each goes to the part that has least (Graham's rule for parallel machines, 1969: at
+    most a third above the best there is). Shards of one size go round in turn.
+
+    Args:
+        counts: URL -> samples; of shards that are not in it nothing is known, and they count alike.
     """
-    ours = islice(sources, rank, None, world)
-    return islice(ours, stream_number(first, streams), None, streams)
+    sizes = [counts.get(url, 1) for url in urls]
+    loads = [(0, 0, part) for part in range(parts)]  # samples, shards, number
+    hands: list[list[int]] = [[] for _ in loads]
+    for place in sorted(range(len(urls)), key=lambda place: -sizes[place]):
+        samples, shards, part = loads[0]
+        hands[part].append(place)
+        heapreplace(loads, (samples + sizes[place], shards + 1, part))
+    return [[urls[place] for place in sorted(hand)] for hand in hands]
+
+
+def own_stream(streams: Sequence[Sequence[str]], *, first: int) -> Iterator[dict[str, Any]]:
+    """Of the streams of this process the one of this loader worker, as webdataset passes shards on.
+
+    webdataset's own splitters go by the environment (`RANK`, `WORKER`), in which other programs write too.
+    """
+    for url in streams[stream_number(first, len(streams))]:
+        yield {"url": url}
