@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import open_clip
 import torch
-from open_clip.tokenizer import SimpleTokenizer, basic_clean, canonicalize_text
 from PIL import Image
 from torch.nn.functional import normalize
-from transformers import PreTrainedTokenizerBase
 
-from core.errors import ModelError, SampleError
-from core.log import Events
+from core.errors import SampleError
 from core.model_spec import EMBEDS, ModelSpec
 from core.models import REFERENCE, Chunking, ModelConfig
 from core.units import Sample
 from worker.embedders.base import Truncated, padded_tokens
+from worker.embedders.clip_models import maker
+from worker.embedders.clip_tokens import ClipTokens, clip_tokenizer_content
 from worker.embedders.device import (
     device_of,
     dtype_of,
@@ -34,20 +31,16 @@ from worker.embedders.fingerprint import fingerprint
 from worker.embedders.image_path import ImagePath
 from worker.embedders.image_rows import ImageRows
 from worker.embedders.images import Picture, prepare_pictures, quiet_pillow
-from worker.embedders.loading import foreign_failures, model_source
+from worker.embedders.loading import foreign_failures
 from worker.embedders.members import check_modalities, text_of
 from worker.embedders.network import Network
-from worker.embedders.params import choice, unit_length, whole_number
+from worker.embedders.params import unit_length, whole_number
 from worker.embedders.preprocess import of_open_clip
-from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
+from worker.embedders.splitting import TokenSplitter
 from worker.embedders.text_tower import causal_tower
-from worker.embedders.tokens import ThreadCopies, tokenizer_content
 
 EMBEDDER_VERSION = "clip 1"
 """Its number goes up when the same model and sample give another vector."""
-
-WORD_CACHE_MAX = 200_000
-"""Words that a thread's tokeniser may remember; open_clip's cache has no bound, and a billion captions fill it."""
 
 LAYER_SETTINGS = (
     "eps",
@@ -60,8 +53,6 @@ LAYER_SETTINGS = (
     "pad_id",
 )
 """What decides a tower's vectors beside its weights. Named, not all that a layer has: that differs by torch version."""
-
-log = Events("worker")
 
 Ready = dict[str, Any]
 """One sample: "image" a `Row` of uint8 (height, width, 3); "text" int64 (context,)."""
@@ -97,8 +88,7 @@ class ClipEmbedder:
             self.image_bytes = self._images.row_bytes
             self._image_path = ImagePath(model.visual, lambda numbers: model.encode_image(numbers, normalize=False))
         self._spec = config.spec
-        self._tokenizers = ThreadCopies(tokenizer)
-        self._special = self._count("") if "text" in config.modalities else 0
+        self._tokens = ClipTokens(tokenizer)
         self._text_tower = causal_tower(model) if "text" in config.modalities else None
         # Every image is as large as every other, and weighs more than its text.
         self._costs_tokens = "image" not in config.modalities
@@ -110,14 +100,14 @@ class ClipEmbedder:
         content: dict[str, Any] = {
             "preprocess": dict(model.visual.preprocess_cfg) if "image" in identity.modalities else {},
             **({"decode": identity.decode} if "image" in identity.modalities and identity.decode != REFERENCE else {}),
-            "tokenizer": _tokenizer_content(tokenizer) if "text" in identity.modalities else {},
+            "tokenizer": clip_tokenizer_content(tokenizer) if "text" in identity.modalities else {},
             "layers": _layers(model),
             **({} if unit_length else {"unit_length": False}),
         }
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
         self._model = model
         example = {
-            modality: self._token_ids("a") if modality == "text" else self._images.black()
+            modality: self._tokens.row("a") if modality == "text" else self._images.black()
             for modality in config.modalities
         }
         dtype = dtype_of(config, device)
@@ -136,8 +126,8 @@ class ClipEmbedder:
                 ready[modality] = self._images.row(picture)
             else:
                 text = text_of(sample)
-                row = ready[modality] = self._token_ids(text)
-                if self._is_cut(text, row):
+                row = ready[modality] = self._tokens.row(text)
+                if self._tokens.is_cut(text, row):
                     ready = Truncated(ready)
         return ready
 
@@ -165,39 +155,7 @@ class ClipEmbedder:
 
     def splitter(self, chunking: Chunking) -> TokenSplitter:
         """What cuts texts by the model's tokeniser."""
-        tokenizer = self._tokenizers.mine()
-        if _inner_of(tokenizer) is None and not isinstance(tokenizer, SimpleTokenizer):
-            raise no_splitter(self._spec, f"the tokens of its {type(tokenizer).__name__} cannot be counted")
-        return counted_splitter(
-            lambda text: self._count(text) - self._special,
-            chunking,
-            extra=self._special,
-            longest=int(tokenizer.context_length),
-            model=self._spec,
-        )
-
-    def _count(self, text: str) -> int:
-        """Tokens of a text with the special ones, nothing cut off; 0 where that cannot be told."""
-        tokenizer = self._tokenizer()
-        if isinstance(tokenizer, SimpleTokenizer):
-            return len(tokenizer.encode(text)) + 2
-        inner = _inner_of(tokenizer)
-        return 0 if inner is None else len(inner(_cleaned(tokenizer, text)).input_ids)
-
-    def _token_ids(self, text: str) -> torch.Tensor:
-        row: torch.Tensor = self._tokenizer()([text])[0]
-        return row
-
-    def _is_cut(self, text: str, row: torch.Tensor) -> bool:
-        """Whether a text has more tokens than its row."""
-        # Counted again only where the row is full: padding is the same token over and over.
-        return bool(row[-1] != row[-2]) and self._count(text) > len(row)
-
-    def _tokenizer(self) -> Any:
-        tokenizer = self._tokenizers.mine()
-        if isinstance(tokenizer, SimpleTokenizer) and len(tokenizer.cache) > WORD_CACHE_MAX:
-            tokenizer.cache = {word: word for word in ("<start_of_text>", "<end_of_text>")}
-        return tokenizer
+        return self._tokens.splitter(chunking, self._spec)
 
     def _run(self, batch: Sequence[Ready]) -> dict[str, torch.Tensor]:
         vectors = {}
@@ -221,7 +179,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()
-    make, name = _maker(spec)
+    make, name = maker(spec)
     with foreign_failures(spec, from_hub=not name.startswith("local-dir:")):
         model, _, transform = make()
         # Images need no tokeniser, and some tokenisers have to be fetched.
@@ -239,105 +197,6 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
         token_budget=0 if has_images else whole_number(spec, "tokens", token_budget_of(place)),
         unit_length=to_unit_length,
     )
-
-
-def _maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
-    """What makes (model, training transform, evaluation transform) of a spec, and the name of its tokeniser."""
-    create = open_clip.create_model_and_transforms
-    if spec.name.startswith("local-dir:"):
-        spec.check_params("batch_size", "tokens", "normalize")
-        folder, is_folder = model_source(spec.name.removeprefix("local-dir:"), spec)
-        if not is_folder:
-            raise ModelError(f"{spec}: there is no folder {folder}", next_step="check the path")
-        # Without weights in the folder, open_clip would go on with random ones.
-        if not any(file.suffix in (".safetensors", ".bin", ".pth") for file in Path(folder).iterdir()):
-            raise ModelError(f"{spec}: the folder holds no weights", next_step="add open_clip_model.safetensors")
-        name = f"local-dir:{folder}"
-        return (lambda: create(name, weights_only=True)), name
-    if spec.param("init", ""):
-        spec.check_params("init", "seed", "batch_size", "tokens", "normalize")
-        choice(spec, "init", "random", ("random",))
-        arch, seed = _known_arch(spec, spec.name.replace("/", "-")), whole_number(spec, "seed", 0, least=0)
-        return (lambda: _random_model(spec, arch, seed)), arch
-    spec.check_params("batch_size", "tokens", "normalize")
-    arch, _, tag = spec.name.rpartition("/")
-    if not arch:
-        arch, tag = tag, ""
-    arch = _known_arch(spec, arch.replace("/", "-"))
-    _check_tag(spec, arch, tag)
-    return (lambda: create(arch, pretrained=tag, weights_only=True)), arch
-
-
-def _random_model(spec: ModelSpec, arch: str, seed: int) -> tuple[Any, Any, Any]:
-    """A model with random weights that depend on the seed only; the process's random state stays as it is."""
-    log.warning("model_weights_are_random", model=spec)
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would seed the CUDA devices too.
-        torch.default_generator.manual_seed(seed)
-        made: tuple[Any, Any, Any] = open_clip.create_model_and_transforms(
-            arch, pretrained=None, pretrained_image=False, pretrained_text=False
-        )
-    return made
-
-
-def _known_arch(spec: ModelSpec, arch: str) -> str:
-    known = open_clip.list_models()
-    if arch in known:
-        return arch
-    raise ModelError(f"{spec}: open_clip has no architecture {arch!r}", next_step=_near(arch, known))
-
-
-def _check_tag(spec: ModelSpec, arch: str, tag: str) -> None:
-    """Refuse tags that are unknown, or trained with another activation, which open_clip only warns of."""
-    known = open_clip.list_pretrained_tags_by_model(arch)
-    if tag not in known:
-        missing = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise ModelError(
-            f"{spec}: {arch} {missing}",
-            next_step=_near(tag, known) if known else f"use open_clip:{arch}?init=random for random weights",
-        )
-    made_with = bool(open_clip.get_pretrained_cfg(arch, tag).get("quick_gelu", False))
-    built_with = bool((open_clip.get_model_config(arch) or {}).get("quick_gelu", False))
-    if made_with != built_with:
-        other = f"{arch}-quickgelu" if made_with else arch.removesuffix("-quickgelu")
-        raise ModelError(
-            f"{spec}: QuickGELU is {'on' if made_with else 'off'} in these weights, but not so in {arch}",
-            next_step=f"use open_clip:{other}/{tag}",
-        )
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=4, cutoff=0.4) or sorted(known)[:4]
-    return f"near matches: {', '.join(near)}"
-
-
-def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
-    if isinstance(tokenizer, SimpleTokenizer):
-        return {
-            "vocabulary": sorted(tokenizer.encoder.items()),
-            "merges": sorted((" ".join(pair), rank) for pair, rank in tokenizer.bpe_ranks.items()),
-            "clean": tokenizer.clean_fn.__name__,
-            "context": tokenizer.context_length,
-        }
-    inner = getattr(tokenizer, "tokenizer", None)
-    return {
-        "class": type(tokenizer).__name__,
-        "context": tokenizer.context_length,
-        "clean": getattr(getattr(tokenizer, "clean_fn", None), "__name__", ""),
-        "inner": {} if inner is None else tokenizer_content(inner),
-    }
-
-
-def _inner_of(tokenizer: Any) -> Any:
-    """The transformers tokeniser in one of open_clip's wrappers, or None."""
-    inner = getattr(tokenizer, "tokenizer", None)
-    return inner if isinstance(inner, PreTrainedTokenizerBase) else None
-
-
-def _cleaned(tokenizer: Any, text: str) -> str:
-    """A text as open_clip's wrapper gives it to the tokeniser in it."""
-    clean: Callable[[str], str] | None = getattr(tokenizer, "clean_fn", None)
-    return canonicalize_text(basic_clean(text)) if clean is None else clean(text)
 
 
 def _layers(model: Any) -> list[list[str]]:
