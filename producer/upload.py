@@ -17,7 +17,8 @@ from core.errors import BrokerError, InputError, UsageError
 from core.layout import INPUTS, Layout
 from core.run_info import RunInfo, load_run, run_id
 from core.units import Unit
-from core.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
+from core.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.uploads import WINDOW, End
 from producer.announce import record_of
 from sources.extensions import extensions_of
 

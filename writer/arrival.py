@@ -12,7 +12,7 @@ from core.durable import file_sha256, fsync_file, fsync_folder
 from core.errors import InputError
 from core.layout import INPUTS, Layout
 from core.registry import RunRecord
-from core.uploads import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
 
 BATCH_PIECES = 16
 """Taken at once: results of other runs wait meanwhile."""

@@ -21,7 +21,8 @@ from core.log import Events
 from core.outputs import ANYWHERE, Outputs
 from core.registry import register
 from core.run_info import load_run
-from core.uploads import End, Grown, Upload
+from core.upload_files import Upload
+from core.uploads import End, Grown
 from writer.arrival import Arrival
 
 RETRY_S = 10.0
