@@ -31,7 +31,7 @@ from PIL import Image
 from bench.index_cases import DATA
 from bench.index_texts import code, texts
 from bench.pictures import shards
-from core.objects import place
+from core.places import place
 from core.reader import row_tables
 from demo.collect import PHOTOGRAPHS
 

@@ -16,7 +16,8 @@ from core.commits import Commit, LogState
 from core.durable import drop
 from core.errors import OutputError
 from core.layout import Layout
-from core.objects import ObjectPath, Place
+from core.objects import ObjectPath
+from core.places import Place
 from core.units import canonical_json
 
 EVERY = 1_000

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.errors import OutputError
-from core.objects import ObjectPath, Place
+from core.objects import ObjectPath
+from core.places import Place
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

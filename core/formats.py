@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.errors import InputError
 from core.layout import Layout
 from core.models import ModelConfig, Output
-from core.objects import Place
+from core.places import Place
 from core.results import embedding_columns
 from core.run_info import RunInfo
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from core.durable import output_error, write_new
 from core.errors import OutputError, TryLaterError
-from core.objects import Place
+from core.places import Place
 from core.units import canonical_json
 
 SCHEMA = 1

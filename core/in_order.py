@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
-from core.objects import Place
+from core.places import Place
 
 AT_ONCE = 16
 """Objects that are asked for at a time, once a log has turned out to be long."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from core.durable import output_error
 from core.errors import InputError
-from core.objects import ObjectPath, Place, probe
+from core.objects import ObjectPath, probe
+from core.places import Place
 from core.settings import spool_folder, state_folder
 from core.units import content_hash
 

@@ -13,7 +13,7 @@ from core.commits import Commit, CommitLog
 from core.errors import OutputError
 from core.layout import Layout
 from core.manifest import Manifest
-from core.objects import Place
+from core.places import Place
 from core.reader import committed, part_tables
 from core.results import FAILURE_SCHEMA
 from core.retries import Retry

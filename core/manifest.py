@@ -23,7 +23,7 @@ from core.errors import OutputError
 from core.extents import COLUMNS, Extent, Extents
 from core.generations import PREFIX, read_generations
 from core.layout import Layout
-from core.objects import opened
+from core.places import opened
 from core.run_info import first_segments
 from core.units import Unit, canonical_json, id_of
 

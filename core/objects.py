@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import fnmatch
 import io
-import os
 import posixpath
 import random
 import secrets
@@ -24,14 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from core.errors import AwayError, ConfigError, OutputError, UsageError
-from core.object_clients import NEEDED, connect, http_status, translate
+from core.errors import AwayError, ConfigError, OutputError
+from core.object_clients import connect, http_status, translate
 from core.ranges import RangedFile
-
-SPELLINGS = {"s3a": "s3", "gcs": "gs"}
-"""Other names of the same schemes; an output has one name, because a run's id is made of it."""
 
 PIECE_BYTES = 8 << 20
 """Of a large upload; S3 takes up to 10,000 of them, so 84 GB."""
@@ -240,50 +236,6 @@ class ObjectPath:
         raise AssertionError("unreachable")
 
 
-Place: TypeAlias = Path | ObjectPath
-"""A name in an output: of a file or folder of this machine, or of an object store."""
-
-
-def place(text: str | Place) -> Place:
-    """The output that a user or a record names, absolute.
-
-    Raises UsageError for URLs that are no outputs: of other storage, or with what a key cannot hold.
-    """
-    text = str(text)
-    scheme, found, rest = text.partition("://")
-    if not found:
-        return Path(os.path.abspath(text))
-    scheme = SPELLINGS.get(scheme.lower(), scheme.lower())
-    rest = rest.rstrip("/")
-    if "@" in rest.partition("/")[0]:
-        raise UsageError(
-            f"{scheme}:// with a user or a key in it is not taken: it would stand in logs",
-            next_step="set the credentials up as for the store's own tools, for instance AWS_ACCESS_KEY_ID",
-        )
-    if scheme not in NEEDED:
-        raise UsageError(
-            f"{text}: nothing can be written there",
-            next_step="name a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
-        )
-    parts = rest.split("/")
-    if not all(parts) or {".", ".."} & set(parts) or set("?#*[]\\") & set(rest) or "::" in rest:
-        raise UsageError(
-            f"{text}: this is no bucket and prefix",
-            next_step=f"name it as {scheme}://BUCKET/PREFIX, without any of ? # * [ ] and empty parts",
-        )
-    return ObjectPath(f"{scheme}://{rest}")
-
-
-def is_url(text: str) -> bool:
-    """Whether what a user names is a URL and no path of this machine."""
-    return "://" in text
-
-
-def is_folder(text: str) -> bool:
-    """Whether what a user names is a folder of this machine, or on an object store; and not the id of a run."""
-    return is_url(text) or Path(text).is_dir()
-
-
 def probe(folder: ObjectPath) -> None:
     """Find out whether a name can be created only once; ConfigError where the store lets it be created again.
 
@@ -304,11 +256,6 @@ def probe(folder: ObjectPath) -> None:
         next_step="write to a folder, or to a store with conditional writes (Amazon S3, Google Cloud Storage, MinIO)",
         code="no_conditional_create",
     )
-
-
-def opened(path: Place) -> Path | io.BufferedReader:
-    """What a library that reads some of a file can be given: the name of a file, or an open object."""
-    return path if isinstance(path, Path) else path.open()
 
 
 def key_of(url: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import ConfigError, EmbqError, InputError
-from core.objects import ObjectPath, is_url, place
+from core.objects import ObjectPath
+from core.places import is_url, place
 
 
 @dataclass(frozen=True, slots=True)

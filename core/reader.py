@@ -10,8 +10,8 @@ import pyarrow as pa
 from core.commits import CommitLog, CommittedFile, LogState
 from core.errors import OutputError
 from core.layout import Layout
-from core.objects import Place
 from core.parts.joined import opened
+from core.places import Place
 from core.run_info import RunInfo, load_run
 
 if TYPE_CHECKING:

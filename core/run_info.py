@@ -12,7 +12,7 @@ from core.errors import InputError, OutputError, TryLaterError
 from core.generations import Generation, read_generations
 from core.layout import Layout
 from core.models import REFERENCE, ModelConfig
-from core.objects import Place
+from core.places import Place
 from core.rows import RowSpec
 from core.units import content_hash
 

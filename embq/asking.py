@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError, EmbqError, InputError
-from core.objects import is_folder, place
+from core.places import is_folder, place
 from embq.options import settings_with
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from core.broker import connect
 from core.cores import cores
 from core.durable import output_error, publish, write_new
 from core.memory import container_bytes, machine_bytes
-from core.objects import ObjectPath, is_url, place, probe
+from core.objects import ObjectPath, probe
+from core.places import is_url, place
 from core.settings import Settings
 from embq.verification.broker_checks import broker
 from embq.verification.findings import Check, guarded

@@ -16,8 +16,8 @@ from core.durable import output_error, publish, write_new
 from core.errors import InputError
 from core.layout import Layout
 from core.manifest import Manifest
-from core.objects import Place
 from core.parts.joined import Cursor, opened
+from core.places import Place
 from core.reader import part_tables
 from core.rows import FORMATS, RowSpec
 from core.run_info import RunInfo, load_run

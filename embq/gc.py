@@ -21,7 +21,8 @@ from core.formats import row_folders
 from core.generations import leftovers
 from core.hints import HintJob, hint_queue
 from core.layout import PLANNED, Layout, record_number
-from core.objects import ObjectPath, Place, Status
+from core.objects import ObjectPath, Status
+from core.places import Place
 from core.protocol import RUN_PARTS, RUNS, run_key
 from core.registry import registered
 from core.run_info import RunInfo, load_run

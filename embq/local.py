@@ -9,7 +9,7 @@ import click
 
 from core.errors import Exit
 from core.layout import Layout
-from core.objects import Place
+from core.places import Place
 from core.run_info import RunInfo, load_run
 from core.stopping import StopFlag
 from embq.display import Display, duration, stages_line

@@ -10,7 +10,7 @@ from core.control import PRIORITY
 from core.errors import UsageError
 from core.model_spec import MODALITIES, ModelSpec
 from core.models import Chunking
-from core.objects import is_url, place
+from core.places import is_url, place
 from core.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
 from embq.run_options import INPUT_FORMATS
 from producer.enqueue import Request

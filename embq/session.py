@@ -15,7 +15,7 @@ from core.embedded import EmbeddedServer, keep_to_ourselves
 from core.errors import AwayError
 from core.layout import Layout
 from core.ledger import Ledger
-from core.objects import Place
+from core.places import Place
 from core.run_info import RunInfo
 from core.settings import Settings
 from core.stopping import REPEAT_S

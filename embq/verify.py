@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from core.layout import Layout
-from core.objects import Place
+from core.places import Place
 from core.run_info import load_run
 from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation

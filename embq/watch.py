@@ -11,7 +11,7 @@ from core.control import Control, load_control
 from core.errors import EmbqError
 from core.layout import Layout
 from core.ledger import Ledger
-from core.objects import Place, is_folder, place
+from core.places import Place, is_folder, place
 from core.registry import RunRecord
 from core.run_info import RunInfo, load_run
 from core.scripts import load_scripts

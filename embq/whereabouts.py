@@ -12,7 +12,7 @@ from core.errors import InputError
 from core.fleet import foreign_runs
 from core.layout import Layout
 from core.notices import FOREIGN_NEXT
-from core.objects import is_folder, place
+from core.places import is_folder, place
 from core.registry import registered
 from core.uploads import UnderWay
 from embq.arriving import arriving, became_of

@@ -9,7 +9,7 @@ import redis
 from core.embedded import in_use, kept_off
 from core.layout import Layout
 from core.ledger import Ledger
-from core.objects import Place, place
+from core.places import Place, place
 from core.registry import RunRecord, register
 from core.run_info import RunInfo
 from sources.credentials import refuse_secrets

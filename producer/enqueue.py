@@ -15,7 +15,7 @@ from core.formats import refuse_dtype
 from core.layout import Layout, refuse_foreign_files
 from core.manifest import Manifest, ManifestSummary, first_segment_writer
 from core.models import REFERENCE, Chunking, ModelConfig
-from core.objects import Place, place
+from core.places import Place, place
 from core.rows import RowSpec
 from core.run_info import RunInfo, load_run, run_id
 from core.units import Unit

@@ -23,8 +23,8 @@ from core.layout import Layout
 from core.ledger import Ledger
 from core.log import Events
 from core.manifest import Manifest
-from core.objects import place
 from core.outputs import ANYWHERE, Outputs
+from core.places import place
 from core.registry import RunRecord, forget_silent, live_workers, register_again, registered
 from core.scripts import Loader, load_scripts
 from core.steady import Steady

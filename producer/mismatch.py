@@ -8,7 +8,7 @@ from core.commits import CommitLog
 from core.errors import InputError
 from core.layout import Layout
 from core.models import ModelConfig
-from core.objects import Place, place
+from core.places import Place, place
 from core.rows import RowSpec
 from core.run_info import RunInfo
 from producer.additions import Differences

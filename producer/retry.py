@@ -16,7 +16,7 @@ from core.errors import InputError, TryLaterError, UsageError
 from core.layout import Layout
 from core.live import Retries, by_unit, covered_by, standing_by_record
 from core.manifest import Manifest
-from core.objects import Place
+from core.places import Place
 from core.retries import Retry, key_digest, to_ranges
 from core.run_info import RunInfo, load_run
 from core.units import UNIT_SPEC_MAX_BYTES, Unit

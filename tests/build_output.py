@@ -19,7 +19,7 @@ from core.errors import SampleError, SourceError
 from core.layout import Layout
 from core.manifest import Manifest
 from core.models import ModelConfig
-from core.objects import Place
+from core.places import Place
 from core.protocol import VERSION
 from core.result_stream import Entry
 from core.results import decode_result, embedding_columns, encode_result, row_schema

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from build_output import build, write_jsonl
 
-from core.objects import Place
+from core.places import Place
 from core.reader import row_tables, vectors
 from core.rows import RowSpec
 

@@ -21,7 +21,7 @@ from core.layout import Layout
 from core.ledger import Ledger, new_token
 from core.manifest import first_segment_writer
 from core.models import ModelConfig
-from core.objects import Place
+from core.places import Place
 from core.protocol import VERSION
 from core.reader import row_tables
 from core.registry import RunRecord, register

@@ -14,7 +14,7 @@ from core.durable import drop, output_error
 from core.errors import OutputError
 from core.layout import Layout
 from core.log import Events
-from core.objects import place
+from core.places import place
 from core.protocol import VERSION
 from core.results import embedding_columns, encode_result, row_schema
 from core.units import Sample

@@ -10,8 +10,8 @@ import redis
 from core.durable import output_error
 from core.errors import EmbqError, InputError, TryLaterError
 from core.log import Events
-from core.objects import Place, place
 from core.outputs import ANYWHERE, Outputs
+from core.places import Place, place
 from core.protocol import run_key
 from core.registry import RunRecord, registered
 from core.scripts import Loader, load_scripts

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from core.errors import BrokerError, TryLaterError
 from core.ledger import Ledger
-from core.objects import Place
+from core.places import Place
 
 LOCK_TTL_S = 5.0
 """A writer that was killed leaves its lock behind for this long, and the next one must be at work within 10 s."""

@@ -16,7 +16,7 @@ from core.layout import Layout
 from core.ledger import Ledger
 from core.log import Events
 from core.manifest import Manifest
-from core.objects import place
+from core.places import place
 from core.registry import RunRecord
 from core.result_stream import Entry
 from core.run_info import load_run

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from core.commits import CommittedFile
 from core.errors import OutputError
-from core.objects import ObjectPath, Place
+from core.objects import ObjectPath
 from core.parts.arrow import ArrowPart
 from core.parts.base import FORMAT_ERRORS, PartFile
 from core.parts.hdf5 import Hdf5Part
 from core.parts.npy import NpyPart
 from core.parts.parquet import ParquetPart
+from core.places import Place
 from core.settings import spool_folder
 
 OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart, ".h5": Hdf5Part, ".arrow": ArrowPart}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.objects import Place, opened
 from core.parts.base import READ_ROWS, groups_within
+from core.places import Place, opened
 
 BUFFER_BYTES = 1 << 20
 """Of each column that is being read. Without it a whole group of rows is in memory, however few of them are wanted."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from core.commits import Commit, CommittedFile
 from core.manifest import Manifest
-from core.objects import Place
+from core.places import Place
 from core.reader import part_tables
 
 

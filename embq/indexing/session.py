@@ -12,7 +12,8 @@ import click
 
 from core.cores import cores
 from core.errors import Exit, UsageError
-from core.objects import ObjectPath, Place, place
+from core.objects import ObjectPath
+from core.places import Place, place
 from embq.indexing.changes import change, grown
 from embq.indexing.course import Shown
 from embq.options import settings_with

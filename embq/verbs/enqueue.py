@@ -14,7 +14,7 @@ from embq.run_options import run_options
 if TYPE_CHECKING:
     import redis
 
-    from core.objects import Place
+    from core.places import Place
     from core.settings import Settings
     from producer.enqueue import Planned, Request
 
@@ -78,7 +78,7 @@ def command(
 def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
     """Write the run, or what is new of it, to its folder; announce it; say what there is now."""
     from core.errors import TryLaterError
-    from core.objects import place
+    from core.places import place
     from producer.announce import hand_over
     from producer.enqueue import prepare
 

@@ -10,7 +10,7 @@ import click
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from core.objects import Place
+    from core.places import Place
 
 EXAMPLES = 3
 """Examples kept of each group: enough to see what they have in common."""
@@ -66,7 +66,7 @@ def command(output: str, as_json: bool) -> int:
     Only committed failures are listed, and of samples that were retried the last one. A unit that failed as a whole
     counts once, whatever it holds.
     """
-    from core.objects import place
+    from core.places import place
 
     root = place(output)
     groups = described(root, grouped(root))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.objects import is_folder, place
+from core.places import is_folder, place
 from embq.options import broker_option, json_option, settings_with
 from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
-    from core.objects import Place
+    from core.places import Place
     from core.run_info import RunInfo
 
 RUNNING = {"state": "running"}

@@ -11,7 +11,7 @@ from embq.options import broker_option, json_option, settings_with
 from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
-    from core.objects import Place
+    from core.places import Place
     from producer.retry import Retried
 
 
@@ -41,7 +41,7 @@ def command(
     that broker, and this command returns.
     """
     import embq
-    from core.objects import place
+    from core.places import place
     from embq.local import account, work
     from producer.retry import Chosen, look, retry
 

@@ -43,7 +43,7 @@ def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> 
 
     Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
     """
-    from core.objects import place
+    from core.places import place
     from embq.verify import verify
 
     if sys.stderr.isatty():

@@ -15,7 +15,7 @@ from core.hints import hint_queue, peek
 from core.layout import Layout
 from core.manifest import Manifest
 from core.models import ModelConfig
-from core.objects import is_url, place
+from core.places import is_url, place
 from core.protocol import run_key
 from core.registry import RunRecord, registered
 from core.units import Unit

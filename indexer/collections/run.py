@@ -16,9 +16,9 @@ from core.layout import Layout
 from core.manifest import Manifest
 from core.model_spec import ModelSpec
 from core.models import Output
-from core.objects import Place, place
 from core.parts.base import READ_ROWS
 from core.parts.joined import Part, opened
+from core.places import Place, place
 from core.reader import committed, committed_parts, vectors
 from core.results import embedding_columns, metadata_fields
 from core.rows import RowSpec

@@ -15,7 +15,8 @@ from core import object_clients, objects
 from core.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
 from core.errors import AwayError, ConfigError, OutputError, UsageError
 from core.in_order import contents
-from core.objects import ObjectPath, Place, opened, place, probe
+from core.objects import ObjectPath, probe
+from core.places import Place, opened, place
 from core.unfinished import unfinished
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does

@@ -16,7 +16,7 @@ from core.commits import CommitLog
 from core.errors import InputError, UsageError
 from core.layout import Layout
 from core.manifest import Manifest
-from core.objects import place
+from core.places import place
 from core.rows import DTYPES, RowSpec
 from core.vectors import restored
 from indexer.collection import Collection, open_collection

@@ -13,7 +13,7 @@ import pyarrow as pa
 from core.commits import CommittedFile
 from core.durable import drop, output_error
 from core.layout import Layout
-from core.objects import Place
+from core.places import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
