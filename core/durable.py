@@ -13,7 +13,7 @@ import ctypes
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -147,8 +147,19 @@ def file_sha256(path: Place) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def output_error(error: OSError, path: Place) -> OutputError:
-    """The error that a failed write to the output means for the user."""
+_NEXT_STEPS = {
+    "no_space": "make room, then run `embq resume` on the output folder; committed rows are safe",
+    "not_writable": "give write permission, or choose another --output",
+}
+"""Of a run's output folder."""
+
+
+def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> OutputError:
+    """The error that a failed write means for the user: `no_space`, `not_writable`, or `output` for anything else.
+
+    Args:
+        next_steps: by code, where it is no run's output folder that is written.
+    """
     if error.errno in NO_SPACE and isinstance(path, ObjectPath):
         return OutputError(
             f"no space left on this machine for {path} on its way to the store",
@@ -156,15 +167,9 @@ def output_error(error: OSError, path: Place) -> OutputError:
             code="no_space",
         )
     if error.errno in NO_SPACE:
-        return OutputError(
-            f"no space left for {path}",
-            next_step="make room, then run `embq resume` on the output folder; committed rows are safe",
-            code="no_space",
-        )
-    if error.errno in NOT_WRITABLE:
-        return OutputError(
-            f"{path} cannot be written: {error.strerror}",
-            next_step="give write permission, or choose another --output",
-            code="not_writable",
-        )
-    return OutputError(f"{path}: {error.strerror or error}", code="output")
+        code, told = "no_space", f"no space left for {path}"
+    elif error.errno in NOT_WRITABLE:
+        code, told = "not_writable", f"{path} cannot be written: {error.strerror}"
+    else:
+        code, told = "output", f"{path}: {error.strerror or error}"
+    return OutputError(told, next_step=next_steps.get(code, ""), code=code)

@@ -16,6 +16,11 @@ PIECE_BYTES = 1 << 20
 NO_ROOM_BYTES = 1 << 20
 """Where less is left on a disk, a write that failed without a reason failed for that."""
 
+_NEXT_STEPS = {
+    "no_space": "make room, then give the same command again: what is done stays",
+    "not_writable": "give write permission, or build the index in another folder: --to",
+}
+
 
 def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
     """Have faiss write a file; OSError where the disk refuses.
@@ -35,10 +40,7 @@ def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
 
 def disk_error(error: OSError, path: Path) -> OutputError:
     """The error that a failed write to an index means for the user."""
-    told = output_error(with_reason(error, path if path.is_dir() else path.parent), path)
-    if told.code == "no_space":
-        told.next_step = "make room, then give the same command again: what is done stays"
-    return told
+    return output_error(with_reason(error, path if path.is_dir() else path.parent), path, next_steps=_NEXT_STEPS)
 
 
 def with_reason(error: OSError, folder: Path) -> OSError:

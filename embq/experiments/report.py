@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from core.durable import NO_SPACE, overwrite
+from core.durable import output_error, overwrite
 from core.errors import OutputError
 
 PACKAGES = (
@@ -123,12 +123,13 @@ def write(path: Path, data: Mapping[str, Any]) -> Path:
     return path
 
 
+_NEXT_STEPS = {
+    "no_space": "make room, or name another folder",
+    "not_writable": "name a folder that can be written",
+    "output": "name another folder",
+}
+
+
 def unwritable(error: OSError, path: Path) -> OutputError:
     """The error that a failed write of results means for the user."""
-    return OutputError(
-        f"{path} cannot be written: {error.strerror or error}",
-        next_step="make room, or name another folder"
-        if error.errno in NO_SPACE
-        else "name a folder that can be written",
-        code="no_space" if error.errno in NO_SPACE else "not_writable",
-    )
+    return output_error(error, path, next_steps=_NEXT_STEPS)

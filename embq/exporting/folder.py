@@ -10,10 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from core.durable import fsync_folder, output_error
-from core.errors import InputError
+from core.errors import InputError, OutputError
 
 UNFINISHED = ".unfinished-"
 """Within the name of a folder beside the one that is to be made. One that stays is of a process that was killed."""
+
+_NEXT_STEPS = {
+    "no_space": "make room, then export again",
+    "not_writable": "give write permission, or name another folder",
+}
 
 
 @contextmanager
@@ -27,7 +32,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:
-        raise output_error(error, path) from error
+        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
     try:
         yield unfinished
         for folder, _, _ in os.walk(unfinished):
@@ -37,7 +42,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         fsync_folder(path.parent)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise output_error(error, path) from error
+        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
+    except OutputError as error:  # of a store, which speaks of a run's folder
+        shutil.rmtree(unfinished, ignore_errors=True)
+        error.next_step = _NEXT_STEPS.get(error.code, error.next_step)
+        raise
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

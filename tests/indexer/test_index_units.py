@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from indexer.sidecar import find, read_inputs, write_inputs
 from indexer.task import Made, Task, perform
 from indexer.units import IndexUnit
 from indexer.workshop import Workshop
+from indexer.writing import disk_error
 
 
 @pytest.fixture
@@ -106,3 +109,14 @@ def test_a_damaged_spec_is_an_error_with_a_name(unit: IndexUnit) -> None:
     unit.workshop.spec.write_text("{")
     with pytest.raises(OutputError, match=r"build\.json"):
         do(unit)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(errno.ENOSPC, "no_space", "same command again"), (errno.EROFS, "not_writable", "--to")],
+)
+def test_a_write_that_is_refused_is_told_in_the_words_of_an_index(
+    tmp_path: Path, number: int, code: str, said: str
+) -> None:
+    told = disk_error(OSError(number, os.strerror(number)), tmp_path / "lists")
+    assert (told.code, said in told.next_step) == (code, True)

@@ -228,7 +228,8 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path, monkeyp
 
     trained(tmp_path / "run")
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    assert "No space left on device" in refusal(OutputError, tmp_path / "run", tmp_path / "model").message
+    refused = refusal(OutputError, tmp_path / "run", tmp_path / "model")
+    assert (refused.code, refused.message) == ("no_space", f"no space left for {tmp_path / 'model'}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain", "run"]
 
 

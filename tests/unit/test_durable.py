@@ -80,6 +80,8 @@ def test_a_failed_write_says_what_the_user_can_do(number: int, code: str) -> Non
     assert error.code == code
     assert "/out/x" in error.message
     assert bool(error.next_step) == (code != "output")
+    another = output_error(OSError(number, os.strerror(number)), Path("/out/x"), next_steps={code: "do that"})
+    assert (another.message, another.code, another.next_step) == (error.message, code, "do that")
 
 
 def test_a_folder_can_be_synced_and_a_file_is_none(tmp_path: Path) -> None:

@@ -302,6 +302,7 @@ def test_a_disk_that_fills_up_is_one_error_and_leaves_nothing(source: Path, tmp_
         with pytest.raises(EmbqError) as caught:
             export(out, disk.path / "plain", Wish(format="parquet", rows_per_file=10))
         assert caught.value.code == "no_space"
+        assert caught.value.next_step == "make room, then export again"
         assert list(disk.path.iterdir()) == []
     finally:
         disk.close()

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from core.durable import NO_SPACE, NOT_WRITABLE, fsync_file, fsync_folder
+from core.durable import NO_SPACE, NOT_WRITABLE, fsync_file, fsync_folder, output_error
 from core.errors import OutputError, UsageError
 from training.scratch import scratch
+
+_NEXT_STEPS = {
+    "no_space": "make room, or name another folder",
+    "not_writable": "give write permission, or name another folder",
+}
 
 
 def check_target(target: Path) -> None:
@@ -49,7 +54,4 @@ def new_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in NO_SPACE + NOT_WRITABLE:
             raise
-        raise OutputError(
-            f"{target} cannot be written: {error.strerror}",
-            next_step="make room or give write permission, or name another folder",
-        ) from error
+        raise output_error(error, target, next_steps=_NEXT_STEPS) from error
