@@ -82,6 +82,7 @@ def test_a_key_that_nobody_has_is_told_by_the_status(data: Path) -> None:
 
 
 def test_an_index_is_compacted_by_its_own_folder_as_well(data: Path) -> None:
+    assert embq_index(data, "--delete", "p1.npy:9").exit_code == Exit.DONE
     told = embq_index(index_of(data), "--compact")
     assert told.exit_code == Exit.DONE, told.stderr
     assert "compacted" in told.stdout
