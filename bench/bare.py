@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.cores import cores
 from core.hints import Hint
 from core.layout import Layout

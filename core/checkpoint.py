@@ -12,7 +12,8 @@ import json
 import zlib
 from typing import Any
 
-from core.commits import Commit, LogState
+from core.commit_log import LogState
+from core.commits import Commit
 from core.durable import drop
 from core.errors import OutputError
 from core.layout import Layout

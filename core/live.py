@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.commits import Commit, CommitLog
+from core.commit_log import CommitLog
+from core.commits import Commit
 from core.errors import OutputError
 from core.layout import Layout
 from core.manifest import Manifest

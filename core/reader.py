@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from core.commits import CommitLog, CommittedFile, LogState
+from core.commit_log import CommitLog, LogState
+from core.commits import CommittedFile
 from core.errors import OutputError
 from core.layout import Layout
 from core.parts.joined import opened

@@ -121,7 +121,7 @@ def ask(
 def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
     """The same from the output folder alone: an `embq run` that is cancelled ends, and its broker with it. None where
     the wishes do not stand there, or the folder cannot be read here."""
-    from core.commits import CommitLog
+    from core.commit_log import CommitLog
     from core.control import load_control
     from core.layout import Layout
     from core.run_info import load_run

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from core.commits import CommitLog, CommittedFile, LogState
+from core.commit_log import CommitLog, LogState
+from core.commits import CommittedFile
 from core.durable import output_error, publish, write_new
 from core.errors import InputError
 from core.layout import Layout

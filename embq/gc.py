@@ -13,7 +13,7 @@ import redis
 from rq.utils import as_text
 
 from core.broker import connect, reach
-from core.commits import CommitLog, LogState
+from core.commit_log import CommitLog, LogState
 from core.durable import output_error
 from core.embedded import EmbeddedServer, kept_off
 from core.errors import BrokerError, ConfigError

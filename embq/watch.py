@@ -6,7 +6,7 @@ import click
 import redis
 
 from core import checkpoint, generations
-from core.commits import CommitLog, LogState
+from core.commit_log import CommitLog, LogState
 from core.control import Control, load_control
 from core.errors import EmbqError
 from core.layout import Layout

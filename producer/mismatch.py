@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import InputError
 from core.layout import Layout
 from core.models import ModelConfig

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.commits import Commit, CommitLog
+from core.commit_log import CommitLog
+from core.commits import Commit
 from core.control import load_control
 from core.errors import InputError, TryLaterError, UsageError
 from core.layout import Layout

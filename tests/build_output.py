@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.commits import Commit, CommitLog
+from core.commit_log import CommitLog
+from core.commits import Commit
 from core.errors import SampleError, SourceError
 from core.layout import Layout
 from core.manifest import Manifest

@@ -14,7 +14,7 @@ from fake_clock import FakeClock
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.formats import row_folders
 from core.hints import Hint, HintJob, drop, hint_queue
 from core.layout import Layout

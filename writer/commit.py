@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from core import checkpoint
-from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState, row_files
+from core.commit_log import CommitLog, LogState, row_files
+from core.commits import Commit, CommittedFile, CommittedUnit
 from core.durable import claim, drop, fsync_folder, output_error, publish
 from core.errors import OutputError, TryLaterError
 from core.formats import row_folders

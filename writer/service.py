@@ -9,7 +9,7 @@ from collections.abc import Callable
 import redis
 
 from core import checkpoint, generations
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.control import load_control, save_control
 from core.durable import drop
 from core.layout import Layout

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from core.commits import CommitLog, LogState
+from core.commit_log import CommitLog, LogState
 from core.extents import Extent
 from core.manifest import Manifest
 

@@ -101,7 +101,7 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
 
 def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
     """How many units were handed over, and what of the run is done already."""
-    from core.commits import CommitLog
+    from core.commit_log import CommitLog
     from core.control import load_control
     from core.layout import Layout
 

@@ -64,7 +64,7 @@ def _go_on(run: str, broker: str, *, as_json: bool) -> int:
 
 def _hand_over(info: RunInfo, root: Place, broker: str, *, as_json: bool) -> int:
     from core.broker import check, connect
-    from core.commits import CommitLog
+    from core.commit_log import CommitLog
     from core.layout import Layout
     from embq.rights import require
     from producer.announce import hand_over

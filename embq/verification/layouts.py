@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import InputError, OutputError
 from core.formats import METADATA, vector_folders
 from core.layout import Layout

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.commits import CommittedFile, LogState
+from core.commit_log import LogState
+from core.commits import CommittedFile
 from core.errors import InputError, OutputError
 from core.layout import Layout
 from core.manifest import Manifest

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from run_case import write_run
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.formats import row_folders
 from core.layout import Layout
 from core.models import ModelConfig

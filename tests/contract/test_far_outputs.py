@@ -17,7 +17,7 @@ from faults.kit.disk import DiskError, SmallDisk
 from run_case import RunCase, make_case
 
 from core import object_clients
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.control import Control, load_control, save_control
 from core.errors import ConfigError, InputError, OutputError, TryLaterError
 from core.formats import row_folders

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from run_case import MakeRun, RunCase, unit_of
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.generations import Generation, append
 from core.manifest import SegmentWriter
 from core.registry import register

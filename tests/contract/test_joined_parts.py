@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from contract.storing import COLUMNS, FINGERPRINT, Output
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import OutputError
 from embq.verify import verify
 from writer.service import RunWriter

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 from core.broker import connect, now_ms
-from core.commits import Commit, CommittedUnit, LogState
+from core.commit_log import LogState
+from core.commits import Commit, CommittedUnit
 from core.embedded import EmbeddedServer
 from core.ledger import BULK_BYTES, Ledger, new_token
 from core.lua import FREEING, SCRIPTS

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from contract.storing import COLUMNS, Output
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.formats import vector_folders
 from core.models import ModelConfig, NamedModel
 

@@ -18,7 +18,7 @@ import pytest
 from build_output import build, go_on, rewrite, write_folder, write_tar
 from PIL import Image
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.control import Control, save_control
 from core.errors import InputError, TryLaterError, UsageError
 from core.layout import Layout

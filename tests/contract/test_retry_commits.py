@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.manifest import Manifest
 from core.protocol import VERSION
 from core.reader import row_tables

@@ -15,7 +15,7 @@ import pytest
 from contract.storing import Output, float32_schema, rows_table
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import OutputError
 from core.parts.joined import opened
 from core.reader import committed_parts, row_tables

@@ -19,7 +19,7 @@ import redis
 from run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
 from waiting import wait_until
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import InputError, OutputError, TryLaterError
 from core.protocol import MAX_ATTEMPTS, VERSION
 from core.registry import RunRecord, register, registered

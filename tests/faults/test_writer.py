@@ -19,7 +19,7 @@ from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
 from run_case import RunCase, make_case
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.embedded import EmbeddedServer
 from core.rows import FORMATS
 from embq.verify import verify

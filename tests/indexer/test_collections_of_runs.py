@@ -12,7 +12,7 @@ from build_output import build, go_on, write_jsonl, write_tar
 from collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 
 from core import object_clients
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import InputError, UsageError
 from core.layout import Layout
 from core.manifest import Manifest

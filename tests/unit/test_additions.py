@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.check import _read_manifest
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import InputError, OutputError
 from core.generations import read_generations
 from core.layout import Layout

@@ -10,7 +10,7 @@ import pytest
 from build_output import build, record_path, write_jsonl
 
 from core import checkpoint
-from core.commits import CommitLog, LogState
+from core.commit_log import CommitLog, LogState
 from core.layout import Layout
 from core.run_info import RunInfo, load_run
 from writer.commit import Committer

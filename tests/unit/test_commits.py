@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.commits import Commit, CommitLog, CommittedFile, CommittedUnit, LogState, row_files
+from core.commit_log import CommitLog, LogState, row_files
+from core.commits import Commit, CommittedFile, CommittedUnit
 from core.errors import OutputError, TryLaterError
 from core.layout import Layout
 from core.results import FAILURE_SCHEMA, row_schema

@@ -20,7 +20,7 @@ import pytest
 from build_output import accepted, build, file_path, write_jsonl
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.commits import CommitLog
+from core.commit_log import CommitLog
 from core.errors import EmbqError, Exit, InputError, OutputError
 from core.layout import Layout
 from core.manifest import Manifest

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.commits import Commit, CommittedUnit, LogState
+from core.commit_log import LogState
+from core.commits import Commit, CommittedUnit
 from core.retries import Retry, from_ranges, key_digest, to_ranges
 from core.units import Unit
 
