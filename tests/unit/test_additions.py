@@ -25,7 +25,7 @@ from core.manifest import Manifest
 from core.rows import RowSpec
 from core.run_info import load_run
 from core.units import Unit
-from embq.gc import find
+from embq.litter import find
 from embq.verify import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.plan import plan
