@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from braceexpand import braceexpand
 
-from core.errors import InputError, SourceError, UsageError
+from core.errors import InputError, UsageError
 from core.model_spec import MODALITIES
-from core.units import Unit, canonical_json
+from core.units import Unit
 from producer.selection import Selection
+from producer.survey import Survey
 from sources.base import ReadOptions
-from sources.columns import ALL
-from sources.kinds import SOURCES, SUPPORTED, check_source, detect, kind_of, modalities_of
+from sources.kinds import SUPPORTED, check_source
 from sources.listings import listed_once
-from sources.rows import UNUSABLE_CODES
-from sources.storage import absolute, has_magic, match, stat_file
+from sources.storage import absolute, has_magic, match
 from sources.urls import is_url
 
 
@@ -69,7 +64,7 @@ def plan(
     if not inputs:
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
     chosen = selection or Selection()
-    survey = _Survey(options, chosen)
+    survey = Survey(options, chosen)
     with listed_once():
         for path in _expand(inputs):
             survey.add(path)
@@ -124,179 +119,6 @@ def _some_left(units: Iterator[Unit], selection: Selection) -> Iterator[Unit]:
         )
     yield first
     yield from units
-
-
-_ROWS = ("parquet", "arrow", "csv", "jsonl")
-
-_OPTIONS = {
-    "--text-column": ("text_column", (*_ROWS, "hdf5")),
-    "--id-column": ("id_column", (*_ROWS, "hdf5")),
-    "--image-column": ("image_column", ("parquet", "arrow", "csv")),
-    "--metadata-columns": ("metadata_columns", _ROWS),
-    "--image-key": ("image_keys", ("tar", "files")),
-    "--caption-key": ("caption_keys", ("tar", "files")),
-}
-"""Option -> the field of `ReadOptions` that it fills, and the kinds of input that look at it."""
-
-
-class _Survey:
-    """Looks at each path once, and keeps what to say about the odd ones until all have been seen.
-
-    What is kept of hundreds of thousands of paths is packed, so that memory stays flat: about 100 bytes each.
-    """
-
-    def __init__(self, options: ReadOptions, selection: Selection) -> None:
-        self.kinds: dict[str, str] = {}  # kind -> the first path of it, if it can be one that is not damaged
-        self.held: dict[str, tuple[str, ...]] = {}  # kind -> what samples of that path can have
-        self._unclear: dict[str, SourceError] = {}  # kind -> what is wrong with the first path of it
-        self._options = options
-        self._selection = selection
-        self._pieces = _Pieces()
-        self._paths = self._left_out = 0
-        self._seen: set[bytes] = set()
-        self._missing: list[str] = []
-        self._repeated: list[str] = []
-        self._empty: list[str] = []
-
-    def add(self, path: str) -> None:
-        """Take one path: a file, or a folder for what it holds."""
-        self._paths += 1
-        try:
-            for kind, found in self._detect(path):
-                self._add_input(kind, found)
-        except SourceError as error:
-            if error.code != "source_missing":
-                raise
-            self._missing.append(path)
-
-    def _add_input(self, kind: str, path: str) -> None:
-        if kind != "files" and not self._selection.takes(path):
-            self._left_out += 1
-            return
-        digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).digest()[:16]
-        if digest in self._seen:
-            self._repeated.append(path)
-            return
-        self._seen.add(digest)
-        if kind == "tar" or (kind == "files" and is_url(path)):
-            # Split now: a shard takes one look at its status, which also tells whether it is there, and a remote folder
-            # was just listed.
-            for unit in SOURCES[kind].split(path, self._options):
-                self._pieces.add(unit.describe())
-        elif kind == "files" or stat_file(path).size:
-            self._pieces.add([kind, path])
-        else:
-            self._empty.append(path)
-            return
-        self._inspect(kind, path)
-
-    def _detect(self, path: str) -> list[tuple[str, str]]:
-        wanted = self._options.kind
-        return (
-            [("tar", path)] if not wanted and kind_of(path) == "tar" else detect(path, wanted, self._options.image_keys)
-        )
-
-    def _inspect(self, kind: str, path: str) -> None:
-        """Find out what inputs of a kind hold, from the first one that can tell; its units fail where one cannot."""
-        if kind in self.kinds:
-            return
-        try:
-            self.held[kind] = modalities_of(kind, path, self._options)
-        except SourceError as error:
-            if error.code not in (*UNUSABLE_CODES, "missing_member"):
-                raise
-            self._unclear.setdefault(kind, error)
-        else:
-            self.kinds[kind] = path
-
-    def units(self) -> Iterator[Unit]:
-        """The units of all inputs, in order."""
-        for piece in self._pieces:
-            if isinstance(piece, dict):
-                yield Unit.from_description(piece)
-            else:
-                kind, path = piece
-                yield from SOURCES[kind].split(path, self._options)
-
-    def check(self, known: Callable[[str], bool]) -> list[str]:
-        """The missing inputs that were known before.
-
-        Raises InputError where an unknown input is missing, or nothing is left to plan.
-        """
-        missing = [path for path in self._missing if not known(path)]
-        if missing:
-            raise InputError(
-                f"{_some(missing)} not found ({len(missing):,} of {self._paths:,} inputs)",
-                code="source_missing",
-                next_step="check the names, and that the disk is mounted on this machine",
-            )
-        if not self._pieces.count and not self._missing:
-            if self._left_out:
-                raise InputError(
-                    f"--include and --exclude leave none of {self._left_out:,} inputs",
-                    code="empty_input",
-                    next_step="a pattern is matched against the whole path, or against its end behind a slash",
-                )
-            raise InputError(
-                f"{_some(self._empty)} empty: nothing is left to embed",
-                code="empty_input",
-                next_step="check how the files were made",
-            )
-        for kind, error in self._unclear.items():
-            if kind not in self.kinds:
-                raise error
-        self._refuse_useless_options()
-        return self._missing
-
-    def _refuse_useless_options(self) -> None:
-        """UsageError where the user named columns or extensions, and no input has such."""
-        there = {*self.kinds, *self._unclear}
-        for option, (field, kinds) in _OPTIONS.items():
-            named = getattr(self._options, field)
-            if there and named and named != (ALL,) and not there & set(kinds):
-                raise UsageError(
-                    f"{option} is for inputs of kind {', '.join(kinds)}; these are of kind {', '.join(sorted(there))}",
-                    next_step=f"leave {option} out",
-                )
-
-    def warnings(self) -> tuple[str, ...]:
-        """What the user should know about inputs that are left out."""
-        lines = []
-        if self._repeated:
-            lines.append(f"{_some(self._repeated)} named more than once, planned once")
-        if self._empty:
-            lines.append(f"{_some(self._empty)} empty, left out")
-        return tuple(lines)
-
-
-class _Pieces:
-    """A list of JSON values, packed: shards' names and versions resemble each other, and shrink to a tenth."""
-
-    BLOCK = 1_000
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._blocks: list[bytes] = []
-        self._open: list[str] = []
-
-    def add(self, value: Any) -> None:
-        self.count += 1
-        self._open.append(canonical_json(value))
-        if len(self._open) == self.BLOCK:
-            text = "\n".join(self._open).encode("utf-8", "surrogateescape")
-            self._blocks.append(zlib.compress(text, 1))
-            self._open = []
-
-    def __iter__(self) -> Iterator[Any]:
-        for block in self._blocks:
-            yield from map(json.loads, zlib.decompress(block).decode("utf-8", "surrogateescape").split("\n"))
-        yield from map(json.loads, self._open)
-
-
-def _some(paths: Sequence[str]) -> str:
-    """Up to three of `paths`, and how many more there are."""
-    more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more + (" is" if len(paths) == 1 else " are")
 
 
 def _choose_modalities(
