@@ -6,26 +6,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from core.errors import DeviceFullError, SampleError
 from core.log import Events
-from core.units import Sample
-from core.vectors import Fault, similarities, stored
 from worker.batching import Batch, Batcher, Waiting
 from worker.embedders.base import Embedder, Truncated, UnderWay
 from worker.progress import ProgressBoard, Span
 from worker.read import Chunk, EndOfUnit
 from worker.stages import State
 from worker.stats import Stats
+from worker.storing import store
 from worker.trace import Trace
 from worker.work import Leases, UnitWork
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 
 class InFlight(NamedTuple):
@@ -260,26 +258,8 @@ class EmbedStage:
                 work = batch[of_unit[0]].work
                 work.tokens += sum(batch[place].tokens for place in of_unit)
                 rows = {output: block[of_unit] for output, block in vectors.items()}
-                self._store(work, [batch[place].sample for place in of_unit], rows)
+                store(work, [batch[place].sample for place in of_unit], rows)
                 self._finish_if_complete(work)
-
-    def _store(self, work: UnitWork, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:
-        rows, model = work.record.rows, work.record.model
-        made = [(output, *stored(block, rows)) for output, block in vectors.items()]
-        for column, (image, text) in model.compared.items() if rows.similarity else ():
-            made.append((column, *similarities(vectors[image], vectors[text])))
-        faults: dict[int, Fault] = {}  # of each sample the first
-        for name, _, wrong in made:
-            faults = (_named(wrong, name) if model.members else wrong) | faults
-        kept = {name: values for name, values, _ in made}
-        if faults:
-            for i, fault in sorted(faults.items()):
-                work.add_failure(samples[i], fault.code, fault.message)
-            good = [i for i in range(len(samples)) if i not in faults]
-            samples = [samples[i] for i in good]
-            kept = {name: block[good] for name, block in kept.items()}
-        if samples:
-            work.add_rows(samples, kept)
 
     def _finish_if_complete(self, work: UnitWork) -> None:
         if work.lost:
@@ -293,11 +273,6 @@ class EmbedStage:
         work.lost = True
         work.samples, work.vectors = [], {}
         self.leases.remove(work)
-
-
-def _named(faults: Mapping[int, Fault], name: str) -> dict[int, Fault]:
-    """Faults that say whose they are, where there are several models."""
-    return {i: replace(fault, message=f"{name}: {fault.message}") for i, fault in faults.items()}
 
 
 def _spans(batch: Batch) -> list[Span]:
