@@ -9,7 +9,7 @@ from typing import IO
 
 from core.units import Unit
 from embq.verification.copying import COPIES
-from embq.verification.rereading_tables import KEPT
+from embq.verification.rereading_csv import KEPT
 from sources.urls import is_url
 
 LINES = ("jsonl", "lines")

@@ -24,7 +24,8 @@ import pyarrow as pa
 from core.errors import InputError
 from core.units import Unit
 from embq.verification.copying import COPIES
-from embq.verification.rereading_tables import KEPT, Row, csv_rows, hdf5_rows, table_rows
+from embq.verification.rereading_csv import KEPT, csv_rows
+from embq.verification.rereading_tables import Row, hdf5_rows, table_rows
 from sources.listings import stat
 from sources.urls import is_url
 

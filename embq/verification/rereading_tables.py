@@ -1,23 +1,16 @@
-"""Tables and compressed texts read a second time: whole files through pyarrow, csv and h5py, a few plain rules.
+"""Tables read a second time: whole files through pyarrow and h5py, a few plain rules.
 
 As in `rereading`, nothing of `sources` is used here but what the documentation promises about columns and keys.
 """
 
 from __future__ import annotations
 
-import atexit
-import bz2
-import csv
-import gzip
-import itertools
-import lzma
 import math
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -29,8 +22,6 @@ TEXTS = ("text", "caption", "content", "document", "passage", "body")
 IDS = ("id", "key", "_id", "doc_id")
 IMAGES = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "bytes")
 LINKS = ("image_path", "image_file", "image")
-
-CSV_FIELD_MAX_BYTES = 64_000_000
 
 Row = tuple[str, bytes | None, bytes | None, dict[str, Any] | None]
 """Key, image, text and metadata of a row."""
@@ -51,7 +42,7 @@ def table_rows(unit: Unit, images: bool) -> Iterator[Row]:
     others = {name: _json_values(rows[name]) for name in kept(table.schema, dict(unit.options), (text, image, key))}
     for number, row in enumerate(zip(keys, pictures, texts, strict=True), start=unit.first + 1):
         metadata = {name: values[number - unit.first - 1] for name, values in others.items()}
-        yield _key(row[0]) or f"{os.path.basename(unit.source)}:{number}", row[1], row[2], metadata
+        yield key_of(row[0]) or f"{os.path.basename(unit.source)}:{number}", row[1], row[2], metadata
 
 
 def kept(schema: pa.Schema, named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
@@ -125,16 +116,16 @@ def _pictures(column: pa.ChunkedArray, folder: str) -> list[bytes | None]:
     if role == "bytes":
         return _as_bytes(column)
     if role == "text":
-        return [None if link is None else _linked(folder, os.fsdecode(link)) for link in _as_bytes(column)]
+        return [None if link is None else linked(folder, os.fsdecode(link)) for link in _as_bytes(column)]
     found: list[bytes | None] = []
     for value in column.to_pylist():
         data = (value or {}).get("bytes")
         link = (value or {}).get("path")
-        found.append(data if data is not None or not link else _linked(folder, link))
+        found.append(data if data is not None or not link else linked(folder, link))
     return found
 
 
-def _linked(folder: str, link: str) -> bytes | None:
+def linked(folder: str, link: str) -> bytes | None:
     path = os.path.join(folder, link)
     if not os.path.isfile(path):
         return None
@@ -142,7 +133,7 @@ def _linked(folder: str, link: str) -> bytes | None:
         return file.read()
 
 
-def _key(value: Any) -> str:
+def key_of(value: Any) -> str:
     """The key that an id makes; "" where the row's number stands for it."""
     if isinstance(value, bytes):
         try:
@@ -180,106 +171,6 @@ def _called(names: list[str], wanted: tuple[str, ...]) -> str:
     return next((name for want in wanted for name in names if name.lower() == want), "")
 
 
-# --- compressed texts and csv ---
-
-
-class _Kept:
-    """The one file that was read last, so that slices of it are not each reached from its beginning."""
-
-    def __init__(self) -> None:
-        self._key: tuple[str, str] | None = None
-        self._file: IO[bytes] | None = None
-        self.rows: tuple[int, Iterator[list[str] | None], list[str]] | None = None
-        atexit.register(self.close)
-
-    def open(self, unit: Unit) -> IO[bytes]:
-        """The text, decompressed; anywhere in it."""
-        key = (unit.source, unit.etag)
-        if self._file is None or self._key != key:
-            self.close()
-            self._key, self._file = key, _opener(dict(unit.options).get("compression", ""))(unit.source)
-        return self._file
-
-    def close(self) -> None:
-        """Let go of it."""
-        if self._file is not None:
-            self._file.close()
-        self._file = self._key = self.rows = None
-
-
-KEPT = _Kept()
-
-
-def _opener(compression: str) -> Callable[[str], IO[bytes]]:
-    def plain(path: str) -> IO[bytes]:
-        return open(path, "rb")
-
-    def zstd(path: str) -> IO[bytes]:
-        if sys.version_info >= (3, 14):
-            from compression.zstd import ZstdFile
-        else:
-            from backports.zstd import ZstdFile
-        file: Any = ZstdFile(path)
-        return file  # type: ignore[no-any-return]
-
-    openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open, "zstd": zstd}
-    opener: Callable[[str], IO[bytes]] = openers.get(compression, plain)
-    return opener
-
-
-def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
-    """The rows of a slice of a .csv or .tsv, counted from the beginning of the file."""
-    csv.field_size_limit(CSV_FIELD_MAX_BYTES)
-    file = KEPT.open(unit)
-    if KEPT.rows is None or KEPT.rows[0] > unit.first:
-        file.seek(0)
-        lines = (line.decode("latin-1") for line in file)
-        first = next(lines)
-        delimiter = "\t" if re.search(r"\.(tsv|tab)(\.\w+)?$", unit.source.lower()) else _first_of(first)
-        reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
-        head = [(_key(name.encode("latin-1"))) for name in next(reader)]
-        KEPT.rows = (0, _records(reader, len(head)), head)
-    position, records, head = KEPT.rows
-    text, image, key = pick(dict.fromkeys(head, "text"), dict(unit.options))
-    others = _other_columns(head, dict(unit.options), (text, image, key))
-    folder = os.path.dirname(unit.source)
-    rows = itertools.islice(records, unit.first - position, unit.first - position + (unit.samples or 0))
-    for number, fields in enumerate(rows, start=unit.first + 1):
-        KEPT.rows = (number, records, head)
-        row = {} if fields is None else {n: f.encode("latin-1") for n, f in zip(head, fields, strict=True)}
-        link = row.get(image)
-        yield (
-            _key(row.get(key)) or f"{os.path.basename(unit.source)}:{number}",
-            _linked(folder, os.fsdecode(link)) if link else None,
-            row.get(text),
-            {name: _key(row[name]) for name in others if name in row},
-        )
-
-
-def _other_columns(head: list[str], named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
-    wanted = named.get("metadata_columns", "*").split(",")
-    return [name for name in head if name not in taken] if "*" in wanted else wanted
-
-
-def _first_of(line: str) -> str:
-    return next((one for one in ",;\t" if one in line), ",")
-
-
-def _records(reader: Any, columns: int) -> Iterator[list[str] | None]:
-    """The rows; None for one that is not as the header says."""
-    while True:
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error:
-            yield None
-            continue
-        if fields or columns == 1:
-            fields = fields or [""]
-            yield fields if len(fields) == columns else None
-
-
 # --- HDF5 ---
 
 
@@ -301,7 +192,7 @@ def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
             if low < high:
                 ids = file[path].parent[named["ids"]][low:high] if "ids" in named else [None] * (high - low)
                 for number, (text, key) in enumerate(zip(texts[low:high], ids, strict=True), start=at + low + 1):
-                    yield _key(key) or f"{os.path.basename(unit.source)}:{number}", None, bytes(text), None
+                    yield key_of(key) or f"{os.path.basename(unit.source)}:{number}", None, bytes(text), None
             at += len(texts)
 
 
