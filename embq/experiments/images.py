@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from core.cores import cores
 from core.errors import InputError
 from core.models import ModelConfig
+from core.units import Sample
 from embq.display import stages_line
 from embq.experiments import image_stages as stages
+from embq.experiments.image_pipeline import together
 from embq.experiments.image_stages import Look, Rate, Tried
 from embq.experiments.report import table
 from embq.limits import Limit, limit_now
 from producer.naming import asked_models, config_of
 from producer.plan import plan
 from sources.base import ReadOptions
+from worker.embedders.base import Embedder, Prepared
 from worker.embedders.hardware import device_name
 from worker.embedders.registry import load
 from worker.embedders.tune import tune
@@ -159,16 +162,7 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     tried = Tried()
     say(f"reading up to {asked.samples:,} samples from {len(units):,} places of the inputs")
     samples, read = stages.read_some(units, asked.samples, asked.seconds, tried, look)
-    if not samples:
-        raise InputError(f"{asked.inputs[0]}: no samples to measure with", code="empty_input")
-    ready = stages.some_prepared(embedder, samples, BATCHES_READY * embedder.batch_size, look)
-    if not ready:
-        stages.decode(embedder, samples, threads, 0.0, tried, look)
-        codes = ", ".join(tried.failures)
-        raise InputError(
-            f"{asked.inputs[0]}: none of {len(samples):,} samples can be decoded ({codes})",
-            next_step="`embq failures` of a run says what each is; is it the right column or extension?",
-        )
+    ready = _ready(asked, embedder, samples, threads, tried, look)
     say(f"decoding {len(samples):,} samples with 1 thread")
     one = stages.decode(embedder, samples, 1, asked.seconds, tried, look)
     say(f"decoding with {threads} threads")
@@ -178,7 +172,7 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     del ready, samples
     embedder.batch_size = min(batch_size, embedder.batch_size)
     say("all together")
-    both, said = stages.together(embedder, config, units, threads, 2 * asked.seconds, look)
+    both, said = together(embedder, config, units, threads, 2 * asked.seconds, look)
     found = Found(
         asked=asked,
         device_name=device_name(asked.device),
@@ -197,6 +191,22 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
         return found
     # The device alone was measured with full passes, which is better than what could be seen beside the decoding.
     return replace(found, limit=replace(found.limit, cores_needed=found.cores_needed, cores_exact=True))
+
+
+def _ready(
+    asked: Asked, embedder: Embedder, samples: Sequence[Sample], threads: int, tried: Tried, look: Look
+) -> list[Prepared]:
+    """Some of the samples, ready for the device; InputError where there is none."""
+    if not samples:
+        raise InputError(f"{asked.inputs[0]}: no samples to measure with", code="empty_input")
+    if ready := stages.some_prepared(embedder, samples, BATCHES_READY * embedder.batch_size, look):
+        return ready
+    stages.decode(embedder, samples, threads, 0.0, tried, look)
+    codes = ", ".join(tried.failures)
+    raise InputError(
+        f"{asked.inputs[0]}: none of {len(samples):,} samples can be decoded ({codes})",
+        next_step="`embq failures` of a run says what each is; is it the right column or extension?",
+    )
 
 
 def _planned(asked: Asked) -> tuple[ModelConfig, list[Any]]:
