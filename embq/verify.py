@@ -11,7 +11,7 @@ from typing import Literal
 
 from core.layout import Layout
 from core.places import Place
-from core.run_info import load_run
+from core.run_info import RunInfo, load_run
 from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation
 from embq.verification.layouts import check_clip_retrieval
@@ -116,25 +116,7 @@ def verify(
     _look_at_the_end(records, info.units, litter, findings)
     for note in walk.notes():
         findings.note(note)
-    return Report(
-        mode=mode,
-        run=info.run,
-        model=info.model.spec,
-        state="complete" if records.done == info.units else "incomplete",
-        **{name: records.totals[name] for name in ("rows", "failures", "quarantined")},
-        units=records.done,
-        units_total=info.units,
-        records=records.count,
-        files=files.count,
-        bytes=files.bytes,
-        litter=len(litter),
-        samples_checked=units.keys,
-        vectors_recomputed=units.recomputed,
-        violations=tuple(findings.violations),
-        violations_total=findings.count,
-        seconds={kind: round(seconds, 3) for kind, seconds in watch.seconds.items()},
-        notes=tuple(findings.notes),
-    )
+    return _reported(mode, info, records, files, units, litter, findings, watch)
 
 
 def _look_at_the_end(records: Records, units: int, litter: Sequence[str], findings: Findings) -> None:
@@ -156,3 +138,34 @@ def _look_at_the_end(records: Records, units: int, litter: Sequence[str], findin
             "`embq gc` deletes them" if records.closed_by else "readers ignore them, and `embq gc` knows which may go"
         )
         findings.note(f"{len(litter):,} files that no record names, such as {litter[0]}: {mend}")
+
+
+def _reported(
+    mode: Mode,
+    info: RunInfo,
+    records: Records,
+    files: Files,
+    units: Units,
+    litter: Sequence[str],
+    findings: Findings,
+    watch: Stopwatch,
+) -> Report:
+    return Report(
+        mode=mode,
+        run=info.run,
+        model=info.model.spec,
+        state="complete" if records.done == info.units else "incomplete",
+        **{name: records.totals[name] for name in ("rows", "failures", "quarantined")},
+        units=records.done,
+        units_total=info.units,
+        records=records.count,
+        files=files.count,
+        bytes=files.bytes,
+        litter=len(litter),
+        samples_checked=units.keys,
+        vectors_recomputed=units.recomputed,
+        violations=tuple(findings.violations),
+        violations_total=findings.count,
+        seconds={kind: round(seconds, 3) for kind, seconds in watch.seconds.items()},
+        notes=tuple(findings.notes),
+    )

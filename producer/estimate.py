@@ -92,47 +92,72 @@ def estimate(request: Request) -> Estimate:
         columns, units = first_columns(planned.units)
     else:
         columns, units = there.rows.columns, additions_to(layout, request, planned, there)
-    kinds: Counter[str] = Counter()
-    size = samples = unread = unread_bytes = 0
-    counted = True
-    chosen: list[Unit] = []
-    chunking = config.chunking
-    rng = random.Random(0)
+    tally = _Tally(config.chunking)
     for unit in units:
-        kinds[unit.kind] += 1
-        size += _size(unit)
-        samples += unit.samples or 0
-        counted = counted and (unit.samples is not None or not _size(unit))
-        if unit.samples is not None and chunking is None:
-            continue
-        unread += 1
-        unread_bytes += _size(unit)
-        if len(chosen) < LOOKED_AT:
-            chosen.append(unit)
-        elif (at := rng.randrange(unread)) < LOOKED_AT:
-            chosen[at] = unit
-    found, looked_at = _count(chosen, _length if chunking is None else partial(_chunks, chunking))
-    rows: int | None = samples
-    if unread and chunking is not None and counted:
-        texts = sum(unit.samples or 0 for unit in looked_at)
-        rows = round(found / texts * samples) if texts else None
-    elif unread_bytes:  # files that could not be planned have none
-        read_bytes = sum(map(_size, looked_at))
-        rows = (samples if chunking is None else 0) + round(found / read_bytes * unread_bytes) if read_bytes else None
+        tally.add(unit)
+    rows, looked_at = tally.estimated()
     return Estimate(
         run=there.run if there is not None else "",
         there=there.units if there is not None else 0,
         config=config,
         stored=request.rows,
-        kinds=dict(kinds),
-        bytes=size,
+        kinds=dict(tally.kinds),
+        bytes=tally.bytes,
         rows=rows,
-        exact=not unread,
-        looked_at=len(looked_at),
+        exact=not tally.unread,
+        looked_at=looked_at,
         warnings=planned.warnings,
         columns=columns,
-        documents=samples if chunking is not None and counted else None,
+        documents=tally.samples if config.chunking is not None and tally.counted else None,
     )
+
+
+class _Tally:
+    """Units, added up, and a few by chance of those of which only reading tells how many rows they have.
+
+    Attributes:
+        samples: of the units that know theirs.
+        counted: whether all of them do; an empty one has none.
+        unread: number of those that reading has to tell of.
+    """
+
+    def __init__(self, chunking: Chunking | None) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.bytes = self.samples = self.unread = 0
+        self.counted = True
+        self._unread_bytes = 0
+        self._chosen: list[Unit] = []
+        self._chunking = chunking
+        self._rng = random.Random(0)
+
+    def add(self, unit: Unit) -> None:
+        """Take one more."""
+        self.kinds[unit.kind] += 1
+        self.bytes += _size(unit)
+        self.samples += unit.samples or 0
+        self.counted = self.counted and (unit.samples is not None or not _size(unit))
+        if unit.samples is not None and self._chunking is None:
+            return
+        self.unread += 1
+        self._unread_bytes += _size(unit)
+        if len(self._chosen) < LOOKED_AT:
+            self._chosen.append(unit)
+        elif (at := self._rng.randrange(self.unread)) < LOOKED_AT:
+            self._chosen[at] = unit
+
+    def estimated(self) -> tuple[int | None, int]:
+        """Rows, None where no unit could be read to find out; and the number of those that were read for it."""
+        chunking = self._chunking
+        found, looked_at = _count(self._chosen, _length if chunking is None else partial(_chunks, chunking))
+        rows: int | None = self.samples
+        if self.unread and chunking is not None and self.counted:
+            texts = sum(unit.samples or 0 for unit in looked_at)
+            rows = round(found / texts * self.samples) if texts else None
+        elif self._unread_bytes:  # files that could not be planned have none
+            read_bytes = sum(map(_size, looked_at))
+            known = self.samples if chunking is None else 0
+            rows = known + round(found / read_bytes * self._unread_bytes) if read_bytes else None
+        return rows, len(looked_at)
 
 
 def known_dims(config: ModelConfig, rows: RowSpec) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -20,7 +20,7 @@ from embq.serving.metrics import Metrics
 from embq.serving.models import Models, QueryModel
 from embq.serving.names import Named, named_indices
 from embq.serving.searches import Searches
-from embq.serving.served_index import Recipe, Searchable, ServedIndex, Version
+from embq.serving.served_index import Opener, Recipe, Searchable, ServedIndex, Version
 from embq.serving.watching import Watcher
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ def opened_service(
     Raises what `named_indices` and opening an index raise; InputError where a folder to follow is not there.
     """
     metrics = Metrics()
-    opener = partial(_open, memory=memory, threads=threads)
-
-    def opened(one: Named) -> ServedIndex:
-        return ServedIndex(name=one.name, modality=one.modality, path=one.path, opener=opener, counted=_counted)
-
+    opened = partial(_opened, opener=partial(_open, memory=memory, threads=threads))
     found = [] if follow and folders and not names else named_indices(() if follow else folders, names, _modality)
     indices = Indices([opened(one) for one in found])
     models = Models(
@@ -65,17 +61,7 @@ def opened_service(
     changes = Changes(metrics, models)
     for index in indices.all:
         changes.opened(index)
-    following = None
-    if follow:
-        following = Following(
-            _folders(folders),
-            indices,
-            opened=opened,
-            modality_of=_modality,
-            appeared=changes.appeared,
-            gone=changes.gone,
-        )
-        following.look()
+    following = _following(folders, indices, changes, opened) if follow else None
     service = Service(
         knn=Knn(indices, models, metrics, image_urls=image_urls),
         searches=Searches(indices, models, metrics),
@@ -95,6 +81,21 @@ def opened_service(
     )
 
 
+def _following(
+    folders: Sequence[str], indices: Indices, changes: Changes, opened: Callable[[Named], ServedIndex]
+) -> Following:
+    following = Following(
+        _folders(folders),
+        indices,
+        opened=opened,
+        modality_of=_modality,
+        appeared=changes.appeared,
+        gone=changes.gone,
+    )
+    following.look()
+    return following
+
+
 def _folders(given: Sequence[str]) -> list[Path]:
     folders = [Path(folder).resolve() for folder in given]
     for folder in folders:
@@ -103,6 +104,10 @@ def _folders(given: Sequence[str]) -> list[Path]:
                 f"there is no folder {folder} to follow", next_step="make it; it may be empty", code="no_index"
             )
     return folders
+
+
+def _opened(one: Named, *, opener: Opener) -> ServedIndex:
+    return ServedIndex(name=one.name, modality=one.modality, path=one.path, opener=opener, counted=_counted)
 
 
 def _open(path: Path, *, memory: str, threads: int) -> tuple[Searchable, Version]:
