@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from indexer.codecs import Codec
 from indexer.speeds import Speeds
+from indexer.truth import DEPTH
 
 BASE_BYTES = 200 << 20
 """A process with faiss, numpy and pyarrow loaded, before it holds any rows (measured: 150 MB, and room)."""
@@ -22,8 +23,8 @@ WORKING_BYTES = 96 << 20
 TRUTH_QUERIES = 1_600
 """Queries whose true neighbours are found by comparing every row."""
 
-TRUTH_BYTES = 128 * 12
-"""The neighbours of one query that a block gives, each with its distance."""
+TRUTH_BYTES = 12 * DEPTH
+"""The neighbours of one query that a block gives, each with its score."""
 
 READ_S_PER_NUMBER = 12e-9
 """One core's time to read a number of a row, widen it and look whether it is finite (measured on npy files)."""
