@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(predicate: Callable[[], object], deadline_s: float = 100.0) -> None:
+def wait_until(predicate: Callable[[], object], deadline_s: float = 150.0) -> None:
     """Return as soon as `predicate()` is true; fail the test when it is not within `deadline_s`."""
     end = time.monotonic() + deadline_s
     pause_s = 0.01

@@ -27,7 +27,7 @@ from embq import cli
 
 LOOK_S = 0.05
 """Between two looks: each takes milliseconds from the processes that are looked at."""
-DEADLINE_S = 100.0
+DEADLINE_S = 150.0
 """For what takes seconds: only a test that fails takes so long, and a machine that is busy with others may."""
 
 
