@@ -143,18 +143,10 @@ def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> No
     """
     import torch
     from transformers import TimmWrapperModel
-    from transformers.utils import logging
 
-    from worker.embedders.loading import no_progress_bars
+    from worker.embedders.loading import read_model
 
-    told = logging.get_verbosity()
-    logging.set_verbosity(40)  # errors only: the last layer, which it does without, is nothing to tell of
-    try:
-        with no_progress_bars():
-            found: Any = TimmWrapperModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-        found.eval()
-    finally:
-        logging.set_verbosity(told)
+    found, _ = read_model(TimmWrapperModel, folder)
     size = int(described["preprocessing"]["image_size"])
     image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

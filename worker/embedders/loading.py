@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import Handler, LogRecord
 from pathlib import Path
+from typing import Any
 
+import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
@@ -118,6 +120,24 @@ def lacks_weights(spec: ModelSpec, names: Sequence[str]) -> ModelError:
         f"{spec}: the checkpoint lacks {len(names)} weights of the model, such as {names[0]}",
         next_step="use a checkpoint of the architecture that its config.json names",
     )
+
+
+def read_model(kind: Any, source: str | Path, **where: bool) -> tuple[Any, Mapping[str, Any]]:
+    """A model of transformers in float32, with its account of it: `missing_keys`, `mismatched_keys` and others.
+
+    For who looks at that account. transformers does not log it here: of a model without its head it reads like a fault.
+    """
+    told = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        with no_progress_bars():
+            # The type is explicit, because the default is the type of the checkpoint.
+            model, account = kind.from_pretrained(
+                source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
+            )
+    finally:
+        logging.set_verbosity(told)
+    return model.eval(), account
 
 
 @contextmanager

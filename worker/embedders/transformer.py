@@ -35,7 +35,7 @@ from worker.embedders.flat_path import FlatPath, flat_path
 from worker.embedders.flat_pooling import pooled
 from worker.embedders.int8 import int8_content, int8_trunk
 from worker.embedders.limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
-from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
+from worker.embedders.loading import foreign_failures, lacks_weights, model_source, read_model
 from worker.embedders.members import prepare_texts
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
@@ -171,7 +171,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     place = device_of(device)
     dtype = dtype_of(config, place)
     source, is_folder = model_source(spec.name, spec)
-    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder):
+    with foreign_failures(spec, from_hub=not is_folder):
         trunk = _trunk(spec, source, local_files_only=is_folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False)
     held = tokens_held(trunk)
@@ -212,10 +212,7 @@ def _trunk(spec: ModelSpec, source: str, **where: bool) -> Any:
     config = AutoConfig.from_pretrained(source, **where)
     # Of T5 and its kind, AutoModel would be encoder and decoder; of others the two are the same.
     kind = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
-    # The type is explicit, because the default is the type of the checkpoint.
-    trunk, found = kind.from_pretrained(
-        source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
-    )
+    trunk, found = read_model(kind, source, **where)
     if not reads_ids(trunk):
         raise ModelError(
             f"{spec} does not embed texts alone",

@@ -23,7 +23,7 @@ from worker.embedders.image_path import ImagePath
 from worker.embedders.image_processor import SAME, difference, of_image_processor
 from worker.embedders.image_rows import ImageRows
 from worker.embedders.images import Picture, prepare_pictures, quiet_pillow
-from worker.embedders.loading import foreign_failures, lacks_weights, model_source, no_progress_bars
+from worker.embedders.loading import foreign_failures, lacks_weights, model_source, read_model
 from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.preprocess import Preprocess
@@ -149,7 +149,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     quiet_pillow()
     source, is_folder = model_source(spec.name, spec)
     where = {"local_files_only": is_folder, "trust_remote_code": False}
-    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder):
+    with foreign_failures(spec, from_hub=not is_folder):
         model, absent = _model(spec, kind, source, asked, **where)
         processor: Any = AutoImageProcessor.from_pretrained(source, **where)  # type: ignore[no-untyped-call]
     preprocess = of_image_processor(processor, str(spec))
@@ -182,12 +182,9 @@ def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **wher
         kind: its class, from `vision_class`.
         asked: from `asked_pooling`.
     """
-    model, found = kind.from_pretrained(
-        source, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **where
-    )
-    # transformers only warns of weights that it made up.
+    model, found = read_model(kind, source, **where)
+    # What the checkpoint lacks, transformers has made up.
     absent = sorted(str(name) for name in {*found["missing_keys"], *found["mismatched_keys"]})
-    model.eval()
     if not has_joint_space(kind):
         return model, absent
     if asked and asked != ("projection",):
