@@ -77,21 +77,21 @@ def in_state(box: Box, run: str | Path, state: str) -> Callable[[], bool]:
 
 
 def test_everything_that_users_do_is_allowed_to_them(box: Box) -> None:
-    expected = write_texts(box.folder / "t.jsonl", 300)
+    expected = write_texts(box.folder / "t.jsonl", 600)
     seen, sent, there = (box.folder / name for name in ("seen", "sent", "there"))
     producer, writer, worker = box.services()
 
     # Into a folder that the laptop sees; a worker process dies, and the broker restarts, in the middle.
-    box.ask("enqueue", box.folder / "t.jsonl", "-o", seen, "-m", SLOW, "--unit-size", "10")
-    await_in(worker, lambda: len(committed(seen)) >= 2)
+    box.ask("enqueue", box.folder / "t.jsonl", "-o", seen, "-m", SLOW, "--unit-size", "20")
+    await_in(worker, lambda: committed(seen))
     for service in (producer, writer, worker):
         assert "embq_" in metrics_of(service)
     os.kill(worker.workers()[0].pid, signal.SIGKILL)
     await_in(worker, lambda: "leases_freed" in worker.stderr)
-    box.server.stop()
-    box.server.start()
     box.ask("pause", seen)
     wait_until(in_state(box, seen, "paused"))
+    box.server.stop()
+    box.server.start()
     box.ask("resume", json.loads((seen / "run.json").read_text())["run"])
     with box.server.client("admin") as admin:
         admin.script_flush()
