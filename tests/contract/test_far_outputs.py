@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -19,6 +20,7 @@ from run_case import RunCase, make_case
 from core import object_clients
 from core.commit_log import CommitLog
 from core.control import Control, load_control, save_control
+from core.embedded import EmbeddedServer
 from core.errors import ConfigError, InputError, OutputError, TryLaterError
 from core.formats import row_folders
 from core.layout import Layout
@@ -35,6 +37,13 @@ from producer.enqueue import Request, prepare
 from producer.retry import Chosen, look, retry
 from sources.base import ReadOptions
 from writer.service import RunWriter
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One server, not each of two in turn: these tests are about the object store."""
+    with tempfile.TemporaryDirectory(prefix="embq-t") as folder, EmbeddedServer(Path(folder) / "b") as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -151,7 +151,7 @@ def test_a_model_spec_that_says_nothing_is_refused_before_anything_is_planned(
     assert_a_correct_run_can_be_made(root, short_tmp, broker)
 
 
-@pytest.mark.parametrize("log", ["text", "json"])
+@pytest.mark.parametrize("log", ["text", pytest.param("json", marks=pytest.mark.slow)])
 def test_a_model_that_the_workers_cannot_load_ends_the_run_with_their_message(log: str, short_tmp: Path) -> None:
     texts = short_tmp / "texts.jsonl"
     write_texts(texts, 3)

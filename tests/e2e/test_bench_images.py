@@ -70,6 +70,7 @@ def test_a_slow_device_is_the_limit(short_tmp: Path) -> None:
     assert figures["together_per_s"] <= 25.5, "the device makes 25 in a second"
 
 
+@pytest.mark.slow
 def test_people_get_a_table(short_tmp: Path) -> None:
     shown = succeed("bench", "images", write("folder", short_tmp / "in"), "-m", FAST, "--seconds", "0.3").splitlines()
     names = [line.split("  ")[0] if line[0] != " " else line.strip().split("  ")[0] for line in shown[1:6]]

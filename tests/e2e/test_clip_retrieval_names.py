@@ -11,7 +11,7 @@ from e2e.session import ended, picture, succeed, write_shards
 DIM = 16
 
 
-@pytest.mark.parametrize("kind", ["files", "webdataset"])
+@pytest.mark.parametrize("kind", ["files", pytest.param("webdataset", marks=pytest.mark.slow)])
 def test_a_pasted_command_embeds_what_it_names(short_tmp: Path, kind: str) -> None:
     source = short_tmp / "input"
     if kind == "files":

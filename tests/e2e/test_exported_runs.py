@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from e2e.check import stub
 from e2e.session import ended, succeed, write_texts
 
@@ -27,6 +28,7 @@ def exported(root: Path, source: Path, workers: int, part_rows: int) -> tuple[pa
     return pa.concat_tables(tables), np.concatenate(matrices)
 
 
+@pytest.mark.slow
 def test_sorted_exports_are_equal_whatever_the_number_of_workers(short_tmp: Path) -> None:
     (short_tmp / "a").mkdir()
     (short_tmp / "b").mkdir()

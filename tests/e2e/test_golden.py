@@ -102,8 +102,9 @@ def test_photographs_and_captions_get_the_vectors_of_open_clip(tmp_path: Path, d
     assert np.linalg.norm(expected_images - expected_images.mean(0), axis=1).min() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("decode", [pytest.param("reference", marks=pytest.mark.slow), "cpu-exact"])
+@pytest.mark.parametrize("decode", ["reference", "cpu-exact"])
 def test_photographs_get_the_vectors_of_a_vision_model_of_transformers(tmp_path: Path, decode: str) -> None:
     from transformers import AutoImageProcessor, AutoModel
 

@@ -49,6 +49,7 @@ def test_two_models_embed_the_images_and_captions_of_one_run(short_tmp: Path) ->
     assert (said[0], "other_run" in said[2]) == (65, True)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_joint_run_holds_the_vectors_that_each_model_gives_alone(short_tmp: Path) -> None:
     random = np.random.default_rng(0)

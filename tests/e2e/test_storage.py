@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from e2e.check import check_complete
 from e2e.session import ended, succeed, write_shards, write_texts
 from servers import http_server, s3_server, upload
@@ -23,6 +24,7 @@ def test_shards_of_a_bucket(short_tmp: Path) -> None:
         assert json.loads(succeed("verify", root, "--json", environment=environment))["ok"]
 
 
+@pytest.mark.slow
 def test_texts_from_a_server_that_cuts_its_answers(short_tmp: Path) -> None:
     (short_tmp / "web").mkdir()
     expected = write_texts(short_tmp / "web" / "texts.jsonl", 400)

