@@ -60,7 +60,7 @@ def requests_to_s3() -> Iterator[list[tuple[str, str]]]:
         seen.append((event_name.rpartition(".")[2], urlsplit(request.url).query))
 
     fs = filesystem("s3://any")
-    events = fsspec.asyn.sync(fs.loop, fs.get_s3).meta.events
+    events = fsspec.asyn.sync(fs.loop, fs.set_session).meta.events
     events.register("before-send.s3", note)
     try:
         yield seen
