@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class InFlight(NamedTuple):
-    """A forward pass that the device has begun, at a time in Unix seconds; its vectors may still be on their way.
+    """A forward pass that the device has begun, at a time in monotonic seconds; its vectors may still be on their way.
 
     Once they have arrived, they are here, or why there are none.
     """
@@ -82,7 +82,7 @@ class EmbedStage:
         under_way = [flight.vectors for flight in self._in_flight if isinstance(flight.vectors, UnderWay)]
         for vectors in under_way:
             if vectors.over_at is None and vectors.is_over():
-                vectors.over_at = time.time()
+                vectors.over_at = time.monotonic()
         return "busy" if any(vectors.over_at is None for vectors in under_way) else "starved"
 
     @property
@@ -148,7 +148,7 @@ class EmbedStage:
     def _embed(self, batch: Batch) -> None:
         try:
             with self._at_work(batch):
-                began = time.time()
+                began = time.monotonic()
                 vectors = self.embedder.embed([entry.prepared for entry in batch])
                 self._in_flight.append(InFlight(batch, vectors, began))
                 arrived = self._arrived(leave=vectors.ahead if isinstance(vectors, UnderWay) else 0)
@@ -205,7 +205,7 @@ class EmbedStage:
             arrived.append(InFlight(batch, self._finite(batch, here), begun))
             # Until the one before was done, it only waited. It may have been over before it was asked for.
             over_at = vectors.over_at if isinstance(vectors, UnderWay) else None
-            began, self._free_at = max(begun, self._free_at), over_at or time.time()
+            began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens

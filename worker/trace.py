@@ -17,6 +17,8 @@ from core.errors import ConfigError
 class Trace:
     """Notes batches. Each line: `device`, `began` and `ended` (Unix seconds), `rows`, `tokens`, `units` (indices).
 
+    The machine's clock is looked at once, so that times of one file are in order whatever becomes of that clock.
+
     Args:
         folder: where; "" notes nothing.
         worker: name of the process.
@@ -26,6 +28,7 @@ class Trace:
     def __init__(self, folder: str = "", *, worker: str = "", device: str = "") -> None:
         self._device = device
         self._ended = 0.0
+        self._unix_s = time.time() - time.monotonic()
         self._file: TextIO | None = None
         if folder:
             try:
@@ -38,15 +41,15 @@ class Trace:
                 ) from error
 
     def batch(self, began: float, *, rows: int, tokens: int, units: Iterable[int]) -> None:
-        """Note that the device has just ended a batch that it began at `began` (Unix seconds), or after the last.
+        """Note that the device has just ended a batch that it began at `began` (monotonic seconds), or after the last.
 
         Args:
             units: of each sample, or of each unit, its index; looked at only where batches are noted.
         """
         if self._file is None:
             return
-        began, self._ended = max(began, self._ended), time.time()
-        line = {"device": self._device, "began": began, "ended": self._ended}
+        began, self._ended = max(began, self._ended), time.monotonic()
+        line = {"device": self._device, "began": began + self._unix_s, "ended": self._ended + self._unix_s}
         self._file.write(
             json.dumps({**line, "rows": rows, "tokens": tokens, "units": list(dict.fromkeys(units))}) + "\n"
         )

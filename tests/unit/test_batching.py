@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -236,7 +238,7 @@ def test_a_device_is_at_work_until_its_pass_is_over_whenever_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
     clock: FakeClock,
 ) -> None:
-    monkeypatch.setattr(embed_module, "time", SimpleNamespace(time=clock))
+    monkeypatch.setattr(embed_module, "time", SimpleNamespace(monotonic=clock))
     clock.advance(1000)
     embedder = Lengths(under_way=True)
     embedder.over = False
@@ -253,6 +255,25 @@ def test_a_device_is_at_work_until_its_pass_is_over_whenever_that_is_asked_for(
     assert stage.waiting_state == "starved"
     stage.flush()
     assert stages.stats.device_per_s() == (5.0, True), "20 tokens in 4 s, although they were fetched after 20"
+
+
+@pytest.mark.parametrize("under_way", [False, True], ids=["at once", "under way"])
+def test_a_machine_whose_clock_is_put_back_while_the_device_computes_goes_on(
+    stages: SimpleNamespace,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    under_way: bool,
+) -> None:
+    now = itertools.count(1_800_000_000, -86_400)
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    stage = stage_of(stages, Lengths(under_way=under_way))
+    work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
+    give(stage, work, [10, 10, 10])
+    assert stage.waiting_state in ("busy", "starved")
+    stage.flush()
+    assert rows_of(work) == {0: 0, 1: 1, 2: 2}
+    rate = stages.stats.device_per_s()
+    assert rate is not None
+    assert rate[0] > 0
 
 
 def test_a_unit_that_breaks_while_its_rows_are_under_way_ends_as_one_failure(stages: SimpleNamespace) -> None:  # noqa: F811

@@ -38,7 +38,7 @@ class UnderWay(Mapping[str, "np.ndarray"]):
         is_over: whether the device is through with the pass; it waits for nothing, and raises nothing.
 
     Attributes:
-        over_at: when that was seen first, in Unix seconds; None before. Whoever looks sets it.
+        over_at: when that was seen first, in monotonic seconds; None before. Whoever looks sets it.
     """
 
     def __init__(
