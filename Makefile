@@ -17,10 +17,10 @@ demo: install   ## embed real texts and photographs, verify, search
 	HF_HUB_OFFLINE= $(BIN)/python -m demo
 
 test: install   ## unit, contract and end-to-end tests, and the quick ones of the fault matrix
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 test-slow: install   ## the tests that `make test` leaves out because they take long
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m slow --slow
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m slow --slow
 
 test-training: install .venv/ray-installed   ## training whole, under Ray too, and where jube is on PATH or in EMBQ_TEST_JUBE the benchmark under it
 	$(BIN)/python -m pytest -q tests/training --slow
