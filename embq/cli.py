@@ -53,7 +53,7 @@ FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 HELP = ("-h", "--help")
 
 TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"}
-"""Verbs that write or compare Arrow tables."""
+"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.arrow`."""
 
 OPTIONAL = {
     *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
