@@ -99,7 +99,7 @@ class Fleet:
 
     def _device(self, device: Device) -> dict[str, Any]:
         said = self.workers.get(device.worker, {})
-        # The name by nvidia-smi is a guess where GPUs are unequal; the process that computes on it knows.
+        # The process that computes on it knows its name also where the supervisor could not ask for it.
         name = str(said.get("device_name") or device.name)
         measured = [{"model": model, "rows_per_s": rate} for model, rate in self.measured.get(name, {}).items()]
         return {

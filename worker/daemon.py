@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 import redis
 
-from core.errors import ConfigError, EmbqError, Exit
+from core.errors import ConfigError, EmbqError, Exit, NoDeviceError
 from core.log import Events
 from core.stopping import StopFlag
 from worker.embedders.hardware import simulated_speed
 from worker.freeing import Death, LeaseFreer
-from worker.gpus import gpu_count, no_gpu
+from worker.gpus import find_gpus, no_gpu
 from worker.slot import BLAMELESS, NEVER, Fleet, Slot
 
 EARLY_DEATHS = 5
@@ -44,20 +44,27 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
         wanted: "auto", "cuda" or a list of devices.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
 
-    Raises NoDeviceError where "cuda" is asked for and there is none, ConfigError where a name is unknown.
+    Raises NoDeviceError where a CUDA device is asked for that is not there, ConfigError where a name is unknown.
     """
-    gpus = tuple(f"cuda:{i}" for i in range(gpu_count(cuda_visible)))
-    if wanted == "auto":
-        return gpus or ("cpu",)
-    names: list[str] = []
-    for name in (part.strip() for part in wanted.split(",") if part.strip()):
-        if name == "cuda" and not gpus:
-            raise no_gpu(cuda_visible)
+    asked = ["cuda"] if wanted == "auto" else [part.strip() for part in wanted.split(",") if part.strip()]
+    for name in asked:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", name) and not simulated_speed(name):
             raise ConfigError(f"unknown device {name!r}", next_step=DEVICES_NEXT)
-        names += gpus if name == "cuda" else (name,)
-    if not names:
+    if not asked:
         raise ConfigError("--devices names no device", next_step=DEVICES_NEXT)
+    if not any(name.startswith("cuda") for name in asked):
+        return tuple(asked)
+    gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)}
+    if wanted == "auto":
+        return tuple(gpus) or ("cpu",)
+    names: list[str] = []
+    for name in asked:
+        if name.startswith("cuda") and not gpus:
+            raise no_gpu(cuda_visible)
+        if name.startswith("cuda:") and name not in gpus:
+            there = ", ".join(f"{device} ({gpu.name})" for device, gpu in gpus.items())
+            raise NoDeviceError(f"there is no {name} here, only {there}", next_step="name those, or use --devices cuda")
+        names += gpus if name == "cuda" else (name,)
     return tuple(names)
 
 

@@ -1,31 +1,193 @@
-"""The NVIDIA GPUs of this machine, found without a CUDA context, which would outlive every worker in the supervisor."""
+"""The GPUs of this machine, found by NVML, which makes no CUDA context: one would outlive every worker in the
+supervisor."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from core.errors import NoDeviceError
+from core.settings import child_environment
 
-NVIDIA_SMI_S = 20.0
-"""A driver that was just loaded takes seconds for each GPU."""
-DEVICES, DRIVER = Path("/dev"), Path("/proc/driver/nvidia")
+DRIVER = Path("/proc/driver/nvidia/version")
+WITHOUT_NVML = {Path("/dev/kfd"): "an AMD GPU", Path("/dev/dxg"): "the GPU of WSL2"}
+"""Device file -> the GPU that it stands for, of which NVML may know nothing."""
+TORCH_S = 120.0
+"""The first import of torch from a cold network disk takes a minute."""
 
 
-def gpu_count(cuda_visible: str | None, devices: Path = DEVICES) -> int:
-    """CUDA devices that a worker here would see.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device that a process can compute on: a GPU, or an instance of one that is divided (MIG).
+
+    Attributes:
+        number: N of "cuda:N", its place among the visible ones.
+        visible: value of CUDA_VISIBLE_DEVICES with which a process sees this device alone, as its cuda:0.
+        name: its model, such as "NVIDIA H100 PCIe"; "" where nobody knows.
+        capability: (major, minor) of what it computes; None where it is unknown, as for ROCm.
+        memory_bytes: that it has; 0 where it is unknown.
+    """
+
+    number: int
+    visible: str
+    name: str
+    capability: tuple[int, int] | None
+    memory_bytes: int
+
+
+def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
+    """The devices that workers here may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+    Where NVML does not answer (ROCm, WSL2) torch is asked, in a process of its own. The worker process of a device has
+    the last word on it.
 
     Args:
-        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set. It is understood as by CUDA (CUDA C++
+            Programming Guide, environment variables): everything behind the first token that names no device is
+            ignored, and a device that is named twice hides all. Beyond CUDA, which shows one MIG instance to a
+            process, each instance of a list, or of a divided GPU, is a device.
     """
-    if cuda_visible is not None:
-        return len(_chosen(cuda_visible))
-    return len([path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+    library = nvml()
+    if library is None:
+        return _asked_of_torch(cuda_visible) if any(path.exists() for path in (DRIVER, *WITHOUT_NVML)) else ()
+    cards = _cards(library)
+    chosen = [gpu for _, gpus in cards for gpu in gpus] if cuda_visible is None else _chosen(cuda_visible, cards)
+    return tuple(replace(gpu, number=number) for number, gpu in enumerate(chosen))
 
 
-def _chosen(cuda_visible: str) -> list[str]:
-    return [part.strip() for part in cuda_visible.split(",") if part.strip() not in ("", "-1")]
+def nvml() -> Any:
+    """NVIDIA's library for the state of its GPUs (package nvidia-ml-py), ready to be asked; None where it is not here
+    or finds no driver."""
+    try:
+        import pynvml as library
+    except ImportError:
+        return None
+    with suppress(library.NVMLError):
+        library.nvmlInit()
+        return library
+    return None
+
+
+def handles(library: Any) -> Iterator[tuple[int, Any]]:
+    """(number, handle) of each GPU that this process may use."""
+    for index in range(library.nvmlDeviceGetCount()):
+        with suppress(library.NVMLError):  # of another job's GPU, and of one that has fallen off the bus
+            yield index, library.nvmlDeviceGetHandleByIndex(index)
+
+
+def text_of(said: Any) -> str:
+    """What NVML says: older bindings say it in bytes."""
+    return said.decode() if isinstance(said, bytes) else str(said)
+
+
+_Card = tuple[str, list[Gpu]]
+"""UUID of a GPU, and what can be computed on: itself, or its MIG instances."""
+
+
+def _cards(library: Any) -> list[_Card]:
+    cards: list[_Card] = []
+    with suppress(library.NVMLError):
+        for _, handle in handles(library):
+            with suppress(library.NVMLError):
+                uuid = text_of(library.nvmlDeviceGetUUID(handle))
+                is_divided = _is_divided(library, handle)
+                cards.append((uuid, _instances(library, handle) if is_divided else [_gpu(library, handle)]))
+    return cards
+
+
+def _is_divided(library: Any, handle: Any) -> bool:
+    with suppress(library.NVMLError):
+        return bool(library.nvmlDeviceGetMigMode(handle)[0] == library.NVML_DEVICE_MIG_ENABLE)
+    return False
+
+
+def _instances(library: Any, handle: Any) -> list[Gpu]:
+    found = []
+    for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with suppress(library.NVMLError):  # the places of instances are not filled from the first on
+            found.append(_gpu(library, library.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), parent=handle))
+    return found
+
+
+def _gpu(library: Any, handle: Any, parent: Any = None) -> Gpu:
+    name, capability, memory_bytes = "", None, 0
+    with suppress(library.NVMLError):
+        name = text_of(library.nvmlDeviceGetName(handle))
+    with suppress(library.NVMLError):
+        major, minor = library.nvmlDeviceGetCudaComputeCapability(handle if parent is None else parent)
+        capability = (int(major), int(minor))
+    with suppress(library.NVMLError):
+        memory_bytes = int(library.nvmlDeviceGetMemoryInfo(handle).total)
+    uuid = text_of(library.nvmlDeviceGetUUID(handle))
+    return Gpu(number=-1, visible=uuid, name=name, capability=capability, memory_bytes=memory_bytes)
+
+
+def _chosen(cuda_visible: str, cards: Sequence[_Card]) -> list[Gpu]:
+    found: list[Gpu] = []
+    for token in cuda_visible.split(","):
+        named = _named(token.strip(), cards)
+        if not named:
+            break
+        if any(gpu in found for gpu in named):
+            return []
+        found += named
+    return found
+
+
+def _named(token: str, cards: Sequence[_Card]) -> list[Gpu]:
+    """What one token names: an index, or a UUID or the beginning of one; nothing where that is not one thing."""
+    if number := re.match(r"\d+", token):  # CUDA reads the digits at the beginning, and no further
+        index = int(number[0])
+        return cards[index][1] if index < len(cards) else []
+    if token.startswith("MIG-"):
+        matches = [[gpu] for _, gpus in cards for gpu in gpus if gpu.visible.startswith(token)]
+    else:
+        matches = [gpus for uuid, gpus in cards if token.startswith("GPU-") and uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else []
+
+
+# Runs where torch may crash. Of ROCm's variables HIP_VISIBLE_DEVICES comes before CUDA_VISIBLE_DEVICES.
+_TORCH = """
+import json, os, torch
+hip = torch.version.hip is not None
+shown = (os.environ.get("HIP_VISIBLE_DEVICES") if hip else None) or os.environ.get("CUDA_VISIBLE_DEVICES")
+found = []
+for i in range(torch.cuda.device_count()):
+    of = torch.cuda.get_device_properties(i)
+    visible = shown.split(",")[i].strip() if shown else str(i)
+    found.append([visible, of.name, None if hip else [of.major, of.minor], of.total_memory])
+print(json.dumps(found))
+"""
+
+
+@cache
+def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
+    shown = {} if cuda_visible is None else {"CUDA_VISIBLE_DEVICES": cuda_visible}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH],
+            env=child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TORCH_S,
+            check=True,
+        )
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ()  # why, `embq doctor` tells
+    return tuple(
+        Gpu(number=n, visible=visible, name=name, capability=can and (can[0], can[1]), memory_bytes=size)
+        for n, (visible, name, can, size) in enumerate(found)
+    )
 
 
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:
@@ -35,14 +197,18 @@ def no_gpu(cuda_visible: str | None) -> NoDeviceError:
     return NoDeviceError(f"there is no CUDA device here: {why}", next_step=f"{mend}; for the CPU: {cpu}")
 
 
-def why_no_gpu(
-    cuda_visible: str | None, *, devices: Path = DEVICES, driver: Path = DRIVER, root: Path = Path("/")
-) -> tuple[str, str]:
+def why_no_gpu(cuda_visible: str | None, *, driver: Path = DRIVER, root: Path = Path("/")) -> tuple[str, str]:
     """(why no worker here would see a CUDA device, what helps)."""
-    if cuda_visible is not None:
+    there = len(find_gpus(None)) if cuda_visible is not None else 0
+    if cuda_visible is not None and (there or not re.match(r"\s*[\dGM]", cuda_visible)):
         why = f"CUDA_VISIBLE_DEVICES={cuda_visible!r} hides them all"
-        return why, "unset CUDA_VISIBLE_DEVICES, or let it name devices"
-    if not (driver / "version").exists():
+        if not there:
+            return why, "unset CUDA_VISIBLE_DEVICES, or let it name devices"
+        return why, f"unset CUDA_VISIBLE_DEVICES, or let it name each once, by index or UUID: there are {there}"
+    for path, what in WITHOUT_NVML.items():
+        if path.exists():
+            return f"this machine has {what} ({path}), and torch sees none", "install the build of torch for it"
+    if not driver.exists():
         where = "on the machine itself, outside of the container, " if _in_container(root) else ""
         return "no NVIDIA driver is loaded", f"install the driver {where}until nvidia-smi lists the GPUs there"
     if _in_container(root):
@@ -52,43 +218,10 @@ def why_no_gpu(
             "restart Docker, and start the container with the runtime nvidia (or --gpus all)",
         )
     return (
-        f"an NVIDIA driver is loaded, and {devices} has no nvidia0",
-        "run nvidia-smi, which makes the device files or says what is wrong with the GPU",
+        "an NVIDIA driver is loaded, and it shows no GPU",
+        "run nvidia-smi, which says what is wrong with them; after an update of the driver restart the machine",
     )
 
 
 def _in_container(root: Path = Path("/")) -> bool:
     return any((root / name).exists() for name in (".dockerenv", "run/.containerenv"))
-
-
-def gpu_names(cuda_visible: str | None) -> list[str]:
-    """The model of each visible GPU, such as "NVIDIA H200", in the order of their numbers; [] where nobody knows.
-
-    Of unequal GPUs CUDA puts the fastest first unless CUDA_DEVICE_ORDER says otherwise, nvidia-smi the first slot: once
-    a worker process has a model on its device, its own report tells the name for certain.
-    """
-    listed = _listed()
-    if cuda_visible is None:
-        return [name for _, _, name in listed]
-    names = []
-    for part in _chosen(cuda_visible):
-        found = [name for index, uuid, name in listed if part == index or (part.startswith("GPU-") and part in uuid)]
-        names.append(found[0] if found else "")
-    return names
-
-
-def _listed() -> list[tuple[str, str, str]]:
-    """(index, UUID, name) of each GPU, as nvidia-smi says."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=NVIDIA_SMI_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    rows = [[cell.strip() for cell in line.split(",", 2)] for line in done.stdout.splitlines()]
-    return [(row[0], row[1], row[2]) for row in rows if len(row) == 3] if done.returncode == 0 else []

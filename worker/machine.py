@@ -13,7 +13,7 @@ from core.packages import model_packages
 from core.settings import model_cache
 from worker.daemon import Supervisor
 from worker.embedders.hardware import device_name
-from worker.gpus import gpu_names
+from worker.gpus import find_gpus
 
 
 class Machine:
@@ -54,8 +54,8 @@ class Machine:
 
     def _name_devices(self) -> dict[str, str]:
         devices = {slot.device for slot in self._supervisor.slots}
-        gpus = gpu_names(self._cuda_visible) if any(device.startswith("cuda") for device in devices) else []
-        names = {f"cuda:{number}": name for number, name in enumerate(gpus)}
+        gpus = find_gpus(self._cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
+        names = {f"cuda:{gpu.number}": gpu.name for gpu in gpus}
         return {
             device: names.get(device, "") if device.startswith("cuda") else device_name(device) for device in devices
         }

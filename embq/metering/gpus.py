@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from core.readings import Readings
+from worker.gpus import handles, nvml, text_of
 
 FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
     ("embq_gpu_busy_ratio", lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
@@ -39,18 +40,11 @@ class GpuMeter:
 
     def _find(self) -> list[tuple[str, str, Any]]:
         """(number, name, handle) of each; none where the binding or the driver is missing."""
-        try:
-            import pynvml as nvml
-        except ImportError:
+        self._nvml = library = nvml()
+        if library is None:
             return []
-        self._nvml = nvml
-        with suppress(nvml.NVMLError):
-            nvml.nvmlInit()
-            gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-            return [(str(number), _name(nvml, gpu), gpu) for number, gpu in enumerate(gpus)]
+        with suppress(library.NVMLError):
+            return [
+                (str(number), text_of(library.nvmlDeviceGetName(handle)), handle) for number, handle in handles(library)
+            ]
         return []
-
-
-def _name(nvml: Any, gpu: Any) -> str:
-    name = nvml.nvmlDeviceGetName(gpu)
-    return name.decode() if isinstance(name, bytes) else str(name)

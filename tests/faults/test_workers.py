@@ -338,11 +338,11 @@ def test_an_outage_is_not_taken_for_a_hang(cluster: Cluster, recovery: Recovery,
 @pytest.mark.fault("W4", "a device fails once: its process ends with 71, the unit goes on", gate=True)
 def test_a_device_fault(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
     cluster.begin(60, QUICK)
-    fault = {"at": EMBED, "do": "raise_device", "count": 6, "device": "cuda:0", "marker": str(tmp_path / "m")}
+    fault = {"at": EMBED, "do": "raise_device", "count": 6, "device": "sim:1", "marker": str(tmp_path / "m")}
     # The other one does not do all the work before this one has begun: it waits in its warm-up.
-    wait = {"at": EMBED, "do": "gate", "device": "cuda:1", "gate": str(tmp_path / "gate")}
-    machine = cluster.workers("--devices", "cuda:0,cuda:1", sabotage=[fault, wait])
-    cluster.until(lambda: re.search(r"worker_died worker=\S+cuda0\S+ status=71", machine.log))
+    wait = {"at": EMBED, "do": "gate", "device": "sim:2", "gate": str(tmp_path / "gate")}
+    machine = cluster.workers("--devices", "sim:1,sim:2", sabotage=[fault, wait])
+    cluster.until(lambda: re.search(r"worker_died worker=\S+sim1\S+ status=71", machine.log))
     recovery.injected()
     let_go(tmp_path / "gate")
     seconds = cluster.until(lambda: len(machine.processes()) == 2)
@@ -355,17 +355,17 @@ def test_a_device_fault(cluster: Cluster, recovery: Recovery, tmp_path: Path) ->
 @pytest.mark.fault("W4", "a device fails with every unit: it is given up, the others go on")
 def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(200, "stub:16?ms_per_sample=20&batch_size=10")
-    fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True, "device": "cuda:0"}
-    machine = cluster.workers("--devices", "cuda:0,cuda:1", sabotage=fault)
+    fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True, "device": "sim:1"}
+    machine = cluster.workers("--devices", "sim:1,sim:2", sabotage=fault)
     seconds = cluster.until(lambda: machine.said_times("device_given_up"))
     recovery.note("given up", seconds)
     faults = len(re.findall(r"worker_died \S+ status=71", machine.log))
     recovery.injected(faults)
     cluster.until_closed()
     cluster.assert_exact()
-    assert re.search(r"device_given_up device=cuda:0 ", machine.log)
+    assert re.search(r"device_given_up device=sim:1 ", machine.log)
     assert 3 <= faults <= 6
-    assert re.findall(r"worker_died worker=\S+cuda1", machine.log) == []
+    assert re.findall(r"worker_died worker=\S+sim2", machine.log) == []
     assert len(machine.processes()) == 1
 
 
@@ -373,7 +373,7 @@ def test_a_broken_device_is_given_up(cluster: Cluster, recovery: Recovery) -> No
 def test_the_last_device_is_given_up(cluster: Cluster, recovery: Recovery) -> None:
     cluster.begin(100, "stub:16?ms_per_sample=20&batch_size=10")
     fault = {"at": EMBED, "do": "raise_device", "count": 3, "every": True}
-    machine = cluster.workers("--devices", "cuda:0", sabotage=fault)
+    machine = cluster.workers("--devices", "sim:1", sabotage=fault)
     # However slow this machine is: the run is not over before the device has failed for the last time.
     cluster.until(lambda: machine.said_times("worker_died") >= 2)
     other = cluster.workers()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_nvml import Card, fake_nvml
 from launching import alive, descendants, environment, finished, ranks, started
 from waiting import wait_until
 
@@ -21,7 +22,7 @@ from core.stopping import REPEAT_S
 from training.launch.commands import python_command, srun_command, torchrun_command
 from training.launch.devices import processes_for
 from training.launch.running import GRACE_S
-from worker.gpus import gpu_count
+from worker.gpus import find_gpus
 
 CPU = ("--device", "cpu", "--processes")
 
@@ -162,6 +163,7 @@ def test_where_no_gpu_is_the_devices_asked_for_and_seen_are_told(monkeypatch: py
 
 def test_every_visible_gpu_is_used_unless_fewer_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2,3")
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(*(Card(uuid=f"GPU-{n}") for n in range(4))))
     assert processes_for("cuda", None) == 3
     assert processes_for("cuda", 2) == 2
     with pytest.raises(ConfigError, match="4 processes were asked for on GPUs, and this machine shows 3"):
@@ -170,7 +172,7 @@ def test_every_visible_gpu_is_used_unless_fewer_are_asked_for(monkeypatch: pytes
 
 @pytest.mark.gpu
 def test_every_gpu_of_this_machine_has_a_process(tmp_path: Path) -> None:
-    count = gpu_count(None)
+    count = len(find_gpus(None))
     if not count:
         pytest.skip("needs a CUDA device")
     done = finished("--", str(tmp_path), "--sum")

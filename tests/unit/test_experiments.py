@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from fake_nvml import Card, fake_nvml
 from rich.console import Console
 
 from core.errors import InputError, OutputError, UsageError
@@ -231,7 +232,8 @@ def test_one_device_is_complemented_by_simulated_ones_unless_a_real_model_is_ask
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert conduct.on_several("auto", "") == (devices.SIMULATED, devices.STUB)
     assert conduct.on_several("auto", "minilm") == (("cpu",), "minilm")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(Card(uuid="GPU-1"), Card(uuid="GPU-2")))
     assert conduct.on_several("auto", "minilm") == (("cuda:0", "cuda:1"), "minilm")
     assert conduct.on_one("auto", "minilm") == (("cuda:0",), "minilm")
     assert conduct.on_one("sim:3", "") == (("sim:3",), devices.STUB)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
+from fake_nvml import Card, NVMLError, fake_nvml
 
 from core.readings import Readings
 from embq.metering.gpus import GpuMeter
@@ -17,30 +18,10 @@ def read(meter: GpuMeter) -> list[str]:
     return [line for line in readings.text().decode().splitlines() if line.startswith("embq_gpu")]
 
 
-class NVMLError(Exception):
-    pass
-
-
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """One GPU that does not tell its power, as those in virtual machines."""
-
-    def refuse(_gpu: object) -> float:
-        raise NVMLError
-
-    library = ModuleType("pynvml")
-    library.__dict__.update(
-        NVMLError=NVMLError,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda number: f"gpu{number}",
-        nvmlDeviceGetName=lambda _gpu: b"NVIDIA H100",
-        nvmlDeviceGetUtilizationRates=lambda _gpu: SimpleNamespace(gpu=93),
-        nvmlDeviceGetMemoryInfo=lambda _gpu: SimpleNamespace(used=2**30, total=2**36),
-        nvmlDeviceGetPowerUsage=refuse,
-        nvmlDeviceGetTemperature=lambda _gpu, _sensor: 61,
-    )
+    """One GPU that does not tell its power."""
+    library = fake_nvml(Card(bytes=2**36))
     monkeypatch.setitem(sys.modules, "pynvml", library)
     return library
 

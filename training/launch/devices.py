@@ -18,13 +18,13 @@ def processes_for(device: str, asked: int | None) -> int:
 
     Raises ConfigError where there are fewer GPUs than that.
     """
-    from worker.gpus import gpu_count, why_no_gpu
+    from worker.gpus import find_gpus, why_no_gpu
 
     check_processes(asked)
     if device == "cpu":
         return asked or 1
     visible = Settings.from_environment().cuda_visible
-    seen = gpu_count(visible)
+    seen = len(find_gpus(visible))
     if not seen:
         why, mend = why_no_gpu(visible)
         raise ConfigError(

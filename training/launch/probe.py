@@ -89,10 +89,10 @@ def from_json(kind: type[T], text: str) -> T:
 
 def look(question: Question, stack: ExitStack) -> Found:
     """Answer, and keep what has to stay open for it on the stack."""
-    from worker.gpus import gpu_count, why_no_gpu
+    from worker.gpus import find_gpus, why_no_gpu
 
     visible = Settings.from_environment().cuda_visible
-    gpus, port = gpu_count(visible), 0
+    gpus, port = len(find_gpus(visible)), 0
     if question.listen is not None:
         try:
             listening = stack.enter_context(listener(question.listen))

@@ -111,10 +111,10 @@ def _note(made: Plan) -> dict[str, Any]:
 
 def _gpus(processes: int) -> str:
     """Names of the GPUs of this node that are trained on; "" where nobody knows."""
-    from worker.gpus import gpu_names
+    from worker.gpus import find_gpus
 
-    names = gpu_names(Settings.from_environment().cuda_visible)[:processes]
-    return ", ".join(dict.fromkeys(name for name in names if name))
+    gpus = find_gpus(Settings.from_environment().cuda_visible)[:processes]
+    return ", ".join(dict.fromkeys(gpu.name for gpu in gpus if gpu.name))
 
 
 def _first_host(nodes: str) -> str:
