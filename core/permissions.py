@@ -135,22 +135,24 @@ def refusals(client: redis.Redis, asked: Sequence[Permission]) -> list[Permissio
 
 
 def _is_allowed(client: redis.Redis, command: Sequence[str]) -> bool:
-    connection = client.connection_pool.get_connection()
+    pool = client.connection_pool
+    connection: Any = pool.get_connection()
     try:
-        _ask(connection, "MULTI")
-        try:
-            _ask(connection, *command)
-        except NoPermissionError:
-            return False
-        except ResponseError:
-            return True  # this server does not know it, or not in this way; that is no matter of rights
-        finally:
-            _ask(connection, "DISCARD")
-        return True
+        # redis-py retries the commands of a client, not those of a connection. A broken one drops its transaction.
+        answer = connection.retry.call_with_retry(lambda: _tried(connection, command), connection.disconnect)
     finally:
-        client.connection_pool.release(connection)
+        pool.release(connection)
+    return not isinstance(answer, NoPermissionError)
 
 
-def _ask(connection: Any, *words: str) -> None:
-    connection.send_command(*words)
+def _tried(connection: Any, command: Sequence[str]) -> object:
+    """The answer to `command` in a transaction that is dropped; errors of the server are answers, too."""
+    connection.send_packed_command(connection.pack_commands([("MULTI",), command, ("DISCARD",)]))
     connection.read_response()
+    answer: object
+    try:
+        answer = connection.read_response()
+    except ResponseError as error:
+        answer = error  # all but NoPermissionError: this server does not know the command, or not in this form
+    connection.read_response()
+    return answer

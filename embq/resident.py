@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool], instead: str = "") -> redis.Redis:
     """A patient client for a resident service, after checking that the broker can be used, and by our user.
 
+    Raises BrokerError where no broker answers at first; after its first answer every outage is waited out.
+
     Args:
         verb: the service.
         give_up: whether it is to stop; then it does not wait for a broker that is away.
         instead: what else a user can do whom the broker does not let do this.
     """
-    from core.broker import check, connect
+    from core.broker import check, connect, reach
     from embq.rights import require
 
     url = required_url(settings)
-    with connect(url, password=settings.broker_password) as client:
-        check(client, url)
-        require(client, verb, instead=instead)
-    return connect(url, password=settings.broker_password, patient=True, give_up=give_up)
+    with connect(url, password=settings.broker_password) as first:
+        reach(first, url)
+    client = connect(url, password=settings.broker_password, patient=True, give_up=give_up)
+    check(client, url)
+    require(client, verb, instead=instead)
+    return client
 
 
 def reporter(

@@ -11,6 +11,8 @@ import pytest
 from run_case import LEASE_S, RunCase, make_case
 
 from core.broker import connect
+from core.settings import Settings
+from embq.resident import service_client
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.netns import Cable
@@ -179,6 +181,26 @@ def test_each_command_in_turn_is_lost(
         step = 1 if request.config.getoption("--all-faults") else total // 20
         for number, k in enumerate(range(1, total - 2, step), start=1):
             assert lose(k)[0] == charged, f"command {k} of {total}"
+            assert proxy.lost == number, f"command {k} of {total}"
+            recovery.injected()
+
+
+@pytest.mark.parametrize("loses", ["reply", "request"])
+@pytest.mark.parametrize("verb", ["producer", "worker", "writer"])
+@pytest.mark.fault("N2", "each command, or its reply, with which a service begins is lost in turn", gate=True)
+def test_each_command_of_a_start_is_lost(
+    quick_broker: Broker, recovery: Recovery, request: pytest.FixtureRequest, verb: str, loses: str
+) -> None:
+    def begin() -> None:
+        service_client(Settings(broker_url=proxy.url), verb, give_up=lambda: False).close()
+
+    with Proxy(quick_broker.socket_url) as proxy:
+        begin()
+        total, lose = proxy.commands, proxy.drop_reply if loses == "reply" else proxy.drop_request
+        step = 1 if request.config.getoption("--all-faults") else total // 10
+        for number, k in enumerate(range(1, total + 1, step), start=1):
+            lose(k)
+            begin()
             assert proxy.lost == number, f"command {k} of {total}"
             recovery.injected()
 
