@@ -214,6 +214,9 @@ def check_complete(
     assert output.records[-1]["kind"] == "close"
 
     there, wanted = Counter(output.keys), Counter(list(expected))
+    failures = failures or {}
+    failing = {key: code for key, code in failures.items() if key in there and key not in wanted}
+    assert not failing, f"{len(failing)} have rows where failures are expected: {list(failing.items())[:5]}"
     assert wanted - there == Counter(), f"lost {sum((wanted - there).values())}: {list(wanted - there)[:5]}"
     assert there - wanted == Counter(), f"duplicated {sum((there - wanted).values())}: {list(there - wanted)[:5]}"
     if output.rows is not None:
@@ -224,7 +227,8 @@ def check_complete(
             right = np.array([stub(source, dim) for source in sources])
             misaligned = [key for key, ok in zip(output.keys, (vectors == right).all(axis=1), strict=True) if not ok]
             assert not misaligned, f"misaligned {len(misaligned)} in {column}: {misaligned[:5]}"
-    assert Counter((key, code) for _, _, key, code in output.failures) == Counter((failures or {}).items())
+    failed, to_fail = Counter((key, code) for _, _, key, code in output.failures), Counter(failures.items())
+    assert failed == to_fail, f"not failed: {list(to_fail - failed)[:5]}; failed: {list(failed - to_fail)[:5]}"
 
     totals = output.records[-1]["totals"]
     assert (totals["units"], totals["rows"]) == (units, len(output.keys))

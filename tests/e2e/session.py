@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -217,7 +218,11 @@ than import them. `test_cli` starts them as users do."""
 def called(
     *arguments: str | Path, environment: Mapping[str, str | None] | None = None, cwd: Path | None = None
 ) -> tuple[int, str, str]:
-    """Call a command in this process, one of the short ones or one that is refused before it starts anything."""
+    """Call a command in this process, one of the short ones or one that is refused before it starts anything.
+
+    For the main thread only: environment, stdout and stderr, which it changes meanwhile, belong to the whole process.
+    """
+    assert threading.current_thread() is threading.main_thread(), "another thread would see this command's environment"
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as out,

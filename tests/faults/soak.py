@@ -18,10 +18,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -462,7 +463,9 @@ def play(schedule: Schedule, folder: Path, pace: float = 1.0) -> Result:
         result.resumed = stage.resumed
         result.rows, result.failures = len(output.keys), len(output.failures)
     except Exception as error:  # noqa: BLE001 - what went wrong in a seed is its result
-        result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}\n{cluster.logs()}"
+        result.error = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=3)}"
+        for number, service in enumerate(cluster.services):
+            (folder / f"{number:02d}-{service.arguments[0]}.log").write_text(f"{service.said}\n")
     finally:
         result.faults = recovery.faults
         result.seconds = time.monotonic() - began
@@ -496,30 +499,32 @@ def _retry_while_away(action: Callable[[], None]) -> None:
 # --- many seeds ---
 
 
-@contextmanager
-def _folder(keep: Path | None, seed: int) -> Iterator[Path]:
+def _one(seed: int, *, keep: Path, end: float) -> Result | None:
+    """Play a seed, in a process that plays no other one meanwhile; None where it is past `end`, monotonic seconds.
+
+    Where it fails, its folder stays as `seed-N` in `keep`, with the log of each service.
+    """
+    if time.monotonic() > end:
+        return None
+    schedule = draw(seed)
+    # A unix socket's path must be short, so the folder is moved only at the end.
     folder = Path(tempfile.mkdtemp(prefix=f"embq-s{seed}-"))
     try:
-        yield folder
-    finally:
-        if keep is not None and (folder / "failed").exists():
-            shutil.copytree(folder, keep / f"seed-{seed}", ignore=shutil.ignore_patterns("*.sock"), dirs_exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _one(seed: int, keep: Path | None) -> Result:
-    schedule = draw(seed)
-    with _folder(keep, seed) as folder:
         for pace in PACES:
             result = play(schedule, folder / f"at-{pace:g}", pace)
             if result.error or result.faults >= ENOUGH_FAULTS:
                 break
         if result.error:
             (folder / "failed").write_text(f"{schedule}\n{json.dumps(asdict(schedule))}\n{result.error}\n")
+            shutil.rmtree(keep / f"seed-{seed}", ignore_errors=True)
+            shutil.copytree(folder, keep / f"seed-{seed}", ignore=shutil.ignore_patterns("*.sock"))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     said = "FAILED" if result.error else "exact "
-    print(f"{said} {result.seconds:5.1f} s {result.faults:2d} faults | {schedule}", flush=True)  # noqa: T201
+    lines = [f"{said} {result.seconds:5.1f} s {result.faults:2d} faults | {schedule}"]
     if result.error:
-        print("\n".join(result.error.splitlines()[:25]), flush=True)  # noqa: T201
+        lines += [*result.error.splitlines()[:25], f"kept in {keep / f'seed-{seed}'}"]
+    print("\n".join(lines), flush=True)  # noqa: T201
     return result
 
 
@@ -530,21 +535,22 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="how many, one after the other")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no seed after this time")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
-    parser.add_argument("--keep", type=Path, help="folder that keeps the data, logs and broker of failed seeds")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "embq-soak",
+        help="folder that keeps the data, logs and broker of failed seeds (default: %(default)s)",
+    )
     parser.add_argument("--results", type=Path, help="write the counts as JSON")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    if given.keep:
-        given.keep.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-
-    def unless_late(seed: int) -> Result | None:
-        return _one(seed, given.keep) if time.monotonic() - began < given.seconds else None
-
     results: list[Result] = []
-    with ThreadPoolExecutor(given.jobs) as pool:
+    play_one = partial(_one, keep=given.keep, end=began + given.seconds)
+    # Processes, not threads: environment and stdout, which `called` changes for each command, belong to a process.
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         try:
-            for result in pool.map(unless_late, range(given.seed, given.seed + given.seeds)):
+            for result in pool.map(play_one, range(given.seed, given.seed + given.seeds)):
                 results += [result] if result is not None else []
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
@@ -574,7 +580,8 @@ def _report(results: list[Result], seconds: float, path: Path | None) -> int:
         f"\n{counts['seeds']} seeds, {counts['faults']} faults (at least {counts['fewest_faults_in_a_seed']} in each), "
         f"{counts['rows']:,} rows and {counts['failures_as_expected']:,} expected failures: lost 0, duplicated 0, "
         f"misaligned 0, unaccounted 0 in all but {len(failed)} seeds {failed or ''}; {counts['server']}, "
-        f"{seconds:.0f} s\n" + ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
+        f"{seconds:.0f} s\n" + ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common()),
+        flush=True,
     )
     return 1 if failed else 0
 
