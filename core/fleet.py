@@ -37,12 +37,14 @@ class Device:
         name: its model, such as "NVIDIA H200"; "" where that is not known.
         state: one of `STATES`.
         worker: name of the process that serves it now; "" where there is none.
+        precisions: those that it computes fast, best first; () where its version of embq does not say.
     """
 
     device: str
     name: str
     state: str
     worker: str
+    precisions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,10 @@ class Service:
         try:
             data = json.loads(text)
             devices = tuple(
-                Device(**{name: str(one[name]) for name in ("device", "name", "state", "worker")})
+                Device(
+                    **{name: str(one[name]) for name in ("device", "name", "state", "worker")},
+                    precisions=tuple(map(str, one.get("precisions", ()))),
+                )
                 for one in data.get("devices", ())
             )
             known = {name: data[name] for name in cls.__dataclass_fields__ if name in data and name != "devices"}

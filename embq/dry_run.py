@@ -47,6 +47,7 @@ def to_json(found: Estimate, cost: Cost | None) -> dict[str, Any]:
         "dry_run": True,
         "run": found.run or None,
         "units_there": found.there,
+        "precision": found.config.precision,
         "units": found.units,
         "kinds": found.kinds,
         "bytes": found.bytes,

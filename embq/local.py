@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from core.errors import Exit
+from core.fleet import Device
 from core.layout import Layout
 from core.places import Place
 from core.run_info import RunInfo, load_run
+from core.settings import Settings
 from core.stopping import StopFlag
 from embq.display import Display, duration, stages_line
 from embq.options import settings_with
@@ -33,7 +35,7 @@ def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, qu
     if not quiet:
         click.echo(
             f"run {info.run}: {info.units - before.done - before.quarantined:,} of {info.units:,} units to do with "
-            f"{info.model.spec} -> {root}",
+            f"{info.model.spec} in {info.model.precision} -> {root}",
             err=True,
         )
     stopped = StopFlag()
@@ -54,6 +56,15 @@ def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, qu
 def _worker_arguments(options: dict[str, Any]) -> list[str]:
     names = ("devices", "workers_per_device", "batch_size", "prepare_threads", "prefetch", "transport", "drain_timeout")
     return [part for name in names for part in (f"--{name.replace('_', '-')}", str(options[name]))]
+
+
+def own_devices(wanted: str) -> list[Device]:
+    """The devices of this machine that `--devices` names; torch is not imported in this process."""
+    from worker.daemon import find_devices
+    from worker.machine import described
+
+    visible = Settings.from_environment().cuda_visible
+    return list(described(find_devices(wanted, visible), visible).values())
 
 
 def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:

@@ -13,6 +13,7 @@ from core.listening import Address
 from core.masking import masked
 from core.models import DECODES, PRECISIONS
 from core.settings import Settings
+from embq.precision import AUTO
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,13 +59,14 @@ def json_option(function: F) -> F:
 
 
 def precision_option(function: F) -> F:
-    """--precision, for verbs that embed."""
+    """--precision, for verbs that embed; "auto" is settled by `embq.precision`."""
     return click.option(
         "--precision",
-        type=click.Choice(PRECISIONS),
-        default="fp32",
+        type=click.Choice((AUTO, *PRECISIONS)),
+        default=AUTO,
         show_default=True,
-        help="What is computed in.",
+        help="Compute precision. auto takes the first of bf16, fp16 and fp32 that is fast on every device when the run "
+        "is made, and that of the run where OUT holds one.",
     )(function)
 
 

@@ -27,6 +27,7 @@ class Progress:
     """One look at a run.
 
     Attributes:
+        precision: that the model is computed in.
         state: "running", "paused", "cancelled", "done", or "stopped" where it is to go on and nobody works on it.
         priority: its weight among runs that share the devices.
         rows: committed rows.
@@ -67,6 +68,7 @@ class Progress:
     embedding_per_s: float
     eta_s: float | None
     limit: str
+    precision: str = ""
     limits: Limits = field(default_factory=Limits)
     waits_for: list[str] = field(default_factory=list)
     truncated: int = 0
@@ -90,6 +92,7 @@ class Progress:
             "run": self.run,
             "output": self.output,
             "model": self.model,
+            "precision": self.precision,
             "state": self.state,
             "priority": self.priority,
             "rows": self.rows,

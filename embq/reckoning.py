@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.control import Control
+from core.models import ModelConfig
 from embq.eta import NO_ETA, Eta, predict, share_of
 from embq.limits import limit_now, limit_so_far
 from embq.progress import Limits, Progress
@@ -41,7 +42,7 @@ class Counts:
 def reckon(
     run: str,
     output: str,
-    model: str,
+    model: ModelConfig,
     counts: Counts,
     control: Control,
     seen: Seen,
@@ -51,13 +52,13 @@ def reckon(
     """One look at a run.
 
     Args:
-        run, output, model: its id, its folder, and the model's spec.
+        run, output, model: its id, its folder, and what it computes with.
         control: state and priority, with what was asked for last.
         seen: one look into the broker.
         timing: where it is recorded; otherwise the broker's counters give it.
     """
     queued = max(0, counts.units - counts.committed - seen.received - seen.in_flight)
-    workers, others = _by_model(seen.workers, model)
+    workers, others = _by_model(seen.workers, model.spec)
     waits_for = others if queued and control.state == "running" and not workers else []
     eta = NO_ETA
     if control.state == "running" and not counts.closed:
@@ -68,7 +69,8 @@ def reckon(
     return Progress(
         run=run,
         output=output,
-        model=model,
+        model=model.spec,
+        precision=model.precision,
         state=_state(control, closed=counts.closed, at_work=bool(workers or waits_for)),
         priority=control.priority,
         rows=counts.rows,

@@ -58,6 +58,7 @@ def _tell(parcel: Parcel, delivered: Delivered, *, as_json: bool) -> None:
     added = end.added if end is not None else None
     if as_json:
         said = {"schema": 1, "run": run, "units": units, "accepted": end is not None}
+        said["precision"] = info.model.precision
         if end is not None:
             said |= {"new": added is None, "added": added or 0}
         click.echo(json.dumps(said))

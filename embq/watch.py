@@ -60,7 +60,7 @@ class Watch:
         return reckon(
             self.info.run,
             str(self.root),
-            self.info.model.spec,
+            self.info.model,
             _counts(self.info, log),
             control,
             seen,
@@ -120,7 +120,7 @@ def progress_of(record: RunRecord, seen: Seen) -> Progress:
         closed=closed,
     )
     control = Control().with_wishes(seen.meta | seen.asked)
-    return reckon(record.run, record.output, record.model.spec, counts, control, seen)
+    return reckon(record.run, record.output, record.model, counts, control, seen)
 
 
 def _counts(info: RunInfo, log: LogState) -> Counts:

@@ -33,6 +33,7 @@ class Gpu:
         visible: value of CUDA_VISIBLE_DEVICES with which a process sees this device alone, as its cuda:0.
         name: its model, such as "NVIDIA H100 PCIe"; "" where nobody knows.
         capability: (major, minor) of what it computes; None where it is unknown, as for ROCm.
+        architecture: of an AMD GPU, such as "gfx942:sramecc+:xnack-"; else "".
         memory_bytes: that it has; 0 where it is unknown.
     """
 
@@ -41,6 +42,7 @@ class Gpu:
     name: str
     capability: tuple[int, int] | None
     memory_bytes: int
+    architecture: str = ""
 
 
 def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
@@ -163,7 +165,8 @@ found = []
 for i in range(torch.cuda.device_count()):
     of = torch.cuda.get_device_properties(i)
     visible = shown.split(",")[i].strip() if shown else str(i)
-    found.append([visible, of.name, None if hip else [of.major, of.minor], of.total_memory])
+    can = None if hip else [of.major, of.minor]
+    found.append([visible, of.name, can, of.total_memory, of.gcnArchName if hip else ""])
 print(json.dumps(found))
 """
 
@@ -185,8 +188,15 @@ def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return ()  # why, `embq doctor` tells
     return tuple(
-        Gpu(number=n, visible=visible, name=name, capability=can and (can[0], can[1]), memory_bytes=size)
-        for n, (visible, name, can, size) in enumerate(found)
+        Gpu(
+            number=n,
+            visible=visible,
+            name=name,
+            capability=can and (can[0], can[1]),
+            memory_bytes=size,
+            architecture=architecture,
+        )
+        for n, (visible, name, can, size, architecture) in enumerate(found)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from core.memory import memory_bytes
 from core.packages import model_packages
 from core.settings import model_cache
 from worker.daemon import Supervisor
-from worker.embedders.hardware import device_name
-from worker.gpus import find_gpus
+from worker.embedders.hardware import device_name, precisions_of
+from worker.gpus import Gpu, find_gpus
 
 
 class Machine:
@@ -26,20 +27,19 @@ class Machine:
     def __init__(self, supervisor: Supervisor, cuda_visible: str | None) -> None:
         self._supervisor = supervisor
         self._cuda_visible = cuda_visible
-        self._names: dict[str, str] = {}
+        self._devices: dict[str, Device] = {}
         self._packages = model_packages()
 
     def look(self, service: Service) -> Service:
         """`service` as it is now."""
-        if not self._names:
-            self._names = self._name_devices()
+        if not self._devices:
+            self._devices = described({slot.device for slot in self._supervisor.slots}, self._cuda_visible)
         return replace(
             service,
             state="draining" if self._supervisor.draining else "running",
             devices=tuple(
-                Device(
-                    device=slot.device,
-                    name=self._names[slot.device],
+                replace(
+                    self._devices[slot.device],
                     state=slot.doing,
                     worker=slot.name if slot.process is not None else "",
                 )
@@ -52,13 +52,23 @@ class Machine:
             refused={model: why for slot in self._supervisor.slots for model, why in dict(slot.refused).items()},
         )
 
-    def _name_devices(self) -> dict[str, str]:
-        devices = {slot.device for slot in self._supervisor.slots}
-        gpus = find_gpus(self._cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
-        names = {f"cuda:{gpu.number}": gpu.name for gpu in gpus}
-        return {
-            device: names.get(device, "") if device.startswith("cuda") else device_name(device) for device in devices
-        }
+
+def described(devices: Collection[str], cuda_visible: str | None) -> dict[str, Device]:
+    """Each device with its name and the precisions that it computes fast, as if its process were being started.
+
+    Args:
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+    """
+    found = find_gpus(cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
+    gpus = {f"cuda:{gpu.number}": gpu for gpu in found}
+    return {device: _described(device, gpus.get(device)) for device in devices}
+
+
+def _described(device: str, gpu: Gpu | None) -> Device:
+    name = device_name(device) if not device.startswith("cuda") else "" if gpu is None else gpu.name
+    # CPUs compute in bf16 only where they have the instructions, and simulated devices stand for any.
+    fast = precisions_of(gpu.capability, gpu.architecture) if gpu is not None else ("fp32",)
+    return Device(device=device, name=name, state="starting", worker="", precisions=fast)
 
 
 def room(folder: Path) -> int:

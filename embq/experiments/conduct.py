@@ -23,6 +23,9 @@ from embq.experiments.course import Course
 from embq.experiments.services import Model
 from embq.experiments.texts import texts_for
 from embq.experiments.trials import Condition, Outcome, Setup, check_records, measure
+from embq.local import own_devices
+from embq.precision import AUTO
+from producer.precision import choose
 from worker.daemon import find_devices
 from worker.embedders.hardware import simulated_speed
 
@@ -69,8 +72,9 @@ def conduct(
     Nothing is measured before the folder for the results can be written. Raises KeyboardInterrupt where the user
     stops it, after all processes have ended.
     """
+    devices = sorted({device for condition in conditions for device in condition.crew.devices})
     setup = Setup(
-        model=Model(spec=model, precision=options["precision"]),
+        model=Model(spec=model, precision=chosen_precision(options["precision"], devices)),
         texts=texts_for(options["texts"], seed=options["seed"]),
         records=options["records"] or 0,
         seconds=options["seconds"],
@@ -103,6 +107,11 @@ def conduct(
     written = [report.write(folder / f"{done.name}.json", data), *draw(done, folder)]
     click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
     return Exit.DONE
+
+
+def chosen_precision(asked: str, devices: Sequence[str]) -> str:
+    """`--precision`, or in place of "auto" what a run on these devices of this machine takes."""
+    return choose(own_devices(",".join(devices))).precision if asked == AUTO else asked
 
 
 def warn_of_load() -> float:

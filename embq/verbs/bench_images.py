@@ -66,7 +66,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     asked = Asked(
         inputs=inputs,
         model=options["model"],
-        precision=options["precision"],
+        precision=conduct.chosen_precision(options["precision"], [device]),
         decode=options["decode"],
         device=device,
         options=ReadOptions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,13 +59,16 @@ def command(
     refuse_secrets(inputs)
     settings = settings_with(broker)
     if dry_run:
-        _say_what_it_would_do(request_from(inputs, options), settings, as_json=as_json)
+        _say_what_it_would_do(request_from(inputs, options), settings, sent=upload or inline, as_json=as_json)
         return
     url = required_url(settings)
     client = connect(url, password=settings.broker_password)
     check(client, url)
     require(client, "enqueue --upload" if upload or inline else "enqueue")
-    request, priority = request_from(inputs, options), options["priority"]
+    request, reason = _settled(request_from(inputs, options), client, sent=upload or inline)
+    priority = options["priority"]
+    if reason and not as_json:
+        click.echo(reason, err=True)
     if upload or inline:
         from core.broker import RESULT_S
         from embq.sending import send_run
@@ -73,6 +77,22 @@ def command(
         send_run(patient, request, inline=inline, as_json=as_json, priority=priority)
     else:
         _plan_and_hand_over(client, request, priority, as_json=as_json)
+
+
+def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tuple[Request, str]:
+    """See `embq.precision.settled`. Without a broker no device is known.
+
+    Args:
+        sent: the output is a folder of the writer's machine.
+    """
+    from embq.precision import of_output, of_sent, settled
+    from producer.precision import registered_devices
+
+    return settled(
+        request,
+        there=partial(of_sent, client) if sent and client is not None else of_output,
+        devices=lambda: registered_devices(client) if client is not None else (),
+    )
 
 
 def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
@@ -109,7 +129,7 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
     done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
     if as_json:
         answer = {"run": info.run, "new": planned.new, "added": planned.added, "units": info.units, "done": done}
-        click.echo(json.dumps({"schema": 1, **answer}))
+        click.echo(json.dumps({"schema": 1, **answer, "precision": info.model.precision}))
     elif planned.new or planned.added:
         count, total = (info.units, info.samples) if planned.new else (planned.added, planned.samples)
         samples = f", {total:,} samples" if total is not None else ""
@@ -122,7 +142,7 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
         click.echo(f"it is {state}; go on with: embq resume {output}", err=True)
 
 
-def _say_what_it_would_do(request: Request, settings: Settings, *, as_json: bool) -> None:
+def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
     from core.broker import check, connect
     from embq.dry_run import cost_of, lines, to_json
     from producer.estimate import estimate
@@ -131,6 +151,7 @@ def _say_what_it_would_do(request: Request, settings: Settings, *, as_json: bool
     if settings.broker_url:
         client = connect(settings.broker_url, password=settings.broker_password)
         check(client, settings.broker_url)
+    request, reason = _settled(request, client, sent=sent)
     found = estimate(request)
     cost = cost_of(found, client) if client is not None else None
     for warning in found.warnings:
@@ -138,5 +159,7 @@ def _say_what_it_would_do(request: Request, settings: Settings, *, as_json: bool
     if as_json:
         click.echo(json.dumps(to_json(found, cost)))
     else:
+        if reason:
+            click.echo(reason)
         click.echo("\n".join(lines(found, cost)))
         click.echo("nothing was written or sent", err=True)

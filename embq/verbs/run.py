@@ -33,11 +33,17 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
     """
     from core.places import place
-    from embq.local import account, work
+    from embq.local import account, own_devices, work
+    from embq.precision import of_output, settled
     from embq.request import request_from
     from producer.enqueue import prepare
 
-    planned = prepare(request_from(inputs, options))
+    request, reason = settled(
+        request_from(inputs, options), there=of_output, devices=lambda: own_devices(options["devices"])
+    )
+    planned = prepare(request)
+    if reason and not (quiet or as_json):
+        click.echo(reason, err=True)
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     root = place(options["output"])

@@ -106,7 +106,7 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
     root, texts = short_tmp / "out", short_tmp / "texts.jsonl"
     expected = write_texts(texts, 1500)
     run = ["run", texts, "-o", root, "-m", f"stub:{DIM}?ms_per_sample=5", "--unit-size", "10"]
-    run += ["--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
+    run += ["--devices", "cpu", "--workers-per-device", "2", "--drain-timeout", str(DRAIN_S)]
 
     gate = short_tmp / "gate"
     with started(*run, environment=sabotaged(held_after(60, gate))) as command:
@@ -120,6 +120,8 @@ def test_a_run_can_be_watched_interrupted_resumed_and_repeated(short_tmp: Path, 
         assert command.wait() == 130, command.said
         assert f"embq resume {root}" in command.stderr
         assert "Traceback" not in command.stderr + logs(root)
+        assert command.stderr.startswith("precision fp32: the fastest on every device (")
+    assert during["precision"] == "fp32"
     assert second == 75
     assert refusal.splitlines()[0].startswith("run ")
     assert "error[busy]" in refusal

@@ -38,11 +38,12 @@ def test_a_cpu_computes_in_a_short_type_only_where_it_has_instructions_for_it(
     flags(monkeypatch, "avx2", "avx512f")
     with pytest.raises(ModelError, match=f"does not compute in {precision}") as caught:
         load(config, "cpu")
-    assert caught.value.next_step == "use fp32"
+    assert caught.value.next_step == "--precision fp32 when the run is made admits this device"
 
 
 def test_the_instructions_of_a_cpu_are_not_asked_for_where_a_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     flags(monkeypatch)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     assert dtype_of(config_of("minilm", "bf16"), torch.device("cuda")) == torch.bfloat16
     assert dtype_of(config_of("minilm", "fp32"), torch.device("cpu")) == torch.float32
 

@@ -119,14 +119,16 @@ def test_where_nvml_is_not_torch_is_asked_with_the_same_visible_devices(
     (tmp_path / "torch.py").write_text(
         "from types import SimpleNamespace as N\n"
         "version = N(hip='6.2')\n"
-        "cuda = N(device_count=lambda: 2, get_device_properties=lambda i: N(name=f'MI{i}', total_memory=7))\n"
+        "cuda = N(device_count=lambda: 2, get_device_properties=lambda i: of(i))\n"
+        "def of(i): return N(name=f'MI{i}', total_memory=7, gcnArchName='gfx942:xnack-')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
     gpus._asked_of_torch.cache_clear()
     first, second = find_gpus(cuda_visible)
     names = ("0", "1") if cuda_visible is None else ("2", "0")
-    assert first == Gpu(number=0, visible=names[0], name="MI0", capability=None, memory_bytes=7)
+    assert (first.number, first.visible, first.name, first.memory_bytes) == (0, names[0], "MI0", 7)
+    assert (first.capability, first.architecture) == (None, "gfx942:xnack-")
     assert (second.number, second.visible, second.name) == (1, names[1], "MI1")
 
 

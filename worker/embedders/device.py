@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import torch
 
 from core.errors import ConfigError, DeviceError, DeviceFullError, ModelError
+from core.log import Events
 from core.models import ModelConfig
-from worker.embedders.hardware import cpu_flags, simulated_speed
+from worker.embedders.hardware import cpu_flags, precisions_of, simulated_speed
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32}
 """Precision of the config -> type of weights and activations in torch; what int8 is computed in has its own runtime."""
@@ -66,11 +67,14 @@ def device_of(name: str) -> torch.device:
 def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
     """The type in which the model computes on the device; ModelError where the device does not compute so.
 
-    CPUs have no fp16 arithmetic: torch would emulate it, slowly and with overflow. For fp32 on CUDA this turns
-    TF32 off for the process, which rounds to 10 bits and is on by default for convolutions.
+    CPUs have no fp16 arithmetic, and NVIDIA GPUs before compute capability 8.0 no bf16 arithmetic: torch would emulate
+    it, slowly. For fp32 on CUDA this turns TF32 off for the process, which rounds to 10 bits and is on by default for
+    convolutions.
     """
     if config.precision == "fp16" and device.type == "cpu":
-        raise ModelError(f"{config.spec}: a CPU does not compute in fp16", next_step="use fp32 or bf16")
+        raise ModelError(f"{config.spec}: a CPU does not compute in fp16", next_step=_admitting("fp32"))
+    if config.precision in ("bf16", "fp16") and device.type == "cuda" and torch.version.hip is None:
+        _check_capability(config, device)
     if config.precision == "int8" and device.type != "cpu":
         raise ModelError(
             f"{config.spec}: only a CPU computes in int8, not {device}",
@@ -80,12 +84,31 @@ def dtype_of(config: ModelConfig, device: torch.device) -> torch.dtype:
     if needs and not cpu_flags().intersection(needs):
         raise ModelError(
             f"{config.spec}: this CPU does not compute in {config.precision}, it has none of {', '.join(needs)}",
-            next_step="use fp32",
+            next_step=_admitting("fp32"),
         )
     if config.precision == "fp32" and device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
     return DTYPES[config.precision]
+
+
+def _check_capability(config: ModelConfig, device: torch.device) -> None:
+    """ModelError where an NVIDIA GPU emulates bf16; a warning where it has fp16, and fp32 is faster."""
+    capability = torch.cuda.get_device_capability(device)
+    fast = precisions_of(capability)
+    if config.precision in fast:
+        return
+    card = f"{torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]})"
+    if config.precision == "bf16":
+        raise ModelError(
+            f"{config.spec}: the {card} does not compute in bf16, torch emulates it slowly",
+            next_step=_admitting(fast[0]),
+        )
+    Events("worker").warning("slow_precision", device=card, precision=config.precision, faster=fast[0])
+
+
+def _admitting(precision: str) -> str:
+    return f"--precision {precision} when the run is made admits this device"
 
 
 def text_batch_size_of(device: torch.device) -> int:

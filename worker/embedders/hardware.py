@@ -13,6 +13,9 @@ SIMULATED = re.compile(r"sim:(\d{1,6}(?:\.\d{1,6})?)")
 """A device that only stub models run on: they wait as long as a device would compute that is so many times as fast as
 one of speed 1. It shows what a fleet of unequal devices does, on a machine that has none."""
 
+BF16_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
+"""AMD GPUs with matrix instructions that are as fast in bf16 as in fp16 (LLVM's AMDGPU guide; rocBLAS)."""
+
 
 def simulated_speed(device: str) -> float:
     """The speed of a simulated device such as "sim:2.5"; 0.0 for any other device."""
@@ -40,6 +43,24 @@ def device_name(device: str) -> str:
     except OSError:
         model = None
     return f"{model.group(1).strip() if model else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def precisions_of(capability: tuple[int, int] | None, architecture: str = "") -> tuple[str, ...]:
+    """The precisions in which a GPU computes fast, best first.
+
+    Tensor cores compute in fp16 from compute capability 7.0 on and in bf16 from 8.0 on. Before, fp16 has a 64th of the
+    rate of fp32 (6.1), or twice (6.0) without the sums in fp32 of tensor cores (CUDA C++ Programming Guide, throughput
+    of native arithmetic instructions).
+
+    Args:
+        capability: of an NVIDIA GPU; None where it is another one, or unknown.
+        architecture: of an AMD GPU, such as "gfx942:sramecc+:xnack-".
+    """
+    if architecture:
+        return ("bf16", "fp16", "fp32") if architecture.startswith(BF16_ARCHITECTURES) else ("fp16", "fp32")
+    if capability is None or capability < (7, 0):
+        return ("fp32",)
+    return ("fp16", "fp32") if capability < (8, 0) else ("bf16", "fp16", "fp32")
 
 
 def cpu_flags() -> frozenset[str]:

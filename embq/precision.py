@@ -1,0 +1,58 @@
+"""`--precision auto`: settled once, when a run is made, so that what is stored of a run names a precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import redis
+
+    from core.fleet import Device
+    from core.places import Place
+    from producer.enqueue import Request
+
+AUTO = "auto"
+
+
+def settled(
+    request: Request, *, there: Callable[[Place], str], devices: Callable[[], Sequence[Device]]
+) -> tuple[Request, str]:
+    """The request with a precision in place of "auto", and the sentence that says why where one was chosen.
+
+    Args:
+        there: the precision of the run that the output holds; "" where it holds none.
+        devices: of those that will compute it. Not called where the run is there.
+    """
+    from producer.precision import choose
+
+    if request.precision != AUTO:
+        return request, ""
+    if precision := there(request.output):
+        return replace(request, precision=precision), ""
+    choice = choose(devices())
+    return replace(request, precision=choice.precision), choice.reason
+
+
+def of_output(output: Place) -> str:
+    """The precision of the run that stands in a folder; "" where none does."""
+    from core.layout import Layout
+    from core.places import place
+    from core.run_info import load_run
+
+    layout = Layout(place(output))
+    return load_run(layout.root).model.precision if layout.run_json.exists() else ""
+
+
+def of_sent(client: redis.Redis, output: Place) -> str:
+    """The precision of the run in a folder of the writer's machine, as far as the broker knows one there.
+
+    A run that is on its way to that folder counts as well: sent again in another precision it would be another run.
+    """
+    from core.registry import RunRecord, registered
+    from core.uploads import under_way
+
+    sent = [RunRecord.from_json(one.upload.record) for one in under_way(client)]
+    records = [*registered(client).values(), *(record for record in sent if record is not None)]
+    return next((record.model.precision for record in records if record.output == str(output)), "")

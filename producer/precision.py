@@ -1,0 +1,70 @@
+"""`--precision auto`: the precision of a new run, from the devices that are there when it is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import redis
+
+from core.fleet import Device, services
+
+CHOICES = ("bf16", "fp16", "fp32")
+"""Those that `auto` chooses from, best first: bf16 is as fast as fp16 and has the range of fp32. int8 is never chosen:
+it is for CPUs and for some models only, and is further from fp32."""
+EVERYWHERE = "fp32"
+SHOWN_DEVICES = 4
+"""Kinds of devices that the reason names; further ones are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A precision, and one sentence that gives the reason and the option for another one."""
+
+    precision: str
+    reason: str
+
+
+def choose(devices: Sequence[Device]) -> Choice:
+    """The first of `CHOICES` that every device computes fast.
+
+    A device that does not say what it computes fast, because its embq is older, counts as one for fp32 alone.
+    """
+    if not devices:
+        return Choice(
+            precision=EVERYWHERE,
+            reason=f"precision {EVERYWHERE}: no device is registered at the broker; for GPUs with tensor cores start "
+            "the workers first, or give --precision bf16",
+        )
+    fast = {device: device.precisions or (EVERYWHERE,) for device in devices}
+    chosen = next((one for one in CHOICES if all(one in of for of in fast.values())), EVERYWHERE)
+    faster = next((one for one in CHOICES[: CHOICES.index(chosen)] if any(one in of for of in fast.values())), "")
+    if not faster:
+        reason = f"the fastest on every device ({_named(devices)}); --precision chooses another one"
+    else:
+        able = [device for device in devices if faster in fast[device]]
+        others = [device for device in devices if faster not in fast[device]]
+        reason = (
+            f"the fastest that all devices have in common; {faster} is faster on {_named(able)}, and not on "
+            f"{_named(others)}: --precision {faster} leaves out what cannot compute in it"
+        )
+    return Choice(precision=chosen, reason=f"precision {chosen}: {reason}")
+
+
+def registered_devices(client: redis.Redis) -> list[Device]:
+    """The devices of all workers that would serve a new run: without those that were given up, each once."""
+    return [
+        device
+        for heard in services(client)
+        if heard.service.role == "worker" and not heard.service.run
+        for device in {one.device: one for one in heard.service.devices if one.state != "given_up"}.values()
+    ]
+
+
+def _named(devices: Sequence[Device]) -> str:
+    """The devices, for people: those of one name are counted."""
+    kinds = Counter(device.name or device.device for device in devices)
+    shown = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.most_common(SHOWN_DEVICES)]
+    more = len(kinds) - len(shown)
+    return ", ".join(shown) + (f" and {more} other kinds" if more else "")
