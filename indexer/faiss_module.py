@@ -68,12 +68,6 @@ def matrix_products(dim: int) -> Iterator[None]:
         variables.distance_compute_blas_threshold = before
 
 
-def gpus() -> int:
-    """CUDA devices that faiss can use here; 0 of a build without CUDA."""
-    count = getattr(faiss(), "get_num_gpus", None)
-    return int(count()) if count is not None else 0
-
-
 def _installed(name: str) -> bool:
     try:
         metadata.distribution(name)

@@ -1,6 +1,6 @@
 """A process that does index units: one JSON line for each on stdin, one JSON answer on stdout.
 
-    python -m indexer.process --worker NAME --threads N --memory BYTES
+    python -m indexer.process --worker NAME --threads N --memory BYTES [--gpu]
 
 It ends when stdin does. What it says beside answers goes to stderr.
 """
@@ -18,22 +18,23 @@ from typing import Any
 
 from core.arrow import leave_out_pandas
 from core.errors import EmbqError
+from core.log import configure
 from indexer.sidecar import Sidecar
 from indexer.task import StageFunction, perform
 from indexer.units import IndexUnit
 
 
-def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str) -> Sidecar:
+def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> Sidecar:
     """Do one unit here; raises the EmbqError that says why it cannot be done."""
     function: StageFunction = getattr(import_module(f"indexer.stages.{unit.stage}"), unit.stage)
-    return perform(unit, function, threads=threads, memory_bytes=memory_bytes, worker=worker)
+    return perform(unit, function, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
 
 
-def answer(line: str, *, threads: int, memory_bytes: int, worker: str) -> dict[str, Any]:
+def answer(line: str, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> dict[str, Any]:
     """What to say of the unit in one line."""
     try:
         unit = IndexUnit.from_description(json.loads(line))
-        sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker)
+        sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
         return {"digest": sidecar.digest, "ok": True}
     except EmbqError as error:
         return _told(type(error).__name__, error.code, error.message, error.next_step)
@@ -65,12 +66,20 @@ def main() -> None:
     parser.add_argument("--worker", default=f"pid-{os.getpid()}")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", type=int, default=1 << 62)
+    parser.add_argument("--gpu", action="store_true", help="use the first GPU that this process sees")
     options = parser.parse_args()
+    configure()
     leave_out_pandas()
     # What a library prints must not end up between answers.
     said, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        told = answer(line, threads=options.threads, memory_bytes=options.memory, worker=options.worker)
+        told = answer(
+            line,
+            threads=options.threads,
+            memory_bytes=options.memory,
+            worker=options.worker,
+            on_gpu=options.gpu,
+        )
         said.write(json.dumps(told) + "\n")
         said.flush()
 

@@ -49,6 +49,7 @@ class Task:
         before: stage -> sidecars of its units, in order.
         threads: that it may use.
         memory_bytes: that the process may take.
+        on_gpu: whether it may use the GPU that this process sees.
     """
 
     unit: IndexUnit
@@ -56,6 +57,7 @@ class Task:
     before: Mapping[str, Sequence[Sidecar]]
     threads: int
     memory_bytes: int
+    on_gpu: bool = False
 
     @property
     def index(self) -> Path:
@@ -74,7 +76,9 @@ class Task:
 StageFunction = Callable[[Task], Made]
 
 
-def perform(unit: IndexUnit, stage: StageFunction, *, threads: int, memory_bytes: int, worker: str) -> Sidecar:
+def perform(
+    unit: IndexUnit, stage: StageFunction, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False
+) -> Sidecar:
     """Do a unit, unless it is done; gives its sidecar, which may be that of another attempt.
 
     Raises the EmbqError that says why it cannot be done.
@@ -88,6 +92,7 @@ def perform(unit: IndexUnit, stage: StageFunction, *, threads: int, memory_bytes
         before=read_inputs(workshop, unit.inputs),
         threads=threads,
         memory_bytes=memory_bytes,
+        on_gpu=on_gpu,
     )
     _forget_peak()
     began, cpu = time.monotonic(), time.process_time()

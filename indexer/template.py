@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from core.errors import OutputError
-from indexer.faiss_module import faiss, gpus
+from indexer.faiss_module import faiss
+from indexer.gpu import CentroidSearch
 from indexer.lists import Lists, empty_lists
 from indexer.writing import write_by_faiss
 
@@ -21,6 +22,7 @@ class Template:
 
     Args:
         index: a `faiss.IndexIVF`, or an `IndexPreTransform` around one, trained.
+        on_gpu: whether the list of a row may be found on the GPU.
 
     Attributes:
         ivf: the index behind the transforms.
@@ -28,7 +30,7 @@ class Template:
         code_size: bytes of a row's code.
     """
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, *, on_gpu: bool = False) -> None:
         module = faiss()
         self._owner = index  # what is downcast only points into it
         self.index = module.downcast_index(index)
@@ -40,14 +42,15 @@ class Template:
             chain = self.index.chain
             self._transforms = [module.downcast_VectorTransform(chain.at(at)) for at in range(chain.size())]
         self._lists: object = None
-        self._assigner: Any = None
+        self._on_gpu = on_gpu
+        self._search: CentroidSearch | None = None
         self._located = False
 
     @classmethod
-    def read(cls, path: Path) -> Template:
+    def read(cls, path: Path, *, on_gpu: bool = False) -> Template:
         """The template of a file; OutputError where it cannot be read."""
         try:
-            return cls(faiss().read_index(str(path)))
+            return cls(faiss().read_index(str(path)), on_gpu=on_gpu)
         except RuntimeError as error:
             raise OutputError(
                 f"{path} cannot be read: {str(error).splitlines()[0]}",
@@ -71,9 +74,9 @@ class Template:
         Args:
             seen: as `transformed` gave them.
         """
-        if self._assigner is None:
-            self._assigner = on_gpus(self.ivf.quantizer) if gpus() else self.ivf.quantizer
-        _, lists = self._assigner.search(seen, 1)
+        if self._search is None:
+            self._search = CentroidSearch(self.ivf.quantizer, on_gpu=self._on_gpu)
+        _, lists = self._search.run(lambda index: index.search(seen, 1))
         numbers: np.ndarray = lists.ravel()
         return numbers
 
@@ -108,11 +111,6 @@ class Template:
         self.ivf.ntotal = rows
         self.index.ntotal = rows
         self._lists = (lists, owner)
-
-
-def on_gpus(index: Any) -> Any:
-    """A copy of a flat index on all CUDA devices."""
-    return faiss().index_cpu_to_all_gpus(index)
 
 
 def packed(template: Template) -> bool:

@@ -26,9 +26,10 @@ class IndexChild:
         worker: name that stands in what it makes.
         threads: that it may use.
         memory_bytes: that it may take.
+        on_gpu: whether it may use the GPU that this process sees.
     """
 
-    def __init__(self, *, worker: str, threads: int, memory_bytes: int) -> None:
+    def __init__(self, *, worker: str, threads: int, memory_bytes: int, on_gpu: bool = False) -> None:
         self._command = [
             sys.executable,
             *("-m", "indexer.process"),
@@ -38,6 +39,7 @@ class IndexChild:
         ]
         # No address of the broker: what this process reads are files.
         self._environment = child_environment(OMP_NUM_THREADS=str(threads), EMBQ_BROKER_URL="")
+        self._on_gpu = on_gpu
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
         self._moved = ""
@@ -51,7 +53,7 @@ class IndexChild:
         """Have it do a unit; a process is started where there is none."""
         if self._process is None:
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, *(["--gpu"] if self._on_gpu else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=self._environment,
@@ -63,6 +65,11 @@ class IndexChild:
             self._process.stdin.flush()
         except BrokenPipeError:
             return  # it has died; `answer` says so
+
+    def leave_gpu(self) -> bool:
+        """Have the processes that are started from now on use the CPU alone; False where they do so already."""
+        left, self._on_gpu = self._on_gpu, False
+        return left
 
     def answer(self, wait_s: float) -> dict[str, Any] | None:
         """What it says of the unit; None where that takes longer than `wait_s`.

@@ -75,6 +75,7 @@ class IndexService:
             worker=self.options.name,
             threads=int(self.settings.omp_threads) if self.settings.omp_threads.isdigit() else 1,
             memory_bytes=build.memory_bytes // max(1, self.options.siblings),
+            on_gpu=self.options.device.startswith("cuda"),
         )
         self._slices = Slices(place.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
         self._unit: _InHand | None = None
@@ -154,6 +155,11 @@ class IndexService:
             try:
                 told = self._child.answer(LOOK_S)
             except EOFError as ended:
+                if self._child.leave_gpu():
+                    # faiss ends the process on most errors of a GPU.
+                    self.log.warning("index_on_cpu", why=f"the process that used the GPU {ended}")
+                    self._child.ask(unit.hint.unit)
+                    return
                 why = f"the process that did the unit {ended}; where memory ran out, give the build less of it"
                 self._give_up(unit, "crash", why)
                 return

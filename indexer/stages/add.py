@@ -24,7 +24,7 @@ def add(task: Task) -> Made:
     """A lists file, a rows file where the plan has one, and an identity file."""
     spec = BuildSpec.from_description(task.spec)
     set_threads(task.threads)
-    template = Template.read(task.file("train", 0, "trained"))
+    template = Template.read(task.file("train", 0, "trained"), on_gpu=task.on_gpu)
     lists, rows, stats = task.temporary("lists"), task.temporary("rows"), {}
     block = spec.blocks[task.unit.number]
     refined = spec.plan.refine != "none"

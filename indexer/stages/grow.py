@@ -21,7 +21,7 @@ def grow(task: Task) -> Made:
     growth = Growth.from_description(task.spec)
     set_threads(task.threads)
     base = read_version(task.index, growth.base)
-    template = Template.read(base.trained.check(task.index))
+    template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
     block, collection = growth.blocks[task.unit.number], growth.spec.collection
     kept = {"lists": task.temporary("lists"), "identity": task.temporary("arrow")}
     if base.rows:

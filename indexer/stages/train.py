@@ -30,7 +30,7 @@ def train(task: Task) -> Made:
             code="bad_vectors",
         )
     index = faiss().index_factory(spec.plan.dim, spec.plan.key, spec.faiss_metric)
-    template = Template(index)
+    template = Template(index, on_gpu=task.on_gpu)
     seen = _train_transforms(template, points)
     ivf = template.ivf
     nlist = min(ivf.nlist, len(seen))
@@ -51,6 +51,7 @@ def train(task: Task) -> Made:
             spherical=spec.plan.metric == "ip",
             start=_read(checkpoint),
             checkpoint=lambda done, found: _write(task, checkpoint, done, found),
+            on_gpu=task.on_gpu,
         )
         settle(ivf, holder, centroids)
     train_codes(ivf, seen, seed=spec.plan.seed)
