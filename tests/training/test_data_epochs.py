@@ -174,7 +174,7 @@ def test_loader_workers_may_be_started_anew_instead_of_forked(
     """As Python 3.14 does it: what the workers run has to go through a pickle."""
     run: list[object] = []
 
-    def loaded(stages: list[object], _workers: int) -> Iterator[Made]:
+    def loaded(stages: list[object], _view: View) -> Iterator[Made]:
         run.extend(stages)
         return iter(())
 

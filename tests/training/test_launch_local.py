@@ -20,9 +20,8 @@ from core.cores import cores
 from core.errors import ConfigError, UsageError
 from core.stopping import REPEAT_S
 from training.launch.commands import python_command, srun_command, torchrun_command
-from training.launch.devices import processes_for
+from training.launch.devices import gpu_count, processes_for
 from training.launch.running import GRACE_S
-from worker.gpus import find_gpus
 
 CPU = ("--device", "cpu", "--processes")
 
@@ -170,9 +169,18 @@ def test_every_visible_gpu_is_used_unless_fewer_are_asked_for(monkeypatch: pytes
         processes_for("cuda", 4)
 
 
+def test_a_divided_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    divided = Card(instances=tuple(Card(uuid=f"MIG-{n}") for n in range(3)))
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(divided, Card(uuid="GPU-b")))
+    assert processes_for("cuda", None) == 1
+    with pytest.raises(ConfigError, match="2 processes were asked for on GPUs, and this machine shows 1"):
+        processes_for("cuda", 2)
+
+
 @pytest.mark.gpu
 def test_every_gpu_of_this_machine_has_a_process(tmp_path: Path) -> None:
-    count = len(find_gpus(None))
+    count = gpu_count(None)
     if not count:
         pytest.skip("needs a CUDA device")
     done = finished("--", str(tmp_path), "--sum")

@@ -104,6 +104,7 @@ def _view(config: Config, plan: Plan, member: Member) -> View:
         seed=config.seed,
         shuffle_buffer=config.shuffle_buffer,
         classes=len(plan.classes),
+        pin_memory=member.device.type == "cuda",
     )
 
 

@@ -168,9 +168,16 @@ def _device(kind: str, local_rank: int) -> torch.device:
             next_step="train with --device cpu, or look with `nvidia-smi` why there is none",
             code="no_device",
         )
-    # Ray may show each process only the GPU that is its own.
-    place = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(place)
+    seen = torch.cuda.device_count()
+    if local_rank >= seen > 1:
+        raise ConfigError(
+            f"process {local_rank} of this host has no GPU of its own: torch sees {seen} here",
+            next_step=f"start {seen} processes on this host, or let CUDA_VISIBLE_DEVICES name more GPUs",
+            code="no_device",
+        )
+    # Slurm and Ray may show each process only the GPU that is its own.
+    place = torch.device("cuda", local_rank if seen > 1 else 0)
+    torch.cuda.set_device(place)  # for what names no device, such as NCCL's exchange of objects
     return place
 
 

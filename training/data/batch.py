@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -70,5 +71,11 @@ class Batch:
         """
         order = torch.contiguous_format if device.type == "cpu" else torch.preserve_format
         images = self.pixels.to(device, non_blocking=True).to(torch.float32, memory_format=order)
-        mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) * 255 for values in (self.mean, self.std))
-        return images.sub_(mean).div_(std)
+        return images.sub_(_channels(self.mean, device)).div_(_channels(self.std, device))
+
+
+@cache
+def _channels(values: tuple[float, float, float], device: torch.device) -> torch.Tensor:
+    """Of 0 to 1 per channel, for pixels of 0 to 255. Made once: to send it there waits for all that the device does."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device).view(1, 3, 1, 1) * 255

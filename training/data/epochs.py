@@ -65,7 +65,7 @@ def resampled_epoch(shards: Shards, view: View, *, epoch: int, batches: int, tak
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
     stages = [_drawn(shards, view, epoch, taken), _reading(shards), *_shuffled(view, epoch), making]
     own = partial(own_batches, batches=batches, taken=taken, streams=view.streams)
-    return fruitful(loaded([*stages, own], view.loader_workers), view)
+    return fruitful(loaded([*stages, own], view), view)
 
 
 def _drawn(shards: Shards, view: View, epoch: int, taken: Taken) -> Any:
@@ -111,7 +111,7 @@ def _shuffled(view: View, epoch: int) -> list[Any]:
 
 def _once(stages: list[Any], view: View, pixels_of: PixelsOf, taken: Taken) -> Iterator[Batch]:
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
-    return regrouped(loaded([*stages, making], view.loader_workers), view)
+    return regrouped(loaded([*stages, making], view), view)
 
 
 def require_curl(shards: Shards) -> None:

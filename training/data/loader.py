@@ -15,17 +15,22 @@ from torch.utils.data import DataLoader
 from core.embedded import die_with_parent
 from core.errors import UnwellError
 from training.data.making import Made
+from training.data.view import View
 
-DIED = re.compile(r"DataLoader worker \(pid|unable to (allocate|mmap|resize)|No space left on device")
-"""What torch says of a worker that is gone, or that could have no memory to share."""
+DIED = re.compile(
+    r"DataLoader worker \(pid|Pin memory thread exited|unable to (allocate|mmap|resize)|No space left on device"
+)
+"""What torch says of a worker that is gone, or that could have no memory to share. Its thread that pins memory ends
+where what a dead worker sent last cannot be read."""
 
 
-def loaded(stages: list[Any], workers: int) -> Iterator[Made]:
-    """What the stages make, in as many processes as there are workers, each asked in its turn.
+def loaded(stages: list[Any], view: View) -> Iterator[Made]:
+    """What the stages make, in as many processes as the view has loader workers, each asked in its turn.
 
     Raises UnwellError where a loader worker has died.
     """
-    sent = _begun(stages, workers)
+    workers = view.loader_workers
+    sent = _begun(stages, view)
     try:
         yield from sent
     except (RuntimeError, OSError, EOFError) as error:
@@ -46,14 +51,22 @@ def _is_of_a_death(error: Exception) -> bool:
     return not str(error).startswith("Caught ")
 
 
-def _begun(stages: list[Any], workers: int) -> Iterator[Made]:
+def _begun(stages: list[Any], view: View) -> Iterator[Made]:
     """A loader with its workers started."""
     heard = signal.getsignal(signal.SIGCHLD)
     with warnings.catch_warnings():
         # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         pipeline = wds.DataPipeline(*stages)
-        sent = iter(DataLoader(pipeline, batch_size=None, num_workers=workers, worker_init_fn=_bound_to_parent))
+        loader: DataLoader[Any] = DataLoader(
+            pipeline,
+            batch_size=None,
+            num_workers=view.loader_workers,
+            worker_init_fn=_bound_to_parent,
+            # For the current device, which `group.membership` has set.
+            pin_memory=view.pin_memory,
+        )
+        sent = iter(loader)
     if signal.getsignal(signal.SIGCHLD) is not heard:
         # torch would raise of a dead worker wherever the main thread is just then, be it in a collective. Who waits
         # for the next batch finds out by itself within 5 s.

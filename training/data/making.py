@@ -48,6 +48,10 @@ class Made:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def pin_memory(self) -> Made:
+        """The same with its pixels in page-locked memory; torch's loader calls this."""
+        return replace(self, pixels=self.pixels.pin_memory())
+
 
 def made_batches(
     items: Iterable[RawSample | Failure], *, view: View, pixels_of: PixelsOf, taken: Taken

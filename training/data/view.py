@@ -23,6 +23,7 @@ class View:
             the shards.
         classes: labels are 0 to `classes` - 1, others fail; None takes any that are not negative.
         mean, std: per channel, of values from 0 to 1; a picture is normalised with them.
+        pin_memory: whether pixels come in page-locked memory, from which a GPU copies them while it computes.
     """
 
     rank: int = 0
@@ -35,6 +36,7 @@ class View:
     classes: int | None = None
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    pin_memory: bool = False
 
     @property
     def streams(self) -> int:

@@ -18,13 +18,13 @@ def processes_for(device: str, asked: int | None) -> int:
 
     Raises ConfigError where there are fewer GPUs than that.
     """
-    from worker.gpus import find_gpus, why_no_gpu
+    from worker.gpus import why_no_gpu
 
     check_processes(asked)
     if device == "cpu":
         return asked or 1
     visible = Settings.from_environment().cuda_visible
-    seen = len(find_gpus(visible))
+    seen = gpu_count(visible)
     if not seen:
         why, mend = why_no_gpu(visible)
         raise ConfigError(
@@ -39,6 +39,20 @@ def processes_for(device: str, asked: int | None) -> int:
             code="no_device",
         )
     return asked or seen
+
+
+def gpu_count(cuda_visible: str | None) -> int:
+    """GPUs of this host on which processes can train together.
+
+    A divided GPU (MIG) counts as one: CUDA shows a process one instance only, and NCCL joins no two of them.
+
+    Args:
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+    """
+    from worker.gpus import find_gpus
+
+    gpus = find_gpus(cuda_visible)
+    return 1 if any(gpu.visible.startswith("MIG-") for gpu in gpus) else len(gpus)
 
 
 def check_processes(asked: int | None) -> None:

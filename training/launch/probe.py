@@ -24,6 +24,7 @@ from core.cores import cores
 from core.errors import InputError
 from core.masking import masked
 from core.settings import Settings
+from training.launch.devices import gpu_count
 from training.launch.ports import free_port, greet, listener
 from training.shards.names import expand
 
@@ -89,10 +90,10 @@ def from_json(kind: type[T], text: str) -> T:
 
 def look(question: Question, stack: ExitStack) -> Found:
     """Answer, and keep what has to stay open for it on the stack."""
-    from worker.gpus import find_gpus, why_no_gpu
+    from worker.gpus import why_no_gpu
 
     visible = Settings.from_environment().cuda_visible
-    gpus, port = len(find_gpus(visible)), 0
+    gpus, port = gpu_count(visible), 0
     if question.listen is not None:
         try:
             listening = stack.enter_context(listener(question.listen))
