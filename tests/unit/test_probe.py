@@ -118,6 +118,8 @@ class Looks(Timed):
         assert all(sample.image for sample in samples)
         return [1 for _ in samples]
 
+    def look_ahead(self, pictures: Sequence[Any]) -> None: ...
+
     def prepare_one(self, sample: Sample, picture: Any) -> int:
         return 1
 

@@ -170,6 +170,14 @@ class Decoding(Embedder, Protocol):
 class Looking(Decoding, Protocol):
     """A model that decodes images, and may share a decoded one with others."""
 
+    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+        """Called with the pictures of all samples that `prepare_one` is called with next, for what is best done for
+        many at once. Raises no SampleError: what fails here is left to `prepare_one`.
+
+        Called from several threads at once. Raises DeviceError where the device is broken.
+        """
+        ...
+
     def prepare_one(self, sample: Sample, picture: Picture) -> Prepared:
         """What `prepare` makes of one sample, whose image is `picture`; it changes nothing of the decoded image.
 

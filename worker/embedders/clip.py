@@ -116,7 +116,12 @@ class ClipEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Pixels and token ids of each sample."""
-        return prepare_pictures(samples, self.prepare_one)
+        return prepare_pictures(samples, self.prepare_one, self.look_ahead)
+
+    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+        """See `worker.embedders.base.Looking`."""
+        if "image" in self._modalities:
+            self._images.look_ahead(pictures)
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Ready:
         """See `worker.embedders.base.Looking`."""

@@ -1,143 +1,143 @@
-"""Plain JPEGs decoded and resized by a GPU: by nvImageCodec, that is nvJPEG and the JPEG engines that some GPUs have.
+"""Plain JPEGs decoded and resized by the GPU that embeds them, many in one call: by torchcodec, that is by nvJPEG and
+the JPEG engines that some GPUs have.
 
-To the threads that prepare it is a decoder like the others: encoded bytes in, the pixels that the model reads out, in
-host memory. The way back costs 150 kB of the bus for an image of 224x224, and keeps all else as it is: a damaged image
-fails before it has company, an image of another kind beside it takes the other way, and passes stay recorded. Nothing
-of the device is held between two images.
+Pixels come back to host memory before the model reads them, 150 kB for an image of 224x224. So a damaged image fails
+before it is in a batch with others, images that the GPU does not decode take the path `cpu-exact`, and a pass is the
+same as on the other paths.
 
-A CPU takes the GPU's place where a test asks for it: by the same calls, with libjpeg-turbo behind them.
+No GPU has run this file, and its speed is not measured. It is called from `Pixels.look_ahead` only: where it does not
+beat `cpu-exact`, that method, those of the same name that lead to it, and `Picture.resized` go with it.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import io
 import queue
-import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from PIL import Image
 from torch.nn.functional import interpolate
-from torch.utils.dlpack import from_dlpack
 
-from core.errors import DeviceFullError, ModelError
+from core.errors import DeviceFullError, ModelError, SampleError
 from worker.embedders.device import foreign_faults
+from worker.embedders.images import Picture
 from worker.embedders.jpeg import Frame
 from worker.embedders.preprocess import Fit, placed
 
-PACKAGE = "nvidia.nvimgcodec"
-"""Of the distribution nvidia-nvimgcodec-cu13, or -cu12 for a torch with CUDA 12."""
-
-EXTENSIONS = ("libjpeg_turbo_ext", "libnvjpeg_ext")
-"""Modules of nvImageCodec that are needed. The others print errors where the libraries for their formats are absent."""
-
-AT_ONCE = 8
-"""Images on the device at the same time, whatever the number of threads: it bounds the memory. Not measured."""
+AT_ONCE = 4
+"""Calls on the device at the same time, whatever the number of threads: it bounds the memory. Not measured."""
 
 MAX_PIXELS = 12_500_000
-"""Larger images are decoded by the CPU. While it is resized, an image takes about 20 bytes per pixel (3 decoded, 3 in
-the decoder, 12 as float32, 2 with one side made smaller): with `AT_ONCE` 2.0 GB where all are this large, 197 MB where
-they have 1.2 megapixels."""
+"""Of all images of one call; a larger image is decoded by the CPU. In a call, all images take about 6 bytes per pixel
+(3 decoded, 3 in the decoder), and the one that is resized 14 more (12 as float32, 2 with one side made smaller): with
+`AT_ONCE` 1.0 GB where images are as large as this, 370 MB where they have 1.2 megapixels."""
 
 END = b"\xff\xd9"
-"""Last bytes of a whole JPEG. A GPU's decoder may fill up what is cut off and say nothing, so what ends otherwise is
-for the CPU."""
+"""Last bytes of a whole JPEG. A GPU's decoder may fill up what is cut off without an error, so a file that ends
+otherwise is for the CPU."""
 
-OPTIONS = ":fancy_upsampling=1"
-"""Chroma as libjpeg makes it, by weighted means; else it is repeated, which costs 10 dB."""
+STORED_RGB = re.compile(rb"Adobe.{6}\0", re.DOTALL)
+"""Segment of a JPEG whose colours are stored as red, green and blue; no document says that nvJPEG looks at it."""
 
+EXIF = re.compile(rb"\xff\xe1(..Exif\0\0)", re.DOTALL)
+"""Begin of a segment with an orientation, which torchcodec applies and embq does not."""
 
-class Lane:
-    """What decodes one image at a time: a decoder of nvImageCodec, and on a GPU a stream."""
+COMMENT = b"\xff\xfe\\1"
+"""The same as the begin of a comment."""
 
-    def __init__(self, codec: Any, device: torch.device) -> None:
-        kinds, number = [codec.BackendKind.CPU_ONLY], codec.NVIMGCODEC_DEVICE_CPU_ONLY
-        self.stream: Any = None
-        if device.type == "cuda":
-            kinds = [codec.BackendKind.HW_GPU_ONLY, codec.BackendKind.GPU_ONLY, codec.BackendKind.HYBRID_CPU_GPU]
-            number = torch.cuda.current_device() if device.index is None else device.index
-            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._codec = codec
-        self._decoder = codec.Decoder(
-            device_id=number, max_num_cpu_threads=1, backends=[codec.Backend(kind) for kind in kinds], options=OPTIONS
-        )
-        self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
-
-    def decoded(self, data: bytes) -> torch.Tensor | None:
-        """uint8 of shape (height, width, 3), on the device; None where the image cannot be decoded so."""
-        try:
-            number = 0 if self.stream is None else self.stream.cuda_stream
-            image = self._decoder.decode(self._codec.CodeStream(data), params=self._params, cuda_stream=number)
-        except RuntimeError:  # a device that is broken says so to torch as well
-            return None
-        if image is None:
-            return None
-        # Sharing by DLPack asks for a driver even where the pixels are on the host.
-        return torch.from_numpy(np.asarray(image)) if self.stream is None else from_dlpack(image)
+Suited = tuple[Picture, Frame]
 
 
 class GpuDecoder:
     """Decodes and resizes plain JPEGs on one device. Safe to use from any thread.
 
-    Attributes:
-        device: that one.
-
-    Raises ModelError where nvImageCodec is not installed or does not work here.
+    Raises ModelError where torchcodec is not installed or does not decode on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        codec = _codec()
-        self._idle: queue.LifoQueue[Lane] = queue.LifoQueue()
+        self._device = device
+        self._decode_jpeg = _torchcodec()
+        self._idle: queue.LifoQueue[Any] = queue.LifoQueue()
+        example = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(example, "JPEG")
         try:
-            for _ in range(AT_ONCE):
-                self._idle.put(Lane(codec, device))
+            with foreign_faults():
+                for _ in range(AT_ONCE):
+                    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+                    self._idle.put(stream)
+                with self._stream():
+                    self._call([_source(example.getvalue(), 0)])
         except RuntimeError as error:
             raise ModelError(
-                f"nvImageCodec does not work on {device}: {error}",
-                next_step="check that its CUDA version is that of torch, or use another --decode",
+                f"torchcodec does not decode JPEGs on {device}: {error}",
+                next_step="install the torchcodec of torch's CUDA version, or use another --decode",
             ) from error
 
-    def into(self, data: bytes, frame: Frame, fit: Fit, row: np.ndarray) -> bool:
-        """Write the pixels of a JPEG to `row`, uint8 of shape (height, width, 3) of `fit`.
+    def look_ahead(self, pictures: Sequence[Picture], fit: Fit) -> None:
+        """Put the pixels that `fit` wants of each image into its `resized`: uint8 of shape (height, width, 3).
 
-        False where it is not of a kind for this, or the device cannot decode it or has no room for it now; what is in
-        `row` is then undefined. Raises DeviceError where the device is broken.
+        Images that are not of a kind for this are left out, and those that the device cannot decode or has no room for
+        now. Raises DeviceError where the device is broken.
         """
-        if not suits(data, frame):
-            return False
-        with self._lane() as lane, ExitStack() as on:
-            if lane.stream is not None:
-                on.enter_context(torch.cuda.device(self.device))
-                on.enter_context(torch.cuda.stream(lane.stream))
+        for group in _groups(pictures, fit):
             try:
-                with foreign_faults():
-                    pixels = lane.decoded(data)
-                    if pixels is None or pixels.shape != (frame.height, frame.width, 3):
-                        return False
-                    # Waits for the copy, so nothing of this image is on the device when the lane goes to the next.
-                    placed(_resized(pixels, fit), fit, torch.from_numpy(row))
+                self._fill(group, fit)
             except DeviceFullError:
-                return False
-        return True
+                continue
+
+    def _fill(self, group: Sequence[Suited], fit: Fit) -> None:
+        sources = [_source(picture.data, frame.scan_at) for picture, frame in group]
+        with self._stream() as stream, foreign_faults():
+            decoded = self._decoded(sources, stream)
+            rows = torch.empty((len(group), fit.height, fit.width, 3), dtype=torch.uint8, device=self._device)
+            made = []
+            for at, (pixels, (picture, frame)) in enumerate(zip(decoded, group, strict=True)):
+                if pixels is not None and pixels.shape == (3, frame.height, frame.width):
+                    placed(_resized(pixels, fit), fit, rows[at])
+                    made.append((picture, at))
+            # Waits for the copy, so nothing of these images is on the device when the stream takes the next ones.
+            on_host = rows.cpu().numpy()
+        for picture, at in made:
+            picture.resized[fit] = on_host[at]
+
+    def _decoded(self, sources: Sequence[torch.Tensor], stream: Any) -> list[torch.Tensor | None]:
+        """Of each image uint8 of shape (3, height, width), on the device; None where it cannot be decoded.
+
+        An image that fails, fails the whole call. Then each is decoded by itself, so that what is made of an image does
+        not depend on those beside it.
+        """
+        try:
+            return list(self._call(sources))
+        except RuntimeError:
+            if stream is not None:
+                stream.synchronize()  # raises where the device is broken
+            return [None] if len(sources) == 1 else [self._decoded([source], stream)[0] for source in sources]
+
+    def _call(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made: list[torch.Tensor] = self._decode_jpeg(list(sources), mode="RGB", device=self._device)
+        return made
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
-        lane = self._idle.get()
+    def _stream(self) -> Iterator[Any]:
+        """A stream of the device that is the current one meanwhile; None on a CPU, where tests run this."""
+        stream = self._idle.get()
         try:
-            yield lane
+            if stream is None:
+                yield None
+            else:
+                with torch.cuda.device(self._device), torch.cuda.stream(stream):
+                    yield stream
         finally:
-            self._idle.put(lane)
+            self._idle.put(stream)
 
 
 def gpu_decoder(device: torch.device) -> GpuDecoder:
-    """What decodes for a worker on this device; ModelError where that is not a CUDA device."""
+    """The decoder of a worker on this device; ModelError where that is not a CUDA device."""
     if device.type != "cuda":
         raise ModelError(f"--decode gpu needs a CUDA device, not {device}", next_step="use --decode cpu-exact")
     return _shared(device)
@@ -151,61 +151,67 @@ def _shared(device: torch.device) -> GpuDecoder:
 
 def suits(data: bytes, frame: Frame) -> bool:
     """Whether an image is decoded by the device: a whole, plain JPEG of one scan that is not too large."""
-    return frame.is_plain and frame.has_one_scan and frame.height * frame.width <= MAX_PIXELS and data.endswith(END)
+    return (
+        frame.is_plain
+        and frame.has_one_scan
+        and frame.height * frame.width <= MAX_PIXELS
+        and data.endswith(END)
+        and STORED_RGB.search(data, 0, frame.scan_at) is None
+    )
+
+
+def _groups(pictures: Sequence[Picture], fit: Fit) -> Iterator[list[Suited]]:
+    """The pictures that suit the device and are not made yet, in order, at most `MAX_PIXELS` together."""
+    group: list[Suited] = []
+    total = 0
+    for picture in pictures:
+        try:
+            frame = picture.frame
+        except SampleError:  # raised again where the picture is asked for
+            continue
+        if frame is None or fit in picture.resized or not suits(picture.data, frame):
+            continue
+        size = frame.height * frame.width
+        if group and total + size > MAX_PIXELS:
+            yield group
+            group, total = [], 0
+        group.append((picture, frame))
+        total += size
+    if group:
+        yield group
+
+
+def _source(data: bytes, scan_at: int) -> torch.Tensor:
+    """A JPEG for torchcodec: a copy, which torch can write to, without its orientation."""
+    copy = bytearray(data)
+    copy[:scan_at] = EXIF.sub(COMMENT, copy[:scan_at])
+    return torch.frombuffer(copy, dtype=torch.uint8)
 
 
 def _resized(pixels: torch.Tensor, fit: Fit) -> torch.Tensor:
-    """`pixels` as large as before the cut, uint8: in float32, because torch resizes bytes on CPUs only.
+    """`pixels` of shape (3, height, width) as large as before the cut: uint8 of shape (height, width, 3).
 
-    Rounded and kept within bytes after each of the two steps, as kernels for bytes do it: a bicubic filter goes beyond
-    both ends at an edge, and where only the end result is kept within, up to 9 of 255 are left of that.
+    Computed in float32, because torch resizes bytes on CPUs only. Rounded and kept within bytes after each of the two
+    steps, as kernels for bytes do it: a bicubic filter goes beyond both ends at an edge, and where only the end result
+    is kept within, up to 9 of 255 are left of that.
     """
-    height, width = pixels.shape[:2]
+    height, width = pixels.shape[1:]
     wanted = fit.resized(height, width)
     middle = (wanted[0], width) if fit.columns_first(height, width) else (height, wanted[1])
-    numbers = pixels.permute(2, 0, 1)[None].float()
+    numbers = pixels[None].float()
     for size in (middle, wanted):
         if numbers.shape[2:] != size:
             numbers = interpolate(numbers, size=size, mode=fit.interpolation, antialias=True).round_().clamp_(0, 255)
     return numbers[0].permute(1, 2, 0).to(torch.uint8)
 
 
-_importing = threading.Lock()
-
-
-def _codec() -> Any:
-    """The package, of which only the modules that are needed are loaded, and which prints nothing."""
+def _torchcodec() -> Any:
+    """Its function that decodes JPEGs, many in one call."""
     try:
-        with _importing, _quietly():
-            return importlib.import_module(PACKAGE)
-    except ImportError as error:
+        from torchcodec.decoders import decode_jpeg
+    except (ImportError, OSError, RuntimeError) as error:  # the latter two of a library that does not fit torch
         raise ModelError(
-            f"--decode gpu needs the package {PACKAGE}: {error}",
+            f"--decode gpu needs torchcodec: {error}",
             next_step="pip install 'embq[gpu-decode]', or use another --decode",
         ) from error
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """What nvImageCodec reads of the environment when it is imported, for this while: no messages, and which modules.
-
-    It takes all that are in a folder, and those look for their libraries beside it. So they get a folder of links.
-    """
-    with ExitStack() as undo:
-        asked = {"PYNVIMGCODEC_VERBOSITY": "0"}
-        spec = importlib.util.find_spec(PACKAGE)
-        for place in (spec.submodule_search_locations or ())[:1] if spec is not None else ():
-            root = Path(undo.enter_context(tempfile.TemporaryDirectory()))
-            folder = root / "nvimgcodec" / "extensions"
-            folder.mkdir(parents=True)
-            for module in Path(place, "extensions").iterdir():
-                if module.name.startswith(EXTENSIONS):
-                    (folder / module.name).symlink_to(module)
-            for other in Path(place).parent.iterdir():
-                if other.is_dir() and other.name != Path(place).name:
-                    (root / other.name).symlink_to(other)
-            asked["NVIMGCODEC_EXTENSIONS_PATH"] = str(folder)
-        for name in asked.keys() - os.environ.keys():
-            os.environ[name] = asked[name]
-            undo.callback(os.environ.pop, name, None)
-        yield
+    return decode_jpeg

@@ -38,6 +38,10 @@ class ImageRows:
         self._uploader = Uploader(device)
         self.row_bytes = self._slabs.row_bytes
 
+    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+        """See `worker.embedders.pixels.Pixels.look_ahead`."""
+        self._pixels.look_ahead(pictures)
+
     def row(self, picture: Picture) -> Row:
         """One image, uint8 of shape (height, width, 3), not normalised. Raises SampleError as `Pixels.into` does."""
         return self._slabs.fill(lambda row: self._pixels.into(picture, row.numpy()))

@@ -30,6 +30,7 @@ from core.errors import SampleError
 from core.units import Sample
 from worker.embedders import headers, jpeg, tiff
 from worker.embedders.members import image_of, prepare_each
+from worker.embedders.preprocess import Fit
 
 T = TypeVar("T")
 
@@ -79,10 +80,14 @@ class Picture:
     """The image of a sample, decoded when it is first asked for, and once for all models that look at it.
 
     For one thread, which closes one before it opens the next: what `pixels` gives stands in memory of the thread.
+
+    Attributes:
+        resized: pixels that a GPU has made of it already, by the fit of the model that reads them.
     """
 
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
+        self.resized: dict[Fit, np.ndarray] = {}
         self._decoded: Image.Image | None = None
         self._pixels: tuple[int, np.ndarray] | None = None
         self._frame: jpeg.Frame | None = None
@@ -95,6 +100,7 @@ class Picture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._decoded = self._pixels = None
+        self.resized.clear()
         if self._waited:
             _large.release()
             self._waited = False
@@ -111,10 +117,9 @@ class Picture:
         Raises SampleError where the image is beyond a limit.
         """
         if not self._looked:
-            self._looked = True
             frame = headers.check_file(self.data)
-            if frame is not None and frame.is_plain:
-                self._frame = frame
+            self._frame = frame if frame is not None and frame.is_plain else None
+            self._looked = True
         return self._frame
 
     @property
@@ -179,11 +184,22 @@ class Picture:
             self._waited = True
 
 
-def prepare_pictures(samples: Sequence[Sample], prepare: Callable[[Sample, Picture], T]) -> list[T | SampleError]:
-    """What `prepare` makes of each sample and its picture, in order, with the SampleError it raised in its place."""
+def prepare_pictures(
+    samples: Sequence[Sample],
+    prepare: Callable[[Sample, Picture], T],
+    look_ahead: Callable[[Sequence[Picture]], object],
+) -> list[T | SampleError]:
+    """What `prepare` makes of each sample and its picture, in order, with the SampleError it raised in its place.
+
+    Args:
+        look_ahead: called with all pictures first; see `worker.embedders.base.Looking`.
+    """
+    pictures = [Picture(sample) for sample in samples if sample.error is None]
+    look_ahead(pictures)
+    waiting = iter(pictures)
 
     def alone(sample: Sample) -> T:
-        with Picture(sample) as picture:
+        with next(waiting) as picture:
             return prepare(sample, picture)
 
     return prepare_each(samples, alone)

@@ -34,6 +34,7 @@ class Frame(NamedTuple):
         bits: per channel.
         components: 1 gray, 3 colour, 4 CMYK or YCCK.
         in_first_scan: how many of them the first scan holds; 0 where the data ends or errs before it.
+        scan_at: offset of the first scan's marker; 0 where `in_first_scan` is.
     """
 
     kind: int
@@ -41,7 +42,8 @@ class Frame(NamedTuple):
     height: int
     width: int
     components: int
-    in_first_scan: int
+    in_first_scan: int = 0
+    scan_at: int = 0
 
     @property
     def has_one_scan(self) -> bool:
@@ -64,10 +66,10 @@ def frame_of(data: bytes) -> Frame | None:
             at += 1
             continue
         if marker == 0xDA:
-            return None if frame is None else frame._replace(in_first_scan=data[at + 4])
+            return None if frame is None else frame._replace(in_first_scan=data[at + 4], scan_at=at)
         if frame is None and 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = (int.from_bytes(data[at + start : at + start + 2], "big") for start in (5, 7))
-            frame = Frame(marker, data[at + 4], height, width, data[at + 9], 0)
+            frame = Frame(marker, data[at + 4], height, width, data[at + 9])
         if marker == 0x01 or 0xD0 <= marker <= 0xD7:
             at += 2
         else:

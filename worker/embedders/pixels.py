@@ -3,13 +3,14 @@
 Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes by
 libjpeg-turbo and resizes by torch's kernel for bytes: two to three times as fast, and off by a step of 255 here and
 there. `cpu-fast` has the decoder make large JPEGs smaller, where at least twice the wanted size is left. `gpu` has a
-GPU decode and resize plain JPEGs, and takes `cpu-exact` for all other images. What these do not know (palettes, alpha,
-16 bits, CMYK) takes the first path, bit by bit.
+GPU decode and resize plain JPEGs, many at a time, and takes `cpu-exact` for all other images. What these do not know
+(palettes, alpha, 16 bits, CMYK) takes the first path, bit by bit.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,6 +53,15 @@ class Pixels:
         if decode != "reference" and torch.backends.cpu.get_cpu_capability() not in SIMD:
             log.warning("slow_resizing", processor=torch.backends.cpu.get_cpu_capability())
 
+    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+        """Have the GPU decode what it can of images that are asked for next; nothing on the other paths.
+
+        Raises DeviceError where the device is broken.
+        """
+        if self._gpu is not None:
+            _compute_alone()
+            self._gpu.look_ahead(pictures, self._fit)
+
     def of(self, picture: Picture) -> np.ndarray:
         """The pixels of one image: uint8 of shape `shape`. Raises SampleError as `into` does."""
         made = np.empty(self.shape, np.uint8)
@@ -59,17 +69,14 @@ class Pixels:
         return made
 
     def into(self, picture: Picture, row: np.ndarray) -> None:
-        """Write the pixels of one image to `row`, uint8 of shape `shape`.
+        """Write the pixels of one image to `row`, uint8 of shape `shape`: those of `look_ahead` where it made them.
 
         Raises SampleError for an image that cannot be decoded, with the codes of `worker.embedders.images.open_image`;
         what is in `row` is then undefined.
         """
         _compute_alone()
-        if (
-            self._gpu is not None
-            and picture.frame is not None
-            and self._gpu.into(picture.data, picture.frame, self._fit, row)
-        ):
+        if self._gpu is not None and self._fit in picture.resized:
+            row[...] = picture.resized[self._fit]
             return
         if self._decode != "reference" and not (self._fills_holes and picture.has_clear_colour):
             scale = 1

@@ -73,10 +73,14 @@ class SeveralEmbedder:
             iter(member.embedder.prepare(samples)) if looking is None else None
             for member, looking in zip(self._members, self._looking, strict=True)
         ]
+        pictures = [Picture(sample) for sample in samples]
+        for looking in self._looking:
+            if looking is not None:
+                looking.look_ahead(pictures)
         ready: list[Ready | SampleError] = []
-        for sample in samples:
+        for sample, picture in zip(samples, pictures, strict=True):
             answers = [None if answers is None else next(answers) for answers in together]
-            ready.append(self._ready(sample, answers))
+            ready.append(self._ready(sample, picture, answers))
         return ready
 
     def length(self, prepared: Ready) -> int:
@@ -118,7 +122,9 @@ class SeveralEmbedder:
             for modality, output in member.named.outputs.items()
         }
 
-    def _ready(self, sample: Sample, answers: Sequence[Prepared | SampleError | None]) -> Ready | SampleError:
+    def _ready(
+        self, sample: Sample, picture: Picture, answers: Sequence[Prepared | SampleError | None]
+    ) -> Ready | SampleError:
         """One sample of all models.
 
         Args:
@@ -126,7 +132,7 @@ class SeveralEmbedder:
         """
         if sample.error is not None:
             return SampleError(*sample.error)
-        with Picture(sample) as picture:
+        with picture:
             return self._looked_at(sample, picture, answers)
 
     def _looked_at(

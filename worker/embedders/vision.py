@@ -94,7 +94,11 @@ class VisionEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Row | SampleError]:
         """Pixels of each image."""
-        return prepare_pictures(samples, self.prepare_one)
+        return prepare_pictures(samples, self.prepare_one, self.look_ahead)
+
+    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+        """See `worker.embedders.base.Looking`."""
+        self._images.look_ahead(pictures)
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Row:
         """See `worker.embedders.base.Looking`."""
