@@ -24,8 +24,8 @@ LIFE_S = 20.0
 """A service that was not heard of for so long is forgotten."""
 ROLES = ("producer", "writer", "worker")
 STATES = ("starting", "idle", "loading", "serving", "given_up", "over")
-"""Of a device: its process is being started; waits for work; loads a model; has one; died too often; or the only run
-that was asked for is over."""
+"""Of a device: its process is being started; waits for work; loads a model; has one; cannot serve; or the only run that
+was asked for is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Device:
         state: one of `STATES`.
         worker: name of the process that serves it now; "" where there is none.
         precisions: those that it computes fast, best first; () where its version of embq does not say.
+        why: for what it was given up, and what helps; "" where it was not.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Device:
     state: str
     worker: str
     precisions: tuple[str, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Service:
                 Device(
                     **{name: str(one[name]) for name in ("device", "name", "state", "worker")},
                     precisions=tuple(map(str, one.get("precisions", ()))),
+                    why=str(one.get("why", "")),
                 )
                 for one in data.get("devices", ())
             )

@@ -48,7 +48,7 @@ def examine(settings: Settings, *, output: str = "", model_specs: Sequence[str] 
     """
     yield from packages()
     yield from _broker_and_fleet(settings)
-    yield from devices()
+    yield from devices(settings.cuda_visible)
     yield from models(*model_specs)
     yield from storage(output)
     yield from machine()

@@ -72,8 +72,25 @@ class Fleet:
         ]
         return [
             *map(printable, lines),
+            *self.given_up(),
             *self.unseen(),
             *(line for model in sorted(self.wanted) for line in self.refusals(model)),
+        ]
+
+    def given_up(self) -> list[str]:
+        """Which devices are not used any more, and why; a line for each."""
+        told = {
+            (one.service.host, device.device, device.name): device.why
+            for one in self.heard
+            for device in one.service.devices
+            if device.why
+        }
+        return [
+            printable(
+                f"{host} has given up {device}{f' ({name})' if name else ''}, until the worker there is started "
+                f"again: {why}"
+            )
+            for (host, device, name), why in told.items()
         ]
 
     def unseen(self, run: str = "") -> list[str]:

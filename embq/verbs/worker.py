@@ -61,6 +61,7 @@ def command(
     from core.log import configure
     from core.stopping import StopFlag
     from worker.daemon import devices_of
+    from worker.gpus import find_gpus
     from worker.slot import Fleet
 
     configure()
@@ -78,6 +79,7 @@ def command(
         drain_s=drain_timeout,
         version=embq.__version__,
         settings=settings,
+        gpus=find_gpus(settings.cuda_visible) if any(name.startswith("cuda") for name in names) else (),
     )
     _supervise(fleet, stopped, asked=devices)
     return Exit.DONE

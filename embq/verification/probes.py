@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +18,67 @@ from core.model_spec import ModelSpec
 from core.settings import child_environment
 from embq.verification.findings import Check
 from producer.naming import split_name
+from worker.gpus import Gpu, find_gpus, shown, why_no_gpu
 
+AT_ONCE = 4
+"""Devices that are tried at the same time: each process has a torch of its own, some hundred MB."""
 DEVICE_TIMEOUT_S = 120.0
 """The first import of torch from a cold network disk takes a minute."""
 MODEL_TIMEOUT_S = 600.0
 """Loading includes reading some gigabytes, or fetching them from the hub."""
 
-# Runs where torch may crash. Adds on every GPU, because a driver that lists a device may still fail to use it.
-_DEVICES = """
+# Runs where torch may crash. Adds on the GPU, because a driver that lists a device may still fail to use it.
+_DEVICE = """
 import json, torch
-found = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
-for i in range(torch.cuda.device_count()):
-    gpu = {"name": torch.cuda.get_device_name(i), "error": ""}
-    try:
-        gpu["bytes"] = torch.cuda.get_device_properties(i).total_memory
-        assert (torch.ones(8, device=f"cuda:{i}") + 1).sum().item() == 16
-    except (RuntimeError, AssertionError) as error:
-        gpu["error"] = str(error).splitlines()[0] if str(error) else "it computes wrongly"
-    found["gpus"].append(gpu)
+from core.errors import EmbqError
+from worker.embedders.capability import check_device
+found = {"torch": torch.__version__, "why": "", "mend": ""}
+try:
+    check_device("cuda:0")
+    found["bytes"] = torch.cuda.get_device_properties(0).total_memory
+    assert (torch.ones(8, device="cuda:0") + 1).sum().item() == 16, "it computes wrongly"
+except EmbqError as error:
+    found["why"], found["mend"] = error.message, error.next_step
+except (RuntimeError, AssertionError) as error:
+    found["why"] = str(error).splitlines()[0] if str(error) else type(error).__name__
 print(json.dumps(found))
 """
 
 
-def devices() -> Iterator[Check]:
-    """torch and every CUDA device, with one small computation on each."""
+def devices(cuda_visible: str | None) -> Iterator[Check]:
+    """torch and every GPU, with one small computation on each, in a process that sees it alone as its worker does.
+
+    Args:
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
+    """
     if importlib.util.find_spec("torch") is None:
         yield Check("devices", "warn", "torch is not installed: no worker here", "pip install 'embq[worker]'")
         return
-    found = child(_DEVICES, timeout_s=DEVICE_TIMEOUT_S)
+    gpus = find_gpus(cuda_visible)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        if gpus:
+            yield from pool.map(_device, gpus)
+            return
+    found = child(_DEVICE, timeout_s=DEVICE_TIMEOUT_S)
     if "error" in found:
         fix = "install torch for this machine's driver anew"
         yield Check("devices", "fail", f"torch cannot be used: {found['error']}", fix)
-        return
-    has_driver = Path("/proc/driver/nvidia/version").exists()
-    if not found["gpus"] and has_driver:
-        fix = "install the CUDA build of torch for this driver (see nvidia-smi), or unset CUDA_VISIBLE_DEVICES"
-        yield Check("devices", "warn", f"an NVIDIA driver, and torch {found['torch']} sees no GPU", fix)
-    elif not found["gpus"]:
+    elif Path("/proc/driver/nvidia/version").exists():
+        why, fix = why_no_gpu(cuda_visible)
+        yield Check("devices", "warn", f"no GPU for torch {found['torch']}: {why}", fix)
+    else:
         yield Check("devices", "ok", f"torch {found['torch']}, no GPU: the CPU computes")
-    for number, gpu in enumerate(found["gpus"]):
-        if gpu["error"]:
-            fix = "check nvidia-smi and dmesg; leave the device out with --devices"
-            yield Check(f"cuda:{number}", "fail", f"{gpu['name']}: {gpu['error']}", fix)
-        else:
-            detail = f"{gpu['name']}, {gpu['bytes'] / 1024**3:.0f} GiB, computes; torch {found['torch']}"
-            yield Check(f"cuda:{number}", "ok", detail)
+
+
+def _device(gpu: Gpu) -> Check:
+    name, model = f"cuda:{gpu.number}", gpu.name or gpu.visible
+    found = child(_DEVICE, timeout_s=DEVICE_TIMEOUT_S, **shown(gpu))
+    fix = "check nvidia-smi and dmesg; leave the device out with --devices"
+    if "error" in found:
+        return Check(name, "fail", f"{model}: torch cannot be used: {found['error']}", fix)
+    if found["why"]:
+        return Check(name, "fail", f"{model}: {found['why']}", found["mend"] or fix)
+    return Check(name, "ok", f"{model}, {found['bytes'] / 1024**3:.0f} GiB, computes; torch {found['torch']}")
 
 
 # Reads {"spec", "modalities"} from its argument. The picture is one that every image model takes. Of a model of
@@ -142,10 +159,14 @@ def _examine_model(text: str) -> Check:
     return Check("model", "ok", f"{detail}fingerprint {found['fingerprint']}")
 
 
-def child(program: str, *arguments: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON object that a Python process prints last; {"error", "fix"} where it dies or hangs instead."""
+def child(program: str, *arguments: str, timeout_s: float, **changes: str) -> dict[str, Any]:
+    """The JSON object that a Python process prints last; {"error", "fix"} where it dies or hangs instead.
+
+    Args:
+        changes: of its environment.
+    """
     # -P keeps the current folder off the path, which stays the user's: model specs may name folders below it.
-    environment = child_environment()
+    environment = child_environment(**changes)
     paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     try:

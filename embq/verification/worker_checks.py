@@ -70,15 +70,10 @@ def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
         return names[0], [Check("devices", "ok", f"{', '.join(names)}: simulated, for stub models")]
     if importlib.util.find_spec("torch") is None:
         return names[0], [Check("devices", "fail", "torch is not installed", "pip install 'embq[worker]'")]
-    rows = [row for row in probes.devices() if not row.name.startswith("cuda:") or row.name in names]
+    rows = [row for row in probes.devices(settings.cuda_visible) if row.name == "devices" or row.name in names]
     if wanted == "auto" and names == ("cpu",):
         why, mend = why_no_gpu(settings.cuda_visible)
         rows = [replace(row, state="warn", detail=f"{row.detail}: {why}", fix=mend) for row in rows]
-    lacking = {name for name in names if name.startswith("cuda:")} - {row.name for row in rows}
-    rows += [
-        Check(name, "fail", "torch does not see it", "leave it out of --devices, or mend what nvidia-smi says of it")
-        for name in sorted(lacking)
-    ]
     return names[0], rows
 
 

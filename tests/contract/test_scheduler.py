@@ -17,7 +17,7 @@ from core.protocol import TURNS
 from core.rows import RowSpec
 from core.settings import Settings
 from core.stopping import StopFlag
-from worker import process
+from worker import loading, process
 from worker import read as reading
 from worker.embedders.stub import StubEmbedder
 from worker.scheduler import Scheduler, Turn
@@ -247,7 +247,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(process, "load", device.load)
+    monkeypatch.setattr(loading, "load", device.load)
     monkeypatch.setattr(reading, "read", lambda unit, roots, moved: (sample(0, ordinal) for ordinal in range(3)))
     return device
 

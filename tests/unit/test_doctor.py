@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from fake_nvml import Card, fake_nvml
 
 import core.embedded
 import embq.doctor
@@ -47,7 +48,7 @@ def states(checks: Iterator[Check]) -> dict[str, str]:
 
 def answer(patch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
     """Let every child process of the probes give this answer."""
-    patch.setattr(probes, "child", lambda code, *arguments, timeout_s: found)
+    patch.setattr(probes, "child", lambda code, *arguments, timeout_s, **shown: found)
 
 
 # --- packages ---
@@ -164,34 +165,62 @@ def test_a_clock_that_is_far_from_the_brokers_is_a_warning(
 
 
 def test_torch_is_tried_in_a_process_of_its_own() -> None:
-    checks = list(devices())
+    checks = list(devices(None))
 
     assert all(check.state in ("ok", "warn") for check in checks)
     assert importlib.metadata.version("torch").partition("+")[0] in checks[0].detail
 
 
-def test_each_gpu_is_a_row_and_one_that_does_not_compute_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [
-        {"name": "H200", "bytes": 140 * GIB, "error": ""},
-        {"name": "H200", "bytes": 140 * GIB, "error": "CUDA error: uncorrectable ECC error"},
-    ]
-    answer(monkeypatch, {"torch": "2.9", "cuda": "13", "gpus": gpus})
+CARDS = (Card(name="NVIDIA H200", uuid="GPU-1"), Card(name="NVIDIA GeForce GTX 1070", uuid="GPU-2"))
 
-    first, second = devices()
+
+def test_each_gpu_is_tried_alone_and_one_that_does_not_compute_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(*CARDS))
+
+    def child(code: str, *, timeout_s: float, **shown: str) -> dict[str, Any]:
+        found = {"torch": "2.9", "why": "", "mend": "", "bytes": 140 * GIB}
+        if shown == {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}:
+            return found
+        return {**found, "why": "it has compute capability 6.1", "mend": "install another torch"}
+
+    monkeypatch.setattr(probes, "child", child)
+    first, second = devices(None)
 
     assert (first.name, first.state) == ("cuda:0", "ok")
-    assert "140 GiB" in first.detail
+    assert "NVIDIA H200, 140 GiB" in first.detail
     assert (second.name, second.state) == ("cuda:1", "fail")
-    assert "ECC" in second.detail
-    assert second.fix
+    assert second.detail == "NVIDIA GeForce GTX 1070: it has compute capability 6.1"
+    assert second.fix == "install another torch"
+
+
+def test_the_probe_of_a_gpu_says_what_keeps_torch_from_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the program itself, with a torch that has no code for the second card and loses the third."""
+    cards = [("NVIDIA H100", 9, 0, {}), ("NVIDIA GeForce GTX 1070", 6, 1, {}), ("NVIDIA L4", 8, 9, {"gone": True})]
+    told = [
+        {"name": name, "uuid": f"GPU-{number}", "capability": [major, minor], **more}
+        for number, (name, major, minor, more) in enumerate(cards)
+    ]
+    (tmp_path / "cards").write_text(json.dumps(told))
+    monkeypatch.setenv("EMBQ_CARDS", str(tmp_path / "cards"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "faults" / "kit" / "cards"))
+    here = [Card(name=card["name"], uuid=card["uuid"]) for card in told]
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(*here))
+
+    good, old, gone = devices(None)
+
+    assert (good.state, old.state, gone.state) == ("ok", "fail", "fail")
+    assert "compute capability 6.1" in old.detail
+    assert "whl/cu126" in old.fix
+    assert "does not see the device" in gone.detail
+    assert "nvidia-smi" in gone.fix
 
 
 def test_a_torch_that_crashes_fails_and_a_missing_one_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, {"error": "the process ended with status -11", "fix": ""})
-    assert states(devices()) == {"devices": "fail"}
+    assert states(devices(None)) == {"devices": "fail"}
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (check,) = devices()
+    (check,) = devices(None)
     assert (check.state, check.fix) == ("warn", "pip install 'embq[worker]'")
 
 

@@ -31,7 +31,8 @@ each wraps one function or method when its module has been imported.
 
 ``do`` is one of: ``kill`` (SIGKILL), ``exit`` (with ``status``), ``stop`` (SIGSTOP), ``hang``, ``hang_gil`` (a C call
 that never returns and keeps every other thread from running), ``pause`` (``seconds``), ``gate`` (creates the file
-``<gate>.reached`` and waits for ``<gate>.open``), ``raise_device``, ``raise_oom`` (torch.OutOfMemoryError),
+``<gate>.reached`` and waits for ``<gate>.open``), ``raise_device``, ``raise_full`` (as the embedders say it),
+``raise_oom`` (torch.OutOfMemoryError),
 ``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows),
 ``signal`` (``number``, to itself), ``segfault`` (a C call that reads what is not its own), ``abort`` (what an assertion
 in C does).
@@ -95,6 +96,10 @@ def _act(entry):
         from core.errors import DeviceError
 
         raise DeviceError("the device failed: CUDA error: an illegal memory access was encountered")
+    elif do == "raise_full":
+        from core.errors import DeviceFullError
+
+        raise DeviceFullError("the memory of the device is too small: CUDA out of memory")
     elif do == "raise_oom":
         import torch
 
