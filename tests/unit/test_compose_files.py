@@ -243,6 +243,14 @@ def test_each_image_ends_as_a_user_without_rights_with_a_check_of_its_health() -
         assert 'CMD ["embq", "health"]' in stage
 
 
+def test_models_are_compiled_in_no_container_because_none_has_a_compiler_or_a_tmp_to_run_code_from() -> None:
+    assert not re.search(r"\b(gcc|clang|build-essential)\b", text_of("Dockerfile"))
+    for file in WHOLE:
+        for name, service in as_started(file).items():
+            assert "EMBQ_COMPILE_S" not in service.get("environment", {}), name
+            assert all("exec" not in folder.partition(":")[2].split(",") for folder in service["tmpfs"]), name
+
+
 def test_monitoring_is_started_only_when_asked_for_and_reads_files_that_are_there() -> None:
     services = as_started(STACK)
     found = {name for name, service in services.items() if service.get("profiles") == ["monitoring"]}
