@@ -24,7 +24,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from core.errors import DeviceFullError, ModelError, SampleError
-from worker.embedders.device import foreign_faults
+from worker.embedders.device import foreign_faults, using
 from worker.embedders.images import Picture
 from worker.embedders.jpeg import Frame
 from worker.embedders.preprocess import Fit, placed
@@ -130,7 +130,7 @@ class GpuDecoder:
             if stream is None:
                 yield None
             else:
-                with torch.cuda.device(self._device), torch.cuda.stream(stream):
+                with using(self._device), torch.cuda.stream(stream):
                     yield stream
         finally:
             self._idle.put(stream)

@@ -73,13 +73,16 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(found.group(1).split()) if found else frozenset()
 
 
-def free_memory() -> None:
+def free_memory(device: str) -> None:
     """Give back what a model held that nobody uses any more, to the device as well.
 
     Its pipeline refers to itself in circles, so it is there until it is collected; and torch keeps freed device memory,
-    which the other processes on the device could not use.
+    which the other processes on the device could not use. Raises DeviceError where the device is broken.
     """
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if torch is not None and device.startswith("cuda") and torch.cuda.is_initialized():
+        from worker.embedders.device import using
+
+        with using(torch.device(device)):
+            torch.cuda.empty_cache()

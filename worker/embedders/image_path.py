@@ -19,7 +19,7 @@ import torch
 
 from core.errors import DeviceFullError
 from core.log import Events
-from worker.embedders.device import foreign_faults
+from worker.embedders.device import using
 from worker.embedders.image_rows import ImageRows
 from worker.embedders.trial import Encode, Way, fastest
 
@@ -82,7 +82,7 @@ class ImagePath:
         if images.device.type != "cuda":
             return
         try:
-            with foreign_faults(), torch.inference_mode():
+            with using(images.device), torch.inference_mode():
                 self.try_ways(images.batch([images.noise()] * rows, dtype), compile_s=compile_s, model=model)
         except DeviceFullError as error:
             # Perhaps for now only: passes are made smaller while it works (`worker.room`).
@@ -143,7 +143,7 @@ def compiled(encode: Encode, batch: torch.Tensor, limit_s: float) -> Encode:
 
     def first() -> None:
         try:
-            with torch.inference_mode():
+            with using(batch.device), torch.inference_mode():
                 made(batch)
         except Exception as error:  # noqa: BLE001 - thread boundary: raised again by whoever waits
             failed.append(error)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from core.models import GPU
+from worker.embedders.device import using
 from worker.embedders.gpu_decode import gpu_decoder
 from worker.embedders.images import Picture
 from worker.embedders.pixels import Normaliser, Pixels
@@ -32,9 +33,10 @@ class ImageRows:
     def __init__(self, preprocess: Preprocess, decode: str, device: torch.device) -> None:
         self.device = device
         self._pixels = Pixels(preprocess, decode, gpu_decoder(device) if decode == GPU else None)
-        self._normaliser = Normaliser(preprocess, device)
+        with using(device):
+            self._normaliser = Normaliser(preprocess, device)
         height, width, _ = self._pixels.shape
-        self._slabs = Slabs(height, width, pinned=device.type == "cuda")
+        self._slabs = Slabs(height, width, device)
         self._uploader = Uploader(device)
         self.row_bytes = self._slabs.row_bytes
 

@@ -14,9 +14,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from core.errors import DeviceError, ModelError
+from core.errors import ModelError
 from core.model_spec import ModelSpec
-from worker.embedders.device import is_device_fault
+from worker.embedders.device import device_error
 
 
 def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
@@ -57,8 +57,8 @@ def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
         SafetensorError,
         HfHubHTTPError,
     ) as error:
-        if is_device_fault(error):
-            raise DeviceError(f"the device failed: {first_line(error)}") from error
+        if (told := device_error(error)) is not None:
+            raise told from error
         reason = first_line(error)
         if "trust_remote_code" in str(error):
             raise ModelError(

@@ -11,7 +11,7 @@ import torch
 
 from core.errors import DeviceError, DeviceFullError
 from worker.embedders.base import UnderWay
-from worker.embedders.device import foreign_faults
+from worker.embedders.device import using
 from worker.embedders.lanes import Lanes
 
 T = TypeVar("T")
@@ -24,6 +24,8 @@ class Network(Generic[T]):
         module: the weights in fp32; they are moved and cast here.
         run: one forward pass of prepared samples: output -> tensor of shape (len(batch), dim) on the device.
         example: one prepared sample, which shows how long vectors are.
+
+    Raises DeviceFullError where the device has no room for the model, and DeviceError where it fails.
 
     Attributes:
         dims: output -> length of its vectors.
@@ -41,6 +43,7 @@ class Network(Generic[T]):
     ) -> None:
         self._module = module
         self._run = run
+        self._device = device
         self._cast_to = self.dtype = dtype
         # As many as this process has been given of the cores.
         cores = torch.get_num_threads() if device.type == "cpu" else 1
@@ -51,9 +54,10 @@ class Network(Generic[T]):
             for name, weights in module.named_parameters()
             if dtype != torch.float32 and bool((weights.isfinite() & ~weights.to(dtype).isfinite()).any())
         }
-        module.to(device=device, dtype=dtype).eval()
-        with torch.inference_mode():
-            self.dims = {output: int(vectors.shape[1]) for output, vectors in run([example]).items()}
+        with using(device):
+            module.to(device=device, dtype=dtype).eval()
+            with torch.inference_mode():
+                self.dims = {output: int(vectors.shape[1]) for output, vectors in run([example]).items()}
 
     def embed(self, batch: Sequence[T]) -> Mapping[str, np.ndarray]:
         """See `Embedder.embed`.
@@ -76,13 +80,14 @@ class Network(Generic[T]):
 
     def _pass(self, batch: Sequence[T]) -> Mapping[str, np.ndarray]:
         try:
-            with foreign_faults(), torch.inference_mode():
-                return on_host(self._run(batch))
+            with using(self._device), torch.inference_mode():
+                return on_host(self._run(batch), self._device)
         except DeviceFullError as error:
             message = error.message
         # Outside of the except block, because the traceback keeps the failed batch's tensors alive.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if self._device.type == "cuda":
+            with using(self._device):  # or this makes a context on cuda:0
+                torch.cuda.empty_cache()
         raise DeviceFullError(message)
 
     @contextmanager
@@ -91,26 +96,31 @@ class Network(Generic[T]):
             yield
             return
         try:
-            with foreign_faults():
-                self._cast(torch.float32)
+            self._cast(torch.float32)
+            with using(self._device):
                 for name, weights in self._beyond.items():
                     self._module.get_parameter(name).data.copy_(weights)
             yield
         finally:
-            self._cast(self._cast_to)
+            try:
+                self._cast(self._cast_to)
+            except DeviceFullError as error:
+                raise DeviceError(f"the weights cannot be cast back: {error}") from error
 
     def _cast(self, dtype: torch.dtype) -> None:
-        self._module.to(dtype=dtype)
+        with using(self._device):
+            self._module.to(dtype=dtype)
         self.dtype = dtype
 
 
-def on_host(vectors: Mapping[str, torch.Tensor]) -> Mapping[str, np.ndarray]:
+def on_host(vectors: Mapping[str, torch.Tensor], device: torch.device) -> Mapping[str, np.ndarray]:
     """The same in float32 on the host; from a CUDA device while that goes on."""
-    if not all(tensor.is_cuda for tensor in vectors.values()):
+    if device.type != "cuda":
         return {name: tensor.to(device="cpu", dtype=torch.float32).numpy() for name, tensor in vectors.items()}
-    copies = {name: tensor.float().to("cpu", non_blocking=True) for name, tensor in vectors.items()}
-    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    copied.record()
+    with torch.cuda.device(device):  # the event is for the stream that copies, which is one of the vectors' device
+        copies = {name: tensor.float().to("cpu", non_blocking=True) for name, tensor in vectors.items()}
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
 
     def arrive() -> dict[str, np.ndarray]:
         try:

@@ -166,7 +166,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     check_modalities(config, *EMBEDS[spec.family])
     place = device_of(device)
     dtype = dtype_of(config, place)
-    model = loaded(spec, place, keep_length=keep_length)
+    model = loaded(spec, keep_length=keep_length)
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
     with foreign_failures(spec, from_hub=False):

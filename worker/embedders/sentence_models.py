@@ -15,8 +15,8 @@ from worker.embedders.loading import complete_weights, foreign_failures, model_s
 log = Events("worker")
 
 
-def loaded(spec: ModelSpec, device: torch.device, *, keep_length: bool) -> SentenceTransformer:
-    """The model in fp32; ModelError where it cannot be loaded, or not be what the spec says.
+def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
+    """The model in fp32, on the CPU; ModelError where it cannot be loaded, or not be what the spec says.
 
     Args:
         keep_length: whether its vectors keep the length that the trunk gives them.
@@ -25,7 +25,8 @@ def loaded(spec: ModelSpec, device: torch.device, *, keep_length: bool) -> Sente
     with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder), complete_weights(spec):
         model = SentenceTransformer(
             source,
-            device=str(device),
+            # Where it is computed it goes in its precision, which is half of this or less.
+            device="cpu",
             trust_remote_code=False,
             local_files_only=is_folder,
             # Explicit, because the default is the type of the checkpoint.

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import torch
 
+from worker.embedders.device import using
+
 ROWS = 32
 """Images of a slab: as many as one thread prepares at a time (`worker.read.CHUNK_SAMPLES`)."""
 
@@ -59,19 +61,19 @@ class Slabs:
     """Hands out rows to decode threads.
 
     Args:
-        pinned: page-locked memory, from which a CUDA device copies while the process goes on. torch rounds each piece
-            of it up to a power of two.
+        device: that reads the rows. For a CUDA device memory is page-locked, so that it copies while the process goes
+            on; torch rounds each piece of that up to a power of two.
 
     Attributes:
         row_bytes: of one image.
         made: slabs so far; each is used again and again.
     """
 
-    def __init__(self, height: int, width: int, *, pinned: bool = False) -> None:
+    def __init__(self, height: int, width: int, device: torch.device) -> None:
         self.row_bytes = height * width * 3
         self.made = 0
         self._shape = (ROWS, height, width, 3)
-        self._pinned = pinned
+        self._device = device
         self._free: deque[torch.Tensor] = deque()
         self._making = threading.Lock()
         self._mine = threading.local()
@@ -79,7 +81,8 @@ class Slabs:
     def fill(self, write: Callable[[torch.Tensor], object]) -> Row:
         """The calling thread's next row, with what `write` puts into its pixels.
 
-        Where `write` raises, the row stays the thread's next one: a failed image leaves no hole.
+        Where `write` raises, the row stays the thread's next one: a failed image leaves no hole. Raises DeviceError or
+        DeviceFullError where no memory can be page-locked.
         """
         left: list[Row] = getattr(self._mine, "left", [])
         if not left:
@@ -92,8 +95,9 @@ class Slabs:
         try:
             memory = self._free.pop()
         except IndexError:
-            with torch.inference_mode(False):  # or nobody could write to it outside of that
-                memory = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._pinned)
+            # Outside of inference mode, or nobody could write to it there.
+            with using(self._device), torch.inference_mode(False):
+                memory = torch.empty(self._shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
             with self._making:
                 self.made += 1
         return Slab(memory, self._free)

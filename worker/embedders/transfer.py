@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from worker.embedders.device import using
+
 SLOTS = 4
 """Copies that may be under way at once: that of the next pass, those that the device still reads, and one to spare."""
 
@@ -57,7 +59,7 @@ class Sender:
             return torch.from_numpy(np.concatenate(parts)).to(self.device)
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % len(self._slots)
-        with torch.cuda.device(self.device):
+        with using(self.device):
             sent = slot.filled(parts, count).to(self.device, non_blocking=True)
             slot.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             slot.copied.record()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from worker.embedders.device import using
 from worker.embedders.slabs import Row, gathered, runs
 
 BUFFERS = 2
@@ -47,14 +48,14 @@ class Uploader:
         self._device = device
         self._turn = 0
         if device.type == "cuda":
-            with torch.cuda.device(device):
+            with using(device):
                 self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 self._buffers = [Buffer() for _ in range(BUFFERS)]
 
     def send(self, rows: Sequence[Row], read: Reader) -> torch.Tensor:
         """What `read` makes of the pixels of one row or more."""
         if self._device.type == "cuda":
-            with torch.cuda.device(self._device):
+            with using(self._device):
                 return self._sent(rows, read)
         return read(gathered(rows).to(self._device))
 
