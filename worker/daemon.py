@@ -31,6 +31,7 @@ FREE_S = 5.0
 DRAIN_GRACE_S = 15.0
 """What a process gets beyond its drain timeout to give its leases back and end."""
 DEVICES_NEXT = "use auto, cpu, cuda (every CUDA device), cuda:0 or a list such as cuda:0,cuda:2"
+DEVICE_NEXT = "look for it with nvidia-smi and in dmesg, mend it, and start the worker again"
 NO_RESTART = {Exit.USAGE, Exit.BAD_INPUT, Exit.CONFIG}
 """Exit statuses that a restart cannot mend."""
 
@@ -86,7 +87,8 @@ class Supervisor:
 
     def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
         self.fleet = fleet
-        self.slots = [Slot(device) for device in fleet.devices]
+        gpus = {f"cuda:{gpu.number}": gpu for gpu in fleet.gpus}
+        self.slots = [Slot(device, gpus.get(device)) for device in fleet.devices]
         self.freer = LeaseFreer(client)
         self._beat = beat
         self.deaths: Counter[tuple[str, str]] = Counter()  # (device, status) -> processes that ended by themselves
@@ -97,7 +99,8 @@ class Supervisor:
     def serve(self, stopped: StopFlag) -> None:
         """Run until stopped, until the one run asked for is over, or until no slot can be kept alive.
 
-        Raises EmbqError with the exit status of the process that could not be mended by restarting it.
+        A device that cannot serve is given up alone. Raises EmbqError where none is left, with the exit status of the
+        last process.
         """
         self.freer.start()
         try:
@@ -159,19 +162,25 @@ class Supervisor:
             return
         self.deaths[slot.device, "stuck" if stuck else str(status)] += 1
         self.log.warning("worker_died", worker=slot.name, status=status)
-        if status in NO_RESTART:
-            raise _given_up(slot, status, "starting it again cannot mend that")
         slot.early_deaths += not slot.ready
-        if slot.early_deaths >= EARLY_DEATHS:
-            raise _given_up(slot, status, f"it has died {EARLY_DEATHS} times in a row before its model was ready")
-        if broken:
-            self.log.error("device_given_up", device=slot.device, worker=slot.name)
-            slot.start_at = NEVER
-            slot.given_up = True
-            if all(other.over for other in self.slots):
-                raise _given_up(slot, Exit.UNAVAILABLE, "its device failed with one unit after the other")
-            return
-        slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.early_deaths
+        if status in NO_RESTART:
+            self._give_up(slot, status, f"its process ended with status {status}, which starting it again cannot mend")
+        elif broken:
+            self._give_up(slot, Exit.UNAVAILABLE, "it failed with one unit after the other", DEVICE_NEXT)
+        elif slot.early_deaths >= EARLY_DEATHS:
+            self._give_up(
+                slot, status, f"its process has died {EARLY_DEATHS} times in a row before its model was ready"
+            )
+        else:
+            slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.early_deaths
+
+    def _give_up(self, slot: Slot, status: int, why: str, next_step: str = "its messages stand in the log") -> None:
+        """Leave a device to itself. What is wrong with the whole machine shows by every device of it."""
+        slot.give_up(why, next_step)
+        name = slot.gpu.name if slot.gpu is not None else ""
+        self.log.error("device_given_up", device=slot.device, name=name, worker=slot.name, why=slot.why)
+        if all(other.given_up for other in self.slots):
+            raise _none_left(self.slots, status)
 
     def _watched_for(self, seconds: float) -> bool:
         """Whether this process has run for so long: in a machine that was paused, everybody stood still."""
@@ -214,10 +223,12 @@ class Supervisor:
             slot.clear()
 
 
-def _given_up(slot: Slot, status: int, why: str) -> EmbqError:
+def _none_left(slots: Sequence[Slot], status: int) -> EmbqError:
+    causes = {slot.label: slot.why for slot in slots}
+    told = "; ".join(f"{label}: {why}" for label, why in causes.items())
     error = EmbqError(
-        f"the worker on {slot.device} ended with status {status}: {why}",
-        next_step="its own message stands above; `embq doctor` checks devices and models",
+        f"no device is left: {told}" if len(causes) > 1 else f"the worker on {told}",
+        next_step="what the processes said stands above; `embq doctor` checks devices and models",
         code="worker",
     )
     known = {int(code): code for code in Exit}

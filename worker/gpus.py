@@ -45,6 +45,14 @@ class Gpu:
     architecture: str = ""
 
 
+def shown(gpu: Gpu) -> dict[str, str]:
+    """Environment variables with which a process sees this device and no other."""
+    alone = {"CUDA_VISIBLE_DEVICES": gpu.visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if "HIP_VISIBLE_DEVICES" in child_environment():  # ROCm looks at it first
+        alone["HIP_VISIBLE_DEVICES"] = gpu.visible
+    return alone
+
+
 def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
     """The devices that workers here may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID.
 

@@ -42,6 +42,7 @@ class Machine:
                     self._devices[slot.device],
                     state=slot.doing,
                     worker=slot.name if slot.process is not None else "",
+                    why=slot.why,
                 )
                 for slot in self._supervisor.slots
             ),

@@ -23,13 +23,10 @@ from core.log import Events, configure
 from core.models import ModelConfig
 from core.settings import Settings
 from core.stopping import StopFlag
-from worker.embedders.base import Embedder
 from worker.embedders.hardware import free_memory, simulated_speed
-from worker.embedders.registry import load
-from worker.embedders.tune import tune
-from worker.embedders.warm_up import warm_up
 from worker.index_access import IndexAccess
 from worker.index_service import IndexService
+from worker.loading import load_model
 from worker.progress import ProgressBoard
 from worker.report import LOADING, READY, WAITING, Report
 from worker.scheduler import Scheduler, Turn
@@ -40,7 +37,7 @@ from worker.workplace import Options, Workplace
 log = Events("worker")
 
 
-def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
+def run(options: Options, settings: Settings, stopped: StopFlag, report: Report | None = None) -> None:
     """Serve until stopped or until the one run asked for is over."""
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
@@ -57,7 +54,7 @@ def run(options: Options, settings: Settings, stopped: StopFlag) -> None:
             board=ProgressBoard(options.progress_fd),
             sight=sight,
         )
-        _serve(place, Report(options.report_fd))
+        _serve(place, report or Report(options.report_fd))
 
 
 def _serve(place: Workplace, report: Report) -> None:
@@ -76,7 +73,7 @@ def _serve(place: Workplace, report: Report) -> None:
             turn = IndexService(place, turn, turn.model).serve()
         else:
             turn = _serve_model(place, turn, turn.model, report)
-            free_memory(place.options.device)  # before the next model is loaded: a device may hold only one
+            free_memory(place.options.torch_device)  # before the next model is loaded: a device may hold only one
 
 
 def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Report) -> Turn | None:
@@ -85,7 +82,7 @@ def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Repor
     report.say(LOADING)
     log.info("model_loading", model=model.spec, device=place.options.device)
     try:
-        embedder = load(model, place.options.device)
+        embedder = load_model(model, place)
     except ModelError as error:
         if place.options.run:
             raise
@@ -94,7 +91,6 @@ def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Repor
         log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
         report.refuse(model.spec, f"{error.message}; {error.next_step}")
         return None
-    _try_out(embedder, model, place)
     load_s = time.monotonic() - began
     log.info("model_loaded", model=model.spec, device=place.options.device, seconds=round(load_s, 2))
     report.say(READY)
@@ -102,15 +98,6 @@ def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Repor
     if following is not None:
         log.info("turn_ended", model=model.spec, next=following.name)
     return following
-
-
-def _try_out(embedder: Embedder, model: ModelConfig, place: Workplace) -> None:
-    """Let a model embed something before it is trusted with work, and find how this device computes it best."""
-    asked, device = place.options.batch_size, place.options.device
-    if asked:
-        embedder.batch_size = asked
-    place.board.expect("embed", warm_up(embedder, model.modalities) * embedder.batch_size)
-    tune(embedder, model, device=device, batch_size=asked, compile_s=place.settings.compile_s)
 
 
 def main() -> None:
@@ -135,17 +122,19 @@ def main() -> None:
     stopped.install()
     # For the supervisor, which asks a process that is stuck where: this handler needs no interpreter.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    report = Report(options.report_fd)
     try:
-        run(options, Settings.from_environment(), stopped)
+        try:
+            run(options, Settings.from_environment(), stopped, report)
+        except redis.exceptions.RedisError as error:
+            raise refusal(error) from error
     except EmbqError as error:
         log.error("stopped", code=error.code, why=error.message, next=error.next_step)
+        report.end(error.message, error.next_step)
         sys.exit(error.exit_code)
-    except redis.exceptions.RedisError as error:
-        told = refusal(error)
-        log.error("stopped", code=told.code, why=told.message, next=told.next_step)
-        sys.exit(told.exit_code)
-    except Exception:  # noqa: BLE001 - process boundary
+    except Exception as error:  # noqa: BLE001 - process boundary
         log.bug("bug")
+        report.end(f"{type(error).__name__}: {error}", "see its traceback in the log")
         sys.exit(Exit.BUG)
 
 

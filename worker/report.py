@@ -1,4 +1,4 @@
-"""What a worker process tells its supervisor through a pipe: what it is at, and which models cannot be loaded."""
+"""What a worker process tells its supervisor through a pipe: what it is at, what it cannot load, and why it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 WAITING, LOADING, READY = b"W", b"L", b"R"
 """It waits for work; loads a model; the model is loaded and has embedded something. Between them stand lines of JSON,
-each between two line ends: see `Report.refuse`."""
+each between two line ends: see `Report.refuse` and `Report.end`."""
 PIPE_BYTES = 4096
 """What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
 
@@ -31,8 +31,18 @@ class Report:
 
     def refuse(self, model: str, why: str) -> None:
         """Say that a model cannot be loaded here, and why."""
+        if not self._write({"model": model, "why": why[:1000]}):
+            self._write({"model": model[:500], "why": "its log tells"})
+
+    def end(self, why: str, next_step: str = "") -> None:
+        """Say why this process ends, and what helps: of a device that is given up, a user reads it."""
+        self._write({"ends": why[:300], "next": next_step[:300]})
+
+    def _write(self, line: dict[str, str]) -> bool:
+        """Whether the line fits."""
+        text = f"\n{json.dumps(line)}\n"
+        if len(text) > PIPE_BYTES:
+            return False
         if self._descriptor >= 0:
-            line = json.dumps({"model": model, "why": why[:1000]})
-            if len(line) > PIPE_BYTES - 2:
-                line = json.dumps({"model": model[:500], "why": "its log tells"})
-            os.write(self._descriptor, f"\n{line}\n".encode())
+            os.write(self._descriptor, text.encode())
+        return True

@@ -57,7 +57,7 @@ class ModelService:
         self.model = model
         self.embedder = embedder
         self.load_s = load_s
-        self.device_name = device_name(self.options.device)
+        self.device_name = device_name(self.options.torch_device)
         self.slices = Slices(self.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
         self._place = place
         self._clients: list[redis.Redis] = []

@@ -19,6 +19,7 @@ from core.embedded import die_with_parent
 from core.errors import Exit
 from core.settings import Settings, child_environment
 from worker.embedders.hardware import simulated_speed
+from worker.gpus import Gpu, shown
 from worker.progress import InHand, ProgressBoard, Span
 from worker.report import LOADING, READY, WAITING
 
@@ -49,6 +50,7 @@ class Fleet:
     Attributes:
         devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
         run: serve only this run and end when it is over; "" serves every run until stopped.
+        gpus: those of this machine; each "cuda:N" is one of them.
     """
 
     devices: tuple[str, ...]
@@ -60,6 +62,7 @@ class Fleet:
     drain_s: float
     version: str
     settings: Settings
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def real_devices(self) -> list[str]:
@@ -70,12 +73,20 @@ class Fleet:
 class Slot:
     """One device and the process that serves it now.
 
+    Args:
+        gpu: what the device is; None for one that is no GPU.
+
     Attributes:
         refused: model that its process cannot load -> why.
+        ended: (why its last process ended, what helps), as it said itself; empty where it could not.
+        why: for what the device was given up, in one line; "" where it was not.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, gpu: Gpu | None = None) -> None:
         self.device = device
+        self.gpu = gpu
+        self.ended = ("", "")
+        self.why = ""
         self.refused: dict[str, str] = {}
         self._said = "starting"
         self.name = ""
@@ -88,7 +99,22 @@ class Slot:
         self.stuck_in: list[InHand] = []
         self._faults: list[tuple[float, set[int]]] = []
         self.start_at = 0.0
-        self.given_up = False
+
+    @property
+    def label(self) -> str:
+        """The device, for people."""
+        return f"{self.device} ({self.gpu.name})" if self.gpu is not None and self.gpu.name else self.device
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the device is not used any more."""
+        return bool(self.why)
+
+    def give_up(self, why: str, next_step: str) -> None:
+        """Start no process any more; why, and what helps, where its last process did not say so itself."""
+        said, helps = self.ended
+        self.why = f"{said or why}; {helps or next_step}"
+        self.start_at = NEVER
 
     @property
     def doing(self) -> str:
@@ -109,6 +135,7 @@ class Slot:
         self.ready = False
         self._said = "starting"
         self.refused = {}
+        self.ended = ("", "")
         self.stuck_in = []
         self.report, report_for_child = os.pipe()
         os.set_blocking(self.report, False)
@@ -135,7 +162,7 @@ class Slot:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(report_for_child, self.board_fd),
-                env=_child_env(fleet, self.device),
+                env=_child_env(fleet, self.device, self.gpu),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
@@ -152,8 +179,11 @@ class Slot:
         words = b"".join(parts[::2])
         for line in parts[1::2]:
             with suppress(ValueError, KeyError):
-                refused = json.loads(line)
-                self.refused[refused["model"]] = refused["why"]
+                told = json.loads(line)
+                if "ends" in told:
+                    self.ended = (told["ends"], told["next"])
+                else:
+                    self.refused[told["model"]] = told["why"] if self.gpu is None else f"{self.label}: {told['why']}"
         self._said = WORDS.get(words[-1], self._said) if words else self._said
         if READY in words:
             self.ready = True
@@ -203,14 +233,17 @@ class Slot:
         self.process = self.board = None
 
 
-def _child_env(fleet: Fleet, device: str) -> dict[str, str]:
-    """Share the cores out between the processes of this machine; without it each starts a thread per core."""
+def _child_env(fleet: Fleet, device: str, gpu: Gpu | None = None) -> dict[str, str]:
+    """Show the process its GPU and no other, and share the cores out between the processes of this machine; without
+    that each starts a thread per core."""
     share = max(1, cores() // max(1, len(fleet.real_devices)))
     kept = KEPT_MEMORY if device == "cpu" else {}
+    alone = shown(gpu) if gpu is not None else {}
     return kept | child_environment(
         # By environment, because a password does not belong on a command line.
         EMBQ_BROKER_URL=fleet.settings.broker_url,
         OMP_NUM_THREADS=fleet.settings.omp_threads or str(share),
         # The threads that prepare tokenise side by side; each with a pool of its own would be too many.
         TOKENIZERS_PARALLELISM="false",
+        **alone,
     )

@@ -20,7 +20,7 @@ class Options:
 
     Attributes:
         name: worker name, unique for ever.
-        device: "cpu", "cuda:N" or "sim:SPEED".
+        device: "cpu", "cuda:N" or "sim:SPEED", as the machine calls it: for logs, metrics and `embq status`.
         run: serve only this run; "" serves every run.
         prefetch: remote files that are fetched before their units' turn.
         threads: threads that decode and tokenise.
@@ -45,6 +45,11 @@ class Options:
     progress_fd: int
     version: str
     siblings: int = 1
+
+    @property
+    def torch_device(self) -> str:
+        """What torch calls the device in this process, which sees no other GPU: see `worker.slot`."""
+        return "cuda:0" if self.device.startswith("cuda") else self.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from core.log import Events
 from core.models import ModelConfig
 from worker.embedders.base import Embedder, Trying
+from worker.embedders.compiling import lacking
 from worker.embedders.probe import best_budget, may_probe, may_probe_images, speeds_of_budgets, speeds_of_sizes
 
 log = Events("worker")
@@ -26,7 +27,17 @@ def tune(embedder: Embedder, model: ModelConfig, *, device: str, batch_size: int
         embedder.batch_size = embedder.window = best_budget(speeds := speeds_of_sizes(embedder, model.modalities))
         log.info("batch_size_chosen", model=model.spec, rows=embedder.batch_size, rows_per_s=_told(speeds))
     if isinstance(embedder, Trying):
-        embedder.try_ways(compile_s=compile_s)
+        embedder.try_ways(compile_s=_possible(compile_s, model, device))
+
+
+def _possible(compile_s: float, model: ModelConfig, device: str) -> float:
+    """The seconds for compiling, or 0 where it cannot be done; a CPU never compiles."""
+    if not compile_s or not device.startswith("cuda"):
+        return 0.0
+    if lacks := lacking():
+        log.warning("compile_refused", model=model.spec, lacks=lacks, next="mend that, or unset EMBQ_COMPILE_S")
+        return 0.0
+    return compile_s
 
 
 def _told(speeds: dict[int, float]) -> str:
