@@ -27,6 +27,9 @@ STATES = ("starting", "idle", "loading", "serving", "given_up", "over")
 """Of a device: its process is being started; waits for work; loads a model; has one; cannot serve; or the only run that
 was asked for is over."""
 
+UNKNOWN = ("fp32",)
+"""Precisions of a device that does not say: every device computes in fp32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -37,7 +40,7 @@ class Device:
         name: its model, such as "NVIDIA H200"; "" where that is not known.
         state: one of `STATES`.
         worker: name of the process that serves it now; "" where there is none.
-        precisions: those that it computes fast, best first; () where its version of embq does not say.
+        precisions: those that it computes fast, best first; () for a GPU that the torch there has no code for.
         why: for what it was given up, and what helps; "" where it was not.
     """
 
@@ -45,7 +48,7 @@ class Device:
     name: str
     state: str
     worker: str
-    precisions: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = UNKNOWN
     why: str = ""
 
 
@@ -100,7 +103,7 @@ class Service:
             devices = tuple(
                 Device(
                     **{name: str(one[name]) for name in ("device", "name", "state", "worker")},
-                    precisions=tuple(map(str, one.get("precisions", ()))),
+                    precisions=tuple(map(str, one.get("precisions", UNKNOWN))),
                     why=str(one.get("why", "")),
                 )
                 for one in data.get("devices", ())

@@ -13,7 +13,6 @@ from core.fleet import Device, services
 CHOICES = ("bf16", "fp16", "fp32")
 """Those that `auto` chooses from, best first: bf16 is as fast as fp16 and has the range of fp32. int8 is never chosen:
 it is for CPUs and for some models only, and is further from fp32."""
-EVERYWHERE = "fp32"
 SHOWN_DEVICES = 4
 """Kinds of devices that the reason names; further ones are counted."""
 
@@ -29,22 +28,23 @@ class Choice:
 def choose(devices: Sequence[Device]) -> Choice:
     """The first of `CHOICES` that every device computes fast.
 
-    A device that does not say what it computes fast, because its embq is older, counts as one for fp32 alone.
+    A GPU that the torch of its machine has no code for is left out.
     """
-    if not devices:
+    usable = [device for device in devices if device.precisions]
+    if not usable:
         return Choice(
-            precision=EVERYWHERE,
-            reason=f"precision {EVERYWHERE}: no device is registered at the broker; for GPUs with tensor cores start "
-            "the workers first, or give --precision bf16",
+            precision=CHOICES[-1],
+            reason=f"precision {CHOICES[-1]}: no usable device is registered; for GPUs with tensor cores start the "
+            "workers first, or give --precision bf16",
         )
-    fast = {device: device.precisions or (EVERYWHERE,) for device in devices}
-    chosen = next((one for one in CHOICES if all(one in of for of in fast.values())), EVERYWHERE)
-    faster = next((one for one in CHOICES[: CHOICES.index(chosen)] if any(one in of for of in fast.values())), "")
+    chosen = next((one for one in CHOICES if all(one in device.precisions for device in usable)), CHOICES[-1])
+    better = CHOICES[: CHOICES.index(chosen)]
+    faster = next((one for one in better if any(one in device.precisions for device in usable)), "")
     if not faster:
-        reason = f"the fastest on every device ({_named(devices)}); --precision chooses another one"
+        reason = f"the fastest on every device ({_named(usable)}); --precision chooses another one"
     else:
-        able = [device for device in devices if faster in fast[device]]
-        others = [device for device in devices if faster not in fast[device]]
+        able = [device for device in usable if faster in device.precisions]
+        others = [device for device in usable if faster not in device.precisions]
         reason = (
             f"the fastest that all devices have in common; {faster} is faster on {_named(able)}, and not on "
             f"{_named(others)}: --precision {faster} leaves out what cannot compute in it"

@@ -180,21 +180,14 @@ print(json.dumps(found))
 
 
 @cache
+def torch_architectures() -> tuple[str, ...]:
+    """What the installed torch has code for, as `torch.cuda.get_arch_list` names it; () where it cannot be asked."""
+    return tuple(_said_by("import json, torch\nprint(json.dumps(torch.cuda.get_arch_list()))"))
+
+
+@cache
 def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
     shown = {} if cuda_visible is None else {"CUDA_VISIBLE_DEVICES": cuda_visible}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TORCH],
-            env=child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TORCH_S,
-            check=True,
-        )
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return ()  # why, `embq doctor` tells
     return tuple(
         Gpu(
             number=n,
@@ -204,8 +197,26 @@ def _asked_of_torch(cuda_visible: str | None) -> tuple[Gpu, ...]:
             memory_bytes=size,
             architecture=architecture,
         )
-        for n, (visible, name, can, size, architecture) in enumerate(found)
+        for n, (visible, name, can, size, architecture) in enumerate(_said_by(_TORCH, **shown))
     )
+
+
+def _said_by(program: str, **shown: str) -> list[Any]:
+    """The JSON list that a Python process prints last; [] where it fails: why, `embq doctor` tells."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=child_environment(CUDA_DEVICE_ORDER="PCI_BUS_ID", **shown),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TORCH_S,
+            check=True,
+        )
+        found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []
+    return found
 
 
 def no_gpu(cuda_visible: str | None) -> NoDeviceError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from core.memory import memory_bytes
 from core.packages import model_packages
 from core.settings import model_cache
 from worker.daemon import Supervisor
+from worker.embedders.capability import BUILDS, serves
 from worker.embedders.hardware import device_name, precisions_of
-from worker.gpus import Gpu, find_gpus
+from worker.gpus import Gpu, find_gpus, torch_architectures
 
 
 class Machine:
@@ -57,18 +58,25 @@ class Machine:
 def described(devices: Collection[str], cuda_visible: str | None) -> dict[str, Device]:
     """Each device with its name and the precisions that it computes fast, as if its process were being started.
 
+    A GPU for which the installed torch has no code has none. torch is asked, in a process of its own, where there is
+    one that current builds have dropped.
+
     Args:
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
     """
     found = find_gpus(cuda_visible) if any(device.startswith("cuda") for device in devices) else ()
-    gpus = {f"cuda:{gpu.number}": gpu for gpu in found}
-    return {device: _described(device, gpus.get(device)) for device in devices}
+    gpus = {name: gpu for gpu in found if (name := f"cuda:{gpu.number}") in devices}
+    has_old = any(gpu.capability is not None and gpu.capability < BUILDS[0][0] for gpu in gpus.values())
+    architectures = torch_architectures() if has_old else ()
+    return {device: _described(device, gpus.get(device), architectures) for device in devices}
 
 
-def _described(device: str, gpu: Gpu | None) -> Device:
+def _described(device: str, gpu: Gpu | None, architectures: Sequence[str]) -> Device:
     name = device_name(device) if not device.startswith("cuda") else "" if gpu is None else gpu.name
     # CPUs compute in bf16 only where they have the instructions, and simulated devices stand for any.
     fast = precisions_of(gpu.capability, gpu.architecture) if gpu is not None else ("fp32",)
+    if architectures and gpu is not None and gpu.capability is not None and not serves(architectures, gpu.capability):
+        fast = ()
     return Device(device=device, name=name, state="starting", worker="", precisions=fast)
 
 

@@ -28,7 +28,7 @@ from embq.precision import of_sent
 from embq.verbs.enqueue import command
 from producer.precision import choose, registered_devices
 from worker.embedders.hardware import precisions_of
-from worker.gpus import Gpu
+from worker.gpus import Gpu, torch_architectures
 from worker.machine import described
 
 torch = pytest.importorskip("torch")
@@ -43,6 +43,7 @@ def device(name: str, precisions: tuple[str, ...], at: str = "cuda:0", state: st
 
 
 H100, V100, CPU = device("NVIDIA H100", AMPERE), device("Tesla V100", VOLTA), device("Xeon, 8 cores", FP32, "cpu")
+K80 = device("Tesla K80, which torch has no code for", (), "cuda:1")
 
 
 # --- the rule ---
@@ -79,6 +80,7 @@ def test_a_machine_reports_what_each_device_computes_fast(monkeypatch: pytest.Mo
         Gpu(number=1, visible="GPU-b", name="Tesla T4", capability=(7, 5), memory_bytes=1),
     ]
     monkeypatch.setattr("worker.machine.find_gpus", lambda visible: tuple(cards))
+    monkeypatch.delattr("worker.machine.torch_architectures")
     told = described(["cuda:0", "cuda:1", "cuda:2", "cpu", "sim:3"], None)
     assert {name: one.precisions for name, one in told.items()} == {
         "cuda:0": AMPERE,
@@ -90,6 +92,28 @@ def test_a_machine_reports_what_each_device_computes_fast(monkeypatch: pytest.Mo
     assert told["cuda:1"].name == "Tesla T4"
 
 
+def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = Path(__file__).parent.parent / "faults" / "kit" / "cards"
+    cards = {"NVIDIA H100": (9, 0), "Tesla V100": (7, 0), "Tesla K80": (3, 7)}
+    gpus = [
+        Gpu(number=number, visible="", name=name, capability=capability, memory_bytes=1)
+        for number, (name, capability) in enumerate(cards.items())
+    ]
+    monkeypatch.setattr("worker.machine.find_gpus", lambda visible: tuple(gpus))
+    monkeypatch.setenv("PYTHONPATH", str(folder))  # a torch with code for 7.5 and above
+    torch_architectures.cache_clear()
+    told = described(["cuda:0", "cuda:1", "cuda:2"], None)
+    torch_architectures.cache_clear()
+    assert {one.name: one.precisions for one in told.values()} == {
+        "NVIDIA H100": AMPERE,
+        "Tesla V100": (),
+        "Tesla K80": (),
+    }
+    assert choose(list(told.values())).precision == "bf16"
+
+
 @pytest.mark.parametrize(
     ("devices", "precision", "told"),
     [
@@ -98,8 +122,9 @@ def test_a_machine_reports_what_each_device_computes_fast(monkeypatch: pytest.Mo
         ([CPU], "fp32", "the fastest on every device (Xeon, 8 cores)"),
         ([H100, V100], "fp16", "bf16 is faster on NVIDIA H100, and not on Tesla V100: --precision bf16"),
         ([H100, V100, CPU], "fp32", "bf16 is faster on NVIDIA H100, and not on Tesla V100, Xeon, 8 cores"),
-        ([H100, device("", (), "cuda:1")], "fp32", "bf16 is faster on NVIDIA H100, and not on cuda:1"),
-        ([], "fp32", "no device is registered at the broker; for GPUs with tensor cores start the workers first, or "),
+        ([H100, K80], "bf16", "the fastest on every device (NVIDIA H100)"),
+        ([K80], "fp32", "no usable device is registered"),
+        ([], "fp32", "no usable device is registered; for GPUs with tensor cores start the workers first, or give "),
         ([device(f"GPU {n}", AMPERE) for n in range(9)], "bf16", " and 5 other kinds); --precision"),
     ],
 )
@@ -142,7 +167,7 @@ def test_a_report_of_an_older_embq_still_counts_and_as_fp32(own_client: redis.Re
     del report["devices"][0]["precisions"]
     service = Service.from_json(json.dumps(report))
     assert service is not None
-    assert [one.precisions for one in service.devices] == [()]
+    assert [one.precisions for one in service.devices] == [FP32]
     register(own_client, service)
     assert choose(registered_devices(own_client)).precision == "fp32"
 
