@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ try:
 except (ImportError, OSError, RuntimeError) as error:
     pytest.skip(f"torchcodec cannot be imported ({error}): pip install 'embq[gpu-decode]'", allow_module_level=True)
 
+import fake_cuda  # noqa: E402
 from contract import test_image_kinds as kinds  # noqa: E402
 from contract import test_preprocess as fits  # noqa: E402
 from contract.test_embedders import make_clip  # noqa: E402
@@ -254,10 +254,6 @@ def full(*args: Any, **options: Any) -> Any:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def broken(*args: Any, **options: Any) -> Any:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
 @pytest.mark.parametrize("where", ["decoding", "resizing"])
 def test_a_device_that_is_full_leaves_images_to_the_cpu(
     decoder: GpuDecoder, where: str, monkeypatch: pytest.MonkeyPatch
@@ -272,21 +268,56 @@ def test_a_device_that_is_full_leaves_images_to_the_cpu(
     assert same(by_device(images, decoder), expected), "and takes the next ones again"
 
 
-def test_a_device_that_breaks_while_it_decodes_is_reported_as_broken(
-    decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch
+def on_cards(images: Sequence[Any], *, mode: str, device: Any) -> Any:
+    """As torchcodec decodes on a card."""
+    from torchcodec.decoders import decode_jpeg
+
+    return [image.to(device) for image in decode_jpeg(images, mode=mode)]
+
+
+def test_everything_is_done_on_the_card_that_is_named_and_on_streams_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torchcodec reports a dead device as it reports a damaged image; the stream tells them apart."""
-    images = [photograph(512, 384), photograph(333, 251)]
+    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
+    images = [photograph(160, 120), FILES[FAILING].data, photograph(90, 70)]
+    expected = by_device(images, GpuDecoder(torch.device("cpu")))
+    with fake_cuda.installed() as cards:
+        decoder = GpuDecoder(torch.device("cuda:1"))
+        cards.records.clear()
+        assert same(by_device(images, decoder), expected)
+        fake_cuda.assert_only_on(1, kinds=["allocation", "kernel", "copy"])
+        assert torch.cuda.default_stream("cuda:1").queue.added == 0, "which is the stream of the passes"
+        assert cards.cards[1].used == 0, "nothing is left on the card"
+
+
+def test_a_card_that_breaks_is_told_from_a_damaged_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchcodec reports both as a RuntimeError of its own."""
+    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
+    images = [photograph(160, 120), photograph(90, 70)]
 
     def failing(sources: Sequence[Any]) -> Any:
         raise RuntimeError("nvjpegDecode failed: 8")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(decoder, "_call", failing)
+    def breaking(sources: Sequence[Any]) -> Any:
+        fake_cuda.break_device()
+        failing(sources)
+
+    with fake_cuda.installed():
+        decoder = GpuDecoder(torch.device("cuda:1"))
+        monkeypatch.setattr(decoder, "_call", failing)
         assert by_device(images, decoder) == [None, None]
-        patch.setattr(decoder, "_stream", lambda: nullcontext(SimpleNamespace(synchronize=broken)))
-        with pytest.raises(DeviceError, match="illegal memory access"):
-            by_device(images, decoder)
+        monkeypatch.setattr(decoder, "_call", breaking)
+        for _ in range(2):  # while it decodes, and from then on
+            with pytest.raises(DeviceError, match="illegal memory access"):
+                by_device(images, decoder)
+
+
+def test_a_card_without_room_for_a_chunk_leaves_it_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
+    images = [photograph(640, 480), photograph(160, 120)]
+    with fake_cuda.installed([{"bytes": 3_000_000}]):
+        found = by_device(images, GpuDecoder(torch.device("cuda:0")))
+    assert [row is None for row in found] == [True, True]
 
 
 def test_rows_of_both_ways_are_in_order_and_a_damaged_image_harms_no_other(

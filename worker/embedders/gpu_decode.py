@@ -24,7 +24,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from core.errors import DeviceFullError, ModelError, SampleError
-from worker.embedders.device import foreign_faults, using
+from worker.embedders.device import using
 from worker.embedders.images import Picture
 from worker.embedders.jpeg import Frame
 from worker.embedders.preprocess import Fit, placed
@@ -66,12 +66,12 @@ class GpuDecoder:
         example = io.BytesIO()
         Image.new("RGB", (64, 64)).save(example, "JPEG")
         try:
-            with foreign_faults():
+            with using(device):
                 for _ in range(AT_ONCE):
                     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
                     self._idle.put(stream)
-                with self._stream():
-                    self._call([_source(example.getvalue(), 0)])
+            with self._stream():
+                self._call([_source(example.getvalue(), 0)])
         except RuntimeError as error:
             raise ModelError(
                 f"torchcodec does not decode JPEGs on {device}: {error}",
@@ -92,20 +92,21 @@ class GpuDecoder:
 
     def _fill(self, group: Sequence[Suited], fit: Fit) -> None:
         sources = [_source(picture.data, frame.scan_at) for picture, frame in group]
-        with self._stream() as stream, foreign_faults():
-            decoded = self._decoded(sources, stream)
+        with self._stream():
+            decoded = self._decoded(sources)
             rows = torch.empty((len(group), fit.height, fit.width, 3), dtype=torch.uint8, device=self._device)
             made = []
             for at, (pixels, (picture, frame)) in enumerate(zip(decoded, group, strict=True)):
                 if pixels is not None and pixels.shape == (3, frame.height, frame.width):
                     placed(_resized(pixels, fit), fit, rows[at])
                     made.append((picture, at))
-            # Waits for the copy, so nothing of these images is on the device when the stream takes the next ones.
+            # Waits for the copy, so nothing of these images is on the device when the stream takes the next ones. It
+            # raises where the device is broken, which torchcodec reports as it reports a damaged image.
             on_host = rows.cpu().numpy()
         for picture, at in made:
             picture.resized[fit] = on_host[at]
 
-    def _decoded(self, sources: Sequence[torch.Tensor], stream: Any) -> list[torch.Tensor | None]:
+    def _decoded(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Of each image uint8 of shape (3, height, width), on the device; None where it cannot be decoded.
 
         An image that fails, fails the whole call. Then each is decoded by itself, so that what is made of an image does
@@ -114,24 +115,19 @@ class GpuDecoder:
         try:
             return list(self._call(sources))
         except RuntimeError:
-            if stream is not None:
-                stream.synchronize()  # raises where the device is broken
-            return [None] if len(sources) == 1 else [self._decoded([source], stream)[0] for source in sources]
+            return [None] if len(sources) == 1 else [self._decoded([source])[0] for source in sources]
 
     def _call(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         made: list[torch.Tensor] = self._decode_jpeg(list(sources), mode="RGB", device=self._device)
         return made
 
     @contextmanager
-    def _stream(self) -> Iterator[Any]:
-        """A stream of the device that is the current one meanwhile; None on a CPU, where tests run this."""
+    def _stream(self) -> Iterator[None]:
+        """As `using`, and on one of the idle streams of the device."""
         stream = self._idle.get()
         try:
-            if stream is None:
-                yield None
-            else:
-                with using(self._device), torch.cuda.stream(stream):
-                    yield stream
+            with using(self._device), torch.cuda.stream(stream):
+                yield
         finally:
             self._idle.put(stream)
 
