@@ -112,7 +112,7 @@ test-faults: install   ## the whole fault matrix, then the soak: [SEED=n] [SEEDS
 	EMBQ_TEST_SEED=$(SEED) EMBQ_TEST_SERVER=$(SERVER) \
 		$(BIN)/python -m pytest -q tests/faults --all-faults -n $(or $(JOBS),2) --dist worksteal \
 		--fault-table bench/results/faults$(if $(SERVER),-$(SERVER)).json
-	$(MAKE) soak
+	$(MAKE) soak JOBS=$(or $(JOBS),2)
 
 soak: install   ## random faults, exact check after each seed: [SEED=n] [SEEDS=20] [SECONDS=n] [JOBS=n] [SERVER=redis]
 	PYTHONPATH=tests EMBQ_TEST_SERVER=$(SERVER) $(BIN)/python -m faults.soak --seed $(or $(SEED),1) \
