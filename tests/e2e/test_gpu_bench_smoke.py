@@ -1,20 +1,39 @@
-"""The benchmark of a GPU does on a CPU, with small models, all that it will do there."""
+"""The benchmarks of a GPU do on a CPU, with small models, all that they will do there."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("skimage")
 pytest.importorskip("simplejpeg")
+pytest.importorskip("psutil")
 
-from bench import gpu  # noqa: E402
-from bench.gpu_models import IMAGES, MINILM, TEXTS, TINY, word_pieces  # noqa: E402
-from bench.gpu_text import TOKENS, texts_of  # noqa: E402
+from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
+
+from bench import gpu, gpu_profile  # noqa: E402
+from bench.gpu_models import (  # noqa: E402
+    CASES,
+    MINILM,
+    QUICK,
+    TINY,
+    TOKENS,
+    alone,
+    mixed_lengths,
+    texts_of,
+    word_pieces,
+)
+from bench.image_cpu import Look  # noqa: E402
 from bench.report import RESULTS  # noqa: E402
+
+IMAGES, TEXTS = TINY
 
 
 @pytest.mark.slow
@@ -31,6 +50,71 @@ def test_it_measures_images_and_texts_and_writes_no_result_of_a_cpu(capsys: pyte
     assert "texts tokenised" in said
 
 
+@pytest.mark.slow
+def test_a_profile_holds_each_run_and_the_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_profile.main(["--device", "cpu", "--quick", "--out", str(tmp_path / "profile.json")]) == 0
+    figures = json.loads((tmp_path / "profile.json").read_text())["figures"]
+    assert [(one["workers"], one["threads"]) for one in figures["runs"]] == [(1, 2), (2, 1)]
+    for one in figures["runs"]:
+        assert one["rows"] >= gpu_profile.QUICK_ROWS
+        assert one["process"]["cores"] > 0, "the process computes on the CPU"
+    assert figures["passes"]["pass_ms"] > 0
+    assert "1x2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_runtime_error() -> None:
+    with pytest.raises(RuntimeError):
+        gpu.in_a_process(os._exit, 1)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error")])
+def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "gpu.json"
+    written: list[list[str]] = []
+
+    def in_this_process(do: Callable[..., Any], *arguments: Any, prepares: bool = False) -> Any:
+        if do is not alone:
+            return "CPU", 1e9
+        written.append(list(json.loads(out.read_text())["figures"]["models"]) if out.exists() else [])
+        if arguments[0] is IMAGES:
+            raise error
+        one = {"rows_per_s": 5.0, "rows": 4, "flops": 1e6}
+        return {"forward": one, "loop": one, "prepare": {"per_s_one_thread": 1.0, "per_s": 2.0}}
+
+    monkeypatch.setattr(gpu, "in_a_process", in_this_process)
+    monkeypatch.setattr(gpu, "make_pictures", lambda folder, scale: None)
+    monkeypatch.setattr(gpu, "run", lambda *arguments: {"rows_per_s": 4.0})
+    assert gpu.main(["--device", "cpu", "--quick", "--out", str(out)]) == 0
+    assert written == [[], [IMAGES.name]], "the first model's error is there before the second one begins"
+    models = json.loads(out.read_text())["figures"]["models"]
+    assert str(error) in models[IMAGES.name]["failed"]
+    assert models[TEXTS.name]["run_of_alone"] == 0.8
+    assert f"{IMAGES.name}: {error}" in capsys.readouterr().out
+
+
+def test_every_batch_is_computed_in_inference_mode(tmp_path: Path) -> None:
+    batches: list[bool] = []
+
+    def look(module: object, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs and isinstance(inputs[0], torch.Tensor) and len(inputs[0]) > 1:
+            batches.append(torch.is_inference_mode_enabled())
+
+    hook = register_module_forward_hook(look)
+    try:
+        figures = alone(TEXTS, "cpu", "fp32", tmp_path, QUICK)
+    finally:
+        hook.remove()
+    assert batches
+    assert all(batches)
+    assert figures["loop"]["tokens_per_s"] == pytest.approx(TOKENS * figures["loop"]["rows_per_s"], rel=0.01)
+    mean = sum(mixed_lengths(QUICK.pictures)) / QUICK.pictures
+    mixed = figures["loop_mixed"]
+    assert mixed["tokens_per_s"] / mixed["rows_per_s"] == pytest.approx(mean, rel=0.1)
+
+
 def test_each_word_of_its_texts_is_a_token() -> None:
     tokenizer = word_pieces()
     assert len(tokenizer) == MINILM.vocab_size
@@ -41,9 +125,9 @@ def test_each_word_of_its_texts_is_a_token() -> None:
 
 def test_operations_are_counted_with_attention() -> None:
     """Of ViT-B/32 open_clip says 8.82 billion for an image (`docs/model_profile.csv`)."""
-    forward = IMAGES[0].forward("cpu", torch.float32, (1,), 0.01)
+    forward = CASES[0].forward("cpu", torch.float32, (1,), 0.01)
     assert forward.flops == pytest.approx(8.82e9, rel=0.01)
-    assert {case.name for case in TEXTS} == {"MiniLM-L6", "DistilBERT", "BERT-base"}
+    assert {"ViT-B-32", "ViT-L-14", "DistilBERT"} <= {case.name for case in CASES}
 
 
 def test_what_is_missing_is_named_before_anything_is_measured(
@@ -55,11 +139,15 @@ def test_what_is_missing_is_named_before_anything_is_measured(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, and it would be measured")
-def test_without_a_gpu_and_for_unknown_models_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main([]) == 2
-    assert "torch sees none here" in capsys.readouterr().out
+@pytest.mark.parametrize("bench", [gpu, gpu_profile])
+def test_without_a_gpu_it_says_so(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([]) == 2
+    assert "torch sees none here" in capsys.readouterr().err
+
+
+def test_unknown_models_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main(["--device", "cpu", "--quick", "--only", "tiny,huge"]) == 2
-    assert "no such model: huge" in capsys.readouterr().out
+    assert "no such model: huge" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_or_has_no_time_says_so(tmp_path: Path) -> None:
@@ -74,7 +162,28 @@ def test_models_for_which_no_time_is_left_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "LIMIT_S", 0.0)
+    monkeypatch.setattr(gpu, "in_a_process", lambda *arguments: ("CPU", 1e9))
     assert gpu.main(["--device", "cpu", "--quick"]) == 0
     said = capsys.readouterr().out
     for case in TINY:
         assert f"{case.name}: no time was left" in said
+
+
+def test_the_lock_is_held_by_threads_and_functions() -> None:
+    raw = "thread (10): prepare_3;f (a.py:1);of (b.py:7) 30\nthread (11): prepare_11;of (b.py:9) 10\n"
+    raw += "thread (9): embed 5\n"
+    assert gpu_profile.lock_figures(raw, 90) == {
+        "held": 0.5,
+        "threads": {"prepare": 0.444, "embed": 0.056},
+        "functions": {"of (b.py)": 0.444, "": 0.056},
+    }
+    assert gpu_profile.lock_figures("", 90) == {}
+
+
+def test_the_cpu_time_of_threads_is_that_within_the_window() -> None:
+    looks = [
+        Look(at, {(1, "worker", 10): 2 * at, (1, "worker", 11): at, (2, "worker", 12): 9 * at})
+        for at in (0.0, 1.0, 3.0, 9.0)
+    ]
+    found = gpu_profile.thread_figures(looks, 1, 0.5, 3.5, {10: "prepare_0"})
+    assert found == {"seconds": 2.0, "cores": 3.0, "threads": {"prepare": 2.0, "no Python": 1.0}}
