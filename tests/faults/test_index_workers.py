@@ -12,6 +12,7 @@ from e2e.session import await_in
 
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, let_go
 from faults.kit.indexes import PATIENCE_S, STAGES, Building, MakeBuilding, counted, crash
+from faults.test_cards import H100, Cards
 
 ENDED = (0, 3)
 
@@ -55,6 +56,25 @@ def test_two_workers_build_the_same_files_though_they_are_killed(
     assert stranger.said_times("index_turn") == 0
     client = cluster.broker.client()
     cluster.until(lambda: not client.keys("embq:{*") and not client.exists("embq:indexing"))
+
+
+@pytest.mark.fault("X4", "faiss ends the processes that use a GPU for an index: the CPU does their units")
+def test_a_gpu_that_faiss_cannot_use_is_left_under_the_same_lease(
+    cluster: Cluster, make_building: MakeBuilding, undisturbed: Building, tmp_path: Path
+) -> None:
+    building = make_building(broker_url=cluster.broker.url)
+    ended = {"at": "indexer.task:perform", "do": "abort", "match": "'on_gpu': True", "every": True}
+    ended |= {"tally": str(tmp_path / "ended")}
+    machine = Cards(tmp_path / "cards", H100).machine(cluster, sabotage=[*counted(building.folder), ended])
+    command = building.begin()
+    assert command.wait(PATIENCE_S) in ENDED, command.said + cluster.logs()
+    turns = machine.said_times("index_turn")
+    assert (tmp_path / "ended").stat().st_size == machine.said_times("index_on_cpu") == turns > 0
+    cluster.recovery.injected(turns)
+    assert machine.said_times("index_unit_failed") == 0
+    building.assert_published()
+    building.assert_same_as(undisturbed)
+    assert building.begun() == STAGES
 
 
 @pytest.mark.fault("X5", "the broker forgets everything while an index is built")
