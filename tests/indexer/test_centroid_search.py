@@ -180,3 +180,21 @@ def test_an_error_that_is_not_the_gpus_is_raised(gpus: Gpus) -> None:
     template = Template(trained(f"IVF{LISTS},Flat"), on_gpu=True)
     with pytest.raises(AssertionError):
         template.assign(POINTS[:, :5].copy())
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_lists_that_a_cpu_finds(caplog: pytest.LogCaptureFixture) -> None:
+    """Given faiss-gpu and a GPU, then lists and centroids are the CPU's but for rows between two centroids."""
+    if not hasattr(faiss(), "StandardGpuResources") or not faiss().get_num_gpus():
+        pytest.skip("needs faiss-gpu and a CUDA device")
+    index = trained(f"IVF{LISTS}(PCA8,Flat),SQ8")
+    found, expected = (Template(index, on_gpu=on_gpu).assign(POINTS) for on_gpu in (True, False))
+    assert (found == expected).mean() > 0.999
+    on_gpu, on_cpu = (_cost(centroids(on_gpu=on_gpu)) for on_gpu in (True, False))
+    assert on_gpu == pytest.approx(on_cpu, rel=0.01)
+    assert caplog.records == []
+
+
+def _cost(found: np.ndarray) -> float:
+    """Mean squared distance of a point to its centroid."""
+    return float(np.square(POINTS[:, None] - found[None]).sum(axis=2).min(axis=1).mean())
