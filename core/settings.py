@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,6 +184,11 @@ def compute_in_one_thread() -> None:
     on a busy machine they wait for each other. Whoever has set the number of threads keeps it.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def change_environment(changes: Mapping[str, str]) -> None:
+    """Set variables for a library that has not looked at them yet: torch does when it first uses a GPU."""
+    os.environ.update(changes)
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -53,6 +53,13 @@ def shown(gpu: Gpu) -> dict[str, str]:
     return alone
 
 
+def alone(device: str, cuda_visible: str | None) -> tuple[str, dict[str, str]]:
+    """(what torch calls a device of this machine in a process that sees no other, what that process's environment
+    needs for it)."""
+    gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(cuda_visible)} if device.startswith("cuda") else {}
+    return ("cuda:0", shown(gpus[device])) if device in gpus else (device, {})
+
+
 def find_gpus(cuda_visible: str | None) -> tuple[Gpu, ...]:
     """The devices that workers here may use, in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID.
 

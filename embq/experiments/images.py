@@ -10,6 +10,7 @@ from typing import Any
 from core.cores import cores
 from core.errors import InputError
 from core.models import ModelConfig
+from core.settings import Settings, change_environment
 from core.units import Sample
 from embq.display import stages_line
 from embq.experiments import image_stages as stages
@@ -25,6 +26,7 @@ from worker.embedders.hardware import device_name
 from worker.embedders.registry import load
 from worker.embedders.tune import tune
 from worker.embedders.warm_up import warm_up
+from worker.gpus import alone
 
 UNIT_SAMPLES = 100
 """Of folders and tables, so that samples come from many places."""
@@ -154,11 +156,13 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     config, units = _planned(asked)
     threads = asked.threads or cores()
     say(f"loading {config.spec} on {asked.device}")
-    embedder = load(config, asked.device)
+    in_torch, environment = alone(asked.device, Settings.from_environment().cuda_visible)
+    change_environment(environment)
+    embedder = load(config, in_torch)
     if asked.batch_size:
         embedder.batch_size = embedder.window = asked.batch_size
     warm_up(embedder, config.modalities)
-    tune(embedder, config, device=asked.device, batch_size=asked.batch_size)
+    tune(embedder, config, device=in_torch, batch_size=asked.batch_size)
     tried = Tried()
     say(f"reading up to {asked.samples:,} samples from {len(units):,} places of the inputs")
     samples, read = stages.read_some(units, asked.samples, asked.seconds, tried, look)
@@ -175,7 +179,7 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     both, said = together(embedder, config, units, threads, 2 * asked.seconds, look)
     found = Found(
         asked=asked,
-        device_name=device_name(asked.device),
+        device_name=device_name(in_torch),
         samples=read.samples,
         tried=tried,
         threads=threads,

@@ -21,6 +21,7 @@ from core.registry import RunRecord, registered
 from core.units import Unit
 from embq.verification.findings import Check, guarded, printable
 from embq.verification.probes import MODEL_TIMEOUT_S, child
+from worker.gpus import alone
 
 MOST_RUNS = 20
 """So many are looked at, for each costs seconds."""
@@ -85,11 +86,12 @@ except EmbqError as error:
 """
 
 
-def runs(client: redis.Redis, device: str, *, load: bool) -> Iterator[Check]:
+def runs(client: redis.Redis, device: str, cuda_visible: str | None, *, load: bool) -> Iterator[Check]:
     """Model, an input and the output of each run that is not over.
 
     Args:
         device: on which models are loaded.
+        cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         load: load each model, and compare it with the one that the run was begun with.
     """
     try:
@@ -105,7 +107,7 @@ def runs(client: redis.Redis, device: str, *, load: bool) -> Iterator[Check]:
     for record, meta in found[:MOST_RUNS]:
         if record.model not in seen:
             seen.add(record.model)
-            yield _model(record, meta, device) if load else _files(record.model)
+            yield _model(record, meta, device, cuda_visible) if load else _files(record.model)
         yield from guarded("input", partial(_input, client, record, meta))
         yield _output(record, meta)
     if len(found) > MOST_RUNS:
@@ -128,8 +130,9 @@ def _files(model: ModelConfig) -> Check:
     return Check("model", "ok", printable(f"{model.spec}: {'; '.join(found['where'])}"))
 
 
-def _model(record: RunRecord, meta: dict[str, str], device: str) -> Check:
-    found = child(_LOAD, record.to_json(), device, timeout_s=MODEL_TIMEOUT_S)
+def _model(record: RunRecord, meta: dict[str, str], device: str, cuda_visible: str | None) -> Check:
+    in_torch, environment = alone(device, cuda_visible)
+    found = child(_LOAD, record.to_json(), in_torch, timeout_s=MODEL_TIMEOUT_S, **environment)
     if "error" in found:
         return _failed("model", found, "check the files of the model")
     if meta["fingerprint"] and found["fingerprint"] != meta["fingerprint"]:

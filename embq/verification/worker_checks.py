@@ -51,7 +51,7 @@ def examine_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[C
         yield from guarded("rights", lambda: [_rights(client)])
         yield from guarded("services", lambda: list(fleet(client, embq.__version__)))
         yield from guarded("libraries", lambda: list(libraries(client)))
-        yield from runs(client, first, load=load)
+        yield from runs(client, first, settings.cuda_visible, load=load)
 
 
 def _rights(client: redis.Redis) -> Check:

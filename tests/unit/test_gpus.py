@@ -14,7 +14,7 @@ from fake_nvml import GIB, Card, NVMLError, fake_nvml
 from core.errors import ConfigError, Exit, NoDeviceError
 from worker import gpus
 from worker.daemon import find_devices
-from worker.gpus import Gpu, find_gpus, no_gpu, why_no_gpu
+from worker.gpus import Gpu, alone, find_gpus, no_gpu, why_no_gpu
 
 H100 = Card(name="NVIDIA H100 80GB HBM3", uuid="GPU-aaaa-1")
 L4 = Card(name="NVIDIA L4", uuid="GPU-bbbb-2", capability=(8, 9), bytes=24 * GIB)
@@ -199,6 +199,14 @@ def test_a_gpu_that_is_not_here_is_told_with_those_that_are(monkeypatch: pytest.
         find_devices("cuda:1", "1")
     with pytest.raises(NoDeviceError, match="hides them all"):
         find_devices("cuda:0", "-1")
+
+
+def test_a_process_of_ours_that_computes_on_a_gpu_sees_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, H100, L4)
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert alone("cuda:1", None) == alone("cuda:0", "1") == ("cuda:0", environment)
+    assert alone("cpu", None) == ("cpu", {})
+    assert alone("cuda:7", None) == ("cuda:7", {})  # which is an error when it is used
 
 
 def test_finding_gpus_imports_no_torch() -> None:
