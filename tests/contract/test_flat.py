@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer import modules as st  # noqa: E402
 from transformers import masking_utils  # noqa: E402
 
-from core.errors import SampleError  # noqa: E402
+from core.errors import DeviceError, DeviceFullError, Exit, SampleError  # noqa: E402
 from core.models import ModelConfig  # noqa: E402
 from core.units import Sample  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
@@ -36,7 +36,10 @@ from worker.embedders import flat_attention  # noqa: E402
 from worker.embedders.base import padded_tokens  # noqa: E402
 from worker.embedders.flat import FlatTexts, flattened  # noqa: E402
 from worker.embedders.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
+from worker.embedders.flat_path import probe_texts  # noqa: E402
 from worker.embedders.flat_pooling import MODES  # noqa: E402
+from worker.embedders.paths import FLAT as FLAT_PATH  # noqa: E402
+from worker.embedders.paths import Paths  # noqa: E402
 from worker.embedders.prompts import Prompt  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.embedders.sentence import SentenceEmbedder  # noqa: E402
@@ -97,6 +100,14 @@ def transformer(trunks: Callable[[str], Path]) -> st.Transformer:
 def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     with caplog.at_level(logging.INFO, logger="worker"):
         yield caplog
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Those of the process, for this test alone."""
+    paths = Paths()
+    monkeypatch.setattr("worker.embedders.flat_path.PATHS", paths)
+    return paths
 
 
 def loaded(spec: str, precision: str = "fp32") -> Any:
@@ -249,6 +260,11 @@ def looks_at_all(query: Any, key: Any, value: Any, *, texts: FlatTexts, scale: A
     return attend_one_by_one(query, key, value, texts=whole, scale=scale, window=window)
 
 
+def slightly_wrong(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """So little that the vectors have a cosine of more than 0.9999 with those of the padded path."""
+    return 1.01 * attend_one_by_one(query, key, value, **options)
+
+
 def fails(query: Any, key: Any, value: Any, **options: Any) -> Any:
     raise RuntimeError("no kernel image is available for execution on the device")
 
@@ -259,7 +275,12 @@ def gives_no_numbers(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kernel", "said"),
-    [(looks_at_all, "min_cosine=0."), (gives_no_numbers, "min_cosine=-1.0"), (fails, "no kernel image")],
+    [
+        (looks_at_all, "its error is"),
+        (gives_no_numbers, "its error is inf"),
+        (fails, "no kernel image"),
+        (slightly_wrong, "its error is"),
+    ],
 )
 def test_a_kernel_that_gives_other_vectors_is_not_used(
     kernel: Any, said: str, trunks: Callable[[str], Path], events: pytest.LogCaptureFixture
@@ -278,7 +299,7 @@ def test_the_log_names_the_path(trunks: Callable[[str], Path], events: pytest.Lo
     flat(spec)
     told = [message for message in events.messages if message.startswith("attention ")]
     assert told[0] == f"attention model={spec} path=padded lacks=kernel"
-    assert told[1].startswith(f"attention model={spec} path=flat min_cosine=1.0")
+    assert told[1].startswith(f"attention model={spec} path=flat error_ratio=1.0")
 
 
 @pytest.mark.usefixtures("bf16_cpu")
@@ -289,6 +310,79 @@ def test_half_precision_agrees_within_its_rounding_and_the_fingerprint_is_one(tr
     left, right = vectors_of(ours).astype(np.float64), vectors_of(padded).astype(np.float64)
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     assert cosines.min() >= 0.9999
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trunk whose vectors rounding changes as much as those of a trained one, unlike those of `TRUNKS`."""
+    import transformers as tf
+
+    tokenizer = word_pieces()
+    size = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 192}
+    config = tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.1, **size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TRUNKS, "deep", lambda: (tf.BertModel(config), tokenizer))
+        return save_trunk(tmp_path_factory.mktemp("deep") / "deep", "deep", seed=1)
+
+
+@pytest.mark.usefixtures("bf16_cpu")
+def test_a_path_that_is_as_near_to_fp32_is_taken_however_far_from_the_padded_one(deep: Path) -> None:
+    """Given two paths in bf16 whose vectors differ more than by a cosine of 0.9999, then the flat one is taken."""
+    left, right = (
+        vectors_of(embedder(f"st:{deep}", "bf16"), probe_texts()).astype(np.float64) for embedder in (flat, loaded)
+    )
+    cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    assert cosines.min() < 0.9999
+
+
+def test_a_kernel_that_breaks_the_device_ends_the_process(
+    trunks: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, paths: Paths
+) -> None:
+    """Given a kernel whose fault is followed by that of every call, then it is an error of the device."""
+    embedder = loaded(f"st:{trunks('bert')}")
+    padded = embedder._padded
+    fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+    broken: list[bool] = []
+
+    def breaks(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        broken.append(True)
+        raise fault
+
+    def checked(batch: Any) -> Any:
+        if broken:
+            raise fault
+        return padded(batch)
+
+    monkeypatch.setattr(embedder, "_padded", checked)
+    told: list[object] = []
+    paths.tell = told.append
+    with pytest.raises(DeviceError, match="illegal memory access") as caught:
+        embedder.flatten(breaks)
+    assert caught.value.exit_code == Exit.DEVICE == 71
+    assert told == [["flat"]], "it is told of as long as the process lives"
+
+
+def test_a_process_whose_predecessor_died_with_flat_batches_pads_them(
+    trunks: Callable[[str], Path], paths: Paths, events: pytest.LogCaptureFixture
+) -> None:
+    paths.without = frozenset({FLAT_PATH})
+    embedder = loaded(f"st:{trunks('bert')}")
+    embedder.flatten(fails)
+    assert embedder.cost is padded_tokens
+    assert "path=padded failed='the process before this one died with it'" in events.messages[-1]
+
+
+def test_a_device_without_room_for_fp32_pads(
+    trunks: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, events: pytest.LogCaptureFixture
+) -> None:
+    def full(batch: Any) -> Any:
+        raise DeviceFullError("the memory of the device is too small")
+
+    embedder = loaded(f"st:{trunks('bert')}")
+    monkeypatch.setattr(embedder._network, "embed_in_fp32", full)
+    embedder.flatten(attend_one_by_one)
+    assert embedder.cost is padded_tokens
+    assert "path=padded failed='no room" in events.messages[-1]
 
 
 @pytest.mark.usefixtures("bf16_cpu")
@@ -337,14 +431,65 @@ def test_options_that_an_older_kernel_lacks_are_given_only_where_they_matter() -
         given.append({"max": (max_q, max_k), "starts": cu_seq_q.tolist()})
         return value
 
-    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, Sender(torch.device("cpu")))
+    texts, tokens = two_texts()
     kernel = flat_attention._kernel_of_torch(older)
-    tokens = torch.zeros(8, 2, 16)
     kernel(tokens, tokens, tokens, texts=texts, scale=16**-0.5, window=None)
     assert given == [{"max": (4, 4), "starts": [0, 4, 8]}]
     for options in ({"scale": 1.0, "window": None}, {"scale": None, "window": 3}):
         with pytest.raises(NotImplementedError):
             kernel(tokens, tokens, tokens, texts=texts, **options)
+
+
+def two_texts() -> tuple[FlatTexts, Any]:
+    """Texts of 4 tokens, and states of theirs."""
+    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, Sender(torch.device("cpu")))
+    return texts, torch.randn(8, 2, 16)
+
+
+def test_the_flash_kernel_is_called_whatever_else_torch_has() -> None:
+    """Given a torch that prefers cuDNN, which makes a plan for each shape, then it is not asked for it."""
+    given: list[tuple[Any, bool, bool]] = []
+
+    def newer(query: Any, key: Any, value: Any, *sizes: Any, window_size: tuple[int, int] = (-1, -1)) -> Any:
+        cuda = torch.backends.cuda
+        given.append((window_size, cuda.flash_sdp_enabled(), cuda.cudnn_sdp_enabled()))
+        return value
+
+    texts, tokens = two_texts()
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    kernel = flat_attention._kernel_of_torch(newer)
+    for window in (None, 1):
+        kernel(tokens, tokens, tokens, texts=texts, scale=None, window=window)
+    assert given == [((4, 4), True, False), ((1, 1), True, False)]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+    wide, none = (
+        attend_one_by_one(tokens, tokens, tokens, texts=texts, scale=None, window=window) for window in (4, None)
+    )
+    torch.testing.assert_close(wide, none)
+
+
+def test_the_varlen_attention_of_this_torch_chooses_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given that cuDNN suits each call, as on a Hopper GPU, then the call is one of flash all the same."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    if not hasattr(varlen, "_select_backend"):
+        pytest.skip("this torch does not choose between kernels as 2.15 does")
+    chosen: list[int] = []
+    select = varlen._select_backend
+
+    def watched(*args: Any) -> int:
+        chosen.append(select(*args))
+        raise InterruptedError("the kernels are for GPUs")
+
+    monkeypatch.setattr(varlen, "_cudnn_rejection_reasons", lambda *args: [])
+    monkeypatch.setattr(varlen, "_select_backend", watched)
+    texts, tokens = two_texts()
+    with pytest.raises(InterruptedError):
+        varlen.varlen_attn(tokens, tokens, tokens, texts.starts, texts.starts, 4, 4)
+    with pytest.raises(InterruptedError):
+        flat_attention._kernel_of_torch(varlen.varlen_attn)(
+            tokens, tokens, tokens, texts=texts, scale=None, window=None
+        )
+    assert chosen == [varlen._CUDNN_ATTENTION_BACKEND, varlen._FLASH_ATTENTION_BACKEND]
 
 
 # --- on a GPU ---

@@ -16,6 +16,7 @@ from core.errors import DeviceError
 torch = pytest.importorskip("torch")
 
 from worker.embedders.image_path import ImagePath, compiled  # noqa: E402
+from worker.embedders.paths import Paths  # noqa: E402
 from worker.embedders.trial import PASSES, ROUNDS, TRIAL_S, Encode, Way, fastest  # noqa: E402
 
 BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1
@@ -41,8 +42,16 @@ def way(name: str, encode: Encode, **options: Any) -> Way:
     return Way(name, lambda _: encode, **options)
 
 
-def found(clock: FakeClock, usual: Encode, *ways: Way) -> Any:
-    return fastest(usual, ways, BATCH, wait=lambda: None, clock=clock)
+def found(clock: FakeClock, usual: Encode, *ways: Way, exact: torch.Tensor | None = None) -> Any:
+    return fastest(usual, ways, BATCH, exact=exact, wait=lambda: None, clock=clock)
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Those of the process, for this test alone."""
+    paths = Paths()
+    monkeypatch.setattr("worker.embedders.trial.PATHS", paths)
+    return paths
 
 
 @pytest.mark.parametrize(
@@ -90,8 +99,44 @@ def test_a_way_with_other_vectors_is_not_taken_however_fast(clock: FakeClock, tu
     wrong = way("wrong", Timed(clock, 0.001, turn=turn), undo=lambda: undone.append("wrong"))
     result = found(clock, Timed(clock, 0.01), wrong)
     assert result.path == "eager"
-    assert "cosine" in result.refused["wrong"]
+    assert "error" in result.refused["wrong"]
     assert undone == ["wrong"]
+
+
+@pytest.mark.parametrize(("turn", "path"), [(-0.01, "other"), (-0.005, "other"), (-0.02, "eager"), (0.0142, "eager")])
+def test_a_way_is_compared_with_fp32_and_not_with_the_usual_way(clock: FakeClock, turn: float, path: str) -> None:
+    exact = torch.tensor([[1.0, 0.0]] * len(BATCH))
+    other = way("other", Timed(clock, 0.005, turn=turn))
+    assert found(clock, Timed(clock, 0.01, turn=0.01), other, exact=exact).path == path
+
+
+@pytest.mark.parametrize(("seconds", "path"), [(0.01, "graph"), (0.0102, "graph"), (0.0104, "eager")])
+def test_a_graph_is_taken_on_a_tie(clock: FakeClock, seconds: float, path: str) -> None:
+    graph = way("graph", Timed(clock, seconds), takes_tie=True)
+    assert found(clock, Timed(clock, 0.01), graph).path == path
+    assert found(clock, Timed(clock, 0.01), way("other", Timed(clock, seconds))).path == "eager"
+
+
+def test_each_way_is_told_of_before_it_is_tried_and_again_where_it_is_not_taken(clock: FakeClock, paths: Paths) -> None:
+    told: list[object] = []
+    paths.tell = told.append
+
+    def make(encode: Encode) -> Encode:
+        told.append("made")
+        return Timed(clock, 0.005)
+
+    found(clock, Timed(clock, 0.01), Way("taken", make), way("slow", Timed(clock, 0.02)))
+    assert told == [["taken"], "made", ["taken"], ["slow", "taken"], ["taken"]]
+    paths.clear()
+    assert told[-1] == ()
+
+
+def test_a_way_with_which_the_process_before_died_is_not_tried(clock: FakeClock, paths: Paths) -> None:
+    paths.without = frozenset({"deadly"})
+    deadly = Timed(clock, 0.001)
+    result = found(clock, Timed(clock, 0.01), way("deadly", deadly), way("other", Timed(clock, 0.005)))
+    assert (result.path, deadly.passes) == ("other", 0)
+    assert "died" in result.refused["deadly"]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +225,31 @@ def test_a_layout_that_is_not_taken_is_undone_changes_no_vector_and_leaves_weigh
         path._contiguous()
         assert kernel.is_contiguous()
         assert torch.equal(path(batch), before)
+
+
+def test_the_tower_in_fp32_gives_what_ways_are_compared_with_and_has_the_weights_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, half = tower(), tower().bfloat16()
+    module.load_state_dict(half.state_dict())
+    bits = [weights.clone() for weights in half.parameters()]
+    path = ImagePath(half, half)
+    batch = torch.randn(4, 3, 8, 8).bfloat16()
+    with torch.inference_mode():
+        exact = path._in_fp32(batch)
+        assert exact is not None
+        torch.testing.assert_close(exact, module(batch.float()))
+        assert path._in_fp32(batch.float()) is None, "the usual way is exact"
+    assert all(torch.equal(one, other) for one, other in zip(bits, half.parameters(), strict=True))
+    assert half(batch).dtype == torch.bfloat16
+
+    def full(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(path, "_plain", full)
+    with torch.inference_mode():
+        assert path._in_fp32(batch) is None
+    assert all(torch.equal(one, other) for one, other in zip(bits, half.parameters(), strict=True))
 
 
 def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

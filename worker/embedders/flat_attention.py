@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -61,7 +62,11 @@ def kernel_for(device: torch.device, dtype: torch.dtype) -> Kernel | None:
 
 
 def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
-    """`varlen_attn`, which got some of its options after 2.10."""
+    """`varlen_attn`, which got some of its options after 2.10, by its flash kernel.
+
+    On Hopper and Blackwell, torch 2.14 prefers cuDNN for texts of more than 128 tokens, and 2.15 for all. cuDNN makes a
+    plan for each shape, and each flat batch has another one. Up to 2.12 there is only the flash kernel.
+    """
     known = inspect.signature(varlen_attn).parameters
 
     def attend(
@@ -76,12 +81,16 @@ def _kernel_of_torch(varlen_attn: Callable[..., Any]) -> Kernel:
         options: dict[str, Any] = {}
         if scale is not None and scale != query.shape[-1] ** -0.5:
             options["scale"] = scale
-        if window is not None:
-            options["window_size"] = (window, window)
+        if window is not None or "window_size" in known:
+            # 2.14 has no other way to say so: cuDNN knows no windows. One over the longest text is none to the flash
+            # kernel, which takes it for (-1, -1).
+            reach = texts.longest if window is None else window
+            options["window_size"] = (reach, reach)
         if missing := options.keys() - known:
             raise NotImplementedError(f"this torch has no {' and '.join(sorted(missing))} in varlen_attn")
         starts, longest = texts.starts, texts.longest
-        made: torch.Tensor = varlen_attn(query, key, value, starts, starts, longest, longest, **options)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # which 2.15 heeds
+            made: torch.Tensor = varlen_attn(query, key, value, starts, starts, longest, longest, **options)
         return made
 
     return attend

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cosine_similarity
 
+from core.errors import DeviceFullError
 from core.log import Events
+from worker.embedders.device import foreign_faults
 from worker.embedders.flat import FlatTexts, flattened
 from worker.embedders.flat_attention import Kernel
 from worker.embedders.flat_trunk import FlatTrunk, is_flattenable
+from worker.embedders.nearness import PROBES, Nearness
+from worker.embedders.paths import FLAT, PATHS
 from worker.embedders.tokens import TokenRow
 from worker.embedders.transfer import Sender
+from worker.embedders.trial import check_device
 
-LEAST_COSINE = 0.9999
-"""Between the vectors of a text in a flat and in a padded batch, on the device itself."""
-
-PROBES, LONGEST_PROBE = 16, 512
-"""Texts, and words of the longest of them."""
+LONGEST_PROBE = 512
+"""Words of the longest text that is tried."""
 
 WORDS = ("the", "device", "reads", "texts", "of", "any", "length", "long", "ones", "beside", "short", "ones")
 
@@ -60,42 +61,53 @@ def flat_path(
     sender: Sender,
     *,
     padded: Run,
+    in_fp32: Callable[[Sequence[TokenRow]], np.ndarray],
     rows: Callable[[Sequence[str]], Sequence[Any]],
     model: str,
 ) -> FlatPath | None:
-    """The flat path of a model where there is one that gives the vectors of the padded one; the log says which it is.
+    """The flat path of a model where there is one as good as the padded one; the log says which it is.
 
     Args:
         head: None where the model does something with padded states that has no flat form here.
         kernel: None where the device has none for this precision.
         padded: the other path.
+        in_fp32: vectors of texts by the other path with the weights in fp32.
         rows: tokenises texts.
         model: the spec, for the log.
+
+    Raises DeviceError where the device is broken, perhaps by the kernel.
     """
     if kernel is None or head is None or not is_flattenable(trunk):
         why = "kernel" if kernel is None else "architecture" if not is_flattenable(trunk) else "modules"
         log.info("attention", model=model, path="padded", lacks=why)
         return None
+    if FLAT in PATHS.without:
+        log.warning("attention", model=model, path="padded", failed="the process before this one died with it")
+        return None
     path = FlatPath(trunk, head, kernel, sender)
+    probes = [row for row in rows(probe_texts()) if isinstance(row, Mapping)]
+    try:
+        exact = torch.from_numpy(in_fp32(probes))
+        with foreign_faults(), torch.inference_mode():
+            nearness = Nearness(padded(probes)["text"], exact)
+    except DeviceFullError as error:
+        log.warning("attention", model=model, path="padded", failed=f"no room for a trial: {error.message}")
+        return None
+    PATHS.try_out(FLAT)
     try:
         with torch.inference_mode():
-            probes = [row for row in rows(probe_texts()) if isinstance(row, Mapping)]
-            cosine = least_cosine(path.run(probes)["text"], padded(probes)["text"])
+            vectors = path.run(probes)["text"]
+            why = nearness.refusal(vectors)
     except (RuntimeError, TypeError, ValueError) as error:
         first = (str(error).splitlines() or [""])[0]
-        log.warning("attention", model=model, path="padded", failed=f"{type(error).__name__}: {first}"[:300])
+        why = f"{type(error).__name__}: {first}"[:300]
+        check_device(lambda: padded(probes)["text"].cpu(), error)
+    PATHS.settle(FLAT, is_taken=not why)
+    if why:
+        log.warning("attention", model=model, path="padded", failed=why)
         return None
-    if cosine < LEAST_COSINE:
-        log.warning("attention", model=model, path="padded", min_cosine=round(cosine, 6), least=LEAST_COSINE)
-        return None
-    log.info("attention", model=model, path="flat", min_cosine=round(cosine, 6))
+    log.info("attention", model=model, path="flat", error_ratio=round(nearness.ratio(vectors), 3))
     return path
-
-
-def least_cosine(some: torch.Tensor, others: torch.Tensor) -> float:
-    """The least cosine between rows of the same number; -1 where one is no number."""
-    cosines = cosine_similarity(some.double(), others.double())
-    return float(torch.where(cosines.isfinite(), cosines, -1.0).min())
 
 
 def probe_texts() -> list[str]:

@@ -21,6 +21,7 @@ from core.errors import DeviceFullError
 from core.log import Events
 from worker.embedders.device import using
 from worker.embedders.image_rows import ImageRows
+from worker.embedders.nearness import PROBES, places
 from worker.embedders.trial import Encode, Way, fastest
 
 WARM_PASSES = 3
@@ -65,9 +66,11 @@ class ImagePath:
         ways = [Way("channels_last", self._channels_last, self._contiguous)]
         if compile_s > 0:
             ways.append(Way("compiled", lambda encode: compiled(encode, batch, compile_s), is_bounded=False))
-        ways.append(Way("graph", lambda encode: Graph(encode, batch, self._tower)))
+        # Its gain is the time of the thread that begins passes, which has nothing else to do during the trial.
+        ways.append(Way("graph", lambda encode: Graph(encode, batch, self._tower), takes_tie=True))
         with torch.cuda.device(batch.device):
-            found = fastest(self._plain, ways, batch, wait=torch.cuda.synchronize)
+            exact = self._in_fp32(batch[places(len(batch))])
+            found = fastest(self._plain, ways, batch, exact=exact, wait=torch.cuda.synchronize)
         if found.encode != self._plain:
             self._fast, self._suits = found.encode, (len(batch), batch.dtype)
         tried = " ".join(f"{name}:{round(speed)}" for name, speed in found.rows_per_s.items())
@@ -83,13 +86,40 @@ class ImagePath:
             return
         try:
             with using(images.device), torch.inference_mode():
-                self.try_ways(images.batch([images.noise()] * rows, dtype), compile_s=compile_s, model=model)
+                noise = [images.noise() for _ in range(min(rows, PROBES))]
+                batch = images.batch([noise[place % len(noise)] for place in range(rows)], dtype)
+                self.try_ways(batch, compile_s=compile_s, model=model)
         except DeviceFullError as error:
             # Perhaps for now only: passes are made smaller while it works (`worker.room`).
             log.warning("image_path", model=model, path="eager", failed=error.message)
 
     def _plain(self, batch: torch.Tensor) -> torch.Tensor:
         return self._encode(batch.contiguous(memory_format=self._layout))
+
+    def _in_fp32(self, batch: torch.Tensor) -> torch.Tensor | None:
+        """Vectors of a batch with the weights in fp32; None where the device has no room for these.
+
+        The cast back gives the weights of before, bit by bit.
+        """
+        if batch.dtype == torch.float32:
+            return None  # the usual way is the exact one
+        tf32 = torch.backends.cudnn.allow_tf32
+        torch.backends.cudnn.allow_tf32 = False
+        try:
+            with using(batch.device):
+                self._cast(torch.float32)
+                return self._plain(batch.float())
+        except DeviceFullError as error:
+            log.warning("image_path", failed=f"no room for weights in fp32 to compare with: {error.message}")
+            return None
+        finally:
+            torch.backends.cudnn.allow_tf32 = tf32
+            self._cast(batch.dtype)
+
+    def _cast(self, dtype: torch.dtype) -> None:
+        # Weights that were made in inference mode could not be cast outside of it.
+        with torch.inference_mode(False):
+            self._tower.to(dtype=dtype)
 
     def _channels_last(self, encode: Encode) -> Encode:
         self._lay_out(torch.channels_last)

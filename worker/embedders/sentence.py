@@ -124,8 +124,16 @@ class SentenceEmbedder:
             return
         head = flat_head(self._model, int(self._extra.get("prompt_length", 0)))
         trunk = self._model.transformers_model
+        self._flat = None
         self._flat = flat_path(
-            trunk, head, kernel, self._sender, padded=self._padded, rows=self._rows, model=self._spec
+            trunk,
+            head,
+            kernel,
+            self._sender,
+            padded=self._padded,
+            in_fp32=lambda probes: self._network.embed_in_fp32(probes)["text"],
+            rows=self._rows,
+            model=self._spec,
         )
         self.cost = padded_tokens if self._flat is None else sum
 

@@ -136,12 +136,14 @@ class TransformerEmbedder:
         """
         mode = self._pooling.pooling_mode
         modes = (mode,) if isinstance(mode, str) else tuple(mode)
+        self._flat = None
         self._flat = flat_path(
             self._trunk,
             lambda states, texts: self._finished(pooled(states.float(), texts, modes)),
             kernel,
             self._sender,
             padded=self._padded,
+            in_fp32=lambda probes: self._network.embed_in_fp32(probes)["text"],
             rows=self._rows,
             model=self._spec,
         )

@@ -10,7 +10,8 @@ from functools import partial
 import torch
 
 from worker.embedders.device import foreign_faults, is_device_fault
-from worker.embedders.flat_path import LEAST_COSINE, least_cosine
+from worker.embedders.nearness import Nearness, places
+from worker.embedders.paths import PATHS
 
 Encode = Callable[[torch.Tensor], torch.Tensor]
 """One forward pass: vectors of shape (rows, dim) of a batch of numbers."""
@@ -22,7 +23,7 @@ TRIAL_S = 3.0
 """No further way is tried where its passes would end later: whoever computes that slowly gains little from any."""
 
 GAIN = 1.03
-"""What is not faster by more than noise is not taken."""
+"""A way has to be faster by more than noise, or where a tie is enough, must not be slower by more than noise."""
 
 
 def nothing() -> None:
@@ -37,12 +38,14 @@ class Way:
         make: gives it, of the fastest so far. Whatever it raises, the way is not taken.
         undo: what `make` changed, where the way is not taken.
         is_bounded: whether `TRIAL_S` holds for it; where it does not, `make` has a bound of its own.
+        takes_tie: whether it is taken where it is as fast as what was taken before it.
     """
 
     name: str
     make: Callable[[Encode], Encode]
     undo: Callable[[], None] = nothing
     is_bounded: bool = True
+    takes_tie: bool = False
 
 
 @dataclass(slots=True)
@@ -67,13 +70,16 @@ def fastest(
     ways: Sequence[Way],
     batch: torch.Tensor,
     *,
+    exact: torch.Tensor | None,
     wait: Callable[[], object],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Found:
     """Try each way on top of those that were taken before it.
 
     Args:
-        usual: what is used where nothing is faster, and what the others' vectors are compared with.
+        usual: what is used where nothing is faster.
+        exact: vectors in fp32 of the rows at `places`, which say how good those of a way are; None where there are
+            none, and a way has to give the vectors of the usual one.
         wait: returns when the device is done with what it was given.
 
     Raises DeviceError where the usual way does not work any more, and DeviceFullError where there is no room for it.
@@ -81,32 +87,37 @@ def fastest(
     began = clock()
     speed = partial(_speed, batch=batch, wait=wait, clock=clock)
     with foreign_faults():
-        expected = usual(batch)
-        wait()
+        compared = places(len(batch))
+        expected = usual(batch)[compared]
+        nearness = Nearness(expected, expected if exact is None else exact)
         found = Found(usual, rows_per_s={"eager": speed(usual)})
     best = found.rows_per_s["eager"]
     for way in ways:
+        if way.name in PATHS.without:
+            found.refused[way.name] = "the process before this one died with it"
+            continue
         if way.is_bounded and clock() - began + ROUNDS * PASSES * len(batch) / best > TRIAL_S:
             found.refused[way.name] = "no time"
             continue
-        why = ""
+        why, rate = "", 0.0
+        PATHS.try_out(way.name)
         try:
             encode = way.make(found.encode)
-            cosine = least_cosine(encode(batch), expected)
-            if cosine < LEAST_COSINE:
-                why = f"cosine {cosine:.6f}"
-            else:
+            why = nearness.refusal(encode(batch)[compared])
+            if not why:
                 rate = found.rows_per_s[way.name] = speed(encode)
         except Exception as error:  # noqa: BLE001 - whatever an optional way raises, the usual one is there
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
-            _check_device(usual, batch, wait, error)
+            check_device(lambda: (usual(batch), wait()), error)
         if why:
             found.refused[way.name] = why
-        if not why and rate > GAIN * best:
+        is_taken = not why and rate > (best / GAIN if way.takes_tie else best * GAIN)
+        if is_taken:
             found.encode, best = encode, rate
             found.path = way.name if found.path == "eager" else f"{found.path}+{way.name}"
         else:
             way.undo()
+        PATHS.settle(way.name, is_taken=is_taken)
     return found
 
 
@@ -122,10 +133,12 @@ def _speed(encode: Encode, *, batch: torch.Tensor, wait: Callable[[], object], c
     return PASSES * len(batch) / max(shortest, 1e-9)
 
 
-def _check_device(usual: Encode, batch: torch.Tensor, wait: Callable[[], object], error: Exception) -> None:
-    """Raise DeviceError where a way that failed left a device on which nothing works any more."""
-    if not is_device_fault(error):
-        return
-    with foreign_faults():
-        usual(batch)
-        wait()
+def check_device(usual: Callable[[], object], error: Exception) -> None:
+    """Raise DeviceError where a way that failed left a device on which nothing works any more.
+
+    Args:
+        usual: computes something in the usual way, and waits for it.
+    """
+    if is_device_fault(error):
+        with foreign_faults():
+            usual()
