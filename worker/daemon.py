@@ -155,6 +155,7 @@ class Supervisor:
         slot.read_report()
         self._free_leases(slot, status)
         broken = slot.is_broken(status)
+        slot.paths.ended(status)
         stuck = bool(slot.stuck_in)
         slot.clear()
         if status == Exit.DONE and self.fleet.run:

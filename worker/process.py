@@ -24,6 +24,7 @@ from core.models import ModelConfig
 from core.settings import Settings
 from core.stopping import StopFlag
 from worker.embedders.hardware import free_memory, simulated_speed
+from worker.embedders.paths import PATHS
 from worker.index_access import IndexAccess
 from worker.index_service import IndexService
 from worker.loading import load_model
@@ -54,7 +55,9 @@ def run(options: Options, settings: Settings, stopped: StopFlag, report: Report 
             board=ProgressBoard(options.progress_fd),
             sight=sight,
         )
-        _serve(place, report or Report(options.report_fd))
+        report = report or Report(options.report_fd)
+        PATHS.without, PATHS.tell = frozenset(options.without.split(",")), report.paths
+        _serve(place, report)
 
 
 def _serve(place: Workplace, report: Report) -> None:
@@ -80,6 +83,7 @@ def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Repor
     """Load a model and serve the runs that use it; where it cannot be loaded, this process is never asked again."""
     began = time.monotonic()
     report.say(LOADING)
+    PATHS.clear()
     log.info("model_loading", model=model.spec, device=place.options.device)
     try:
         embedder = load_model(model, place)
@@ -115,6 +119,7 @@ def main() -> None:
     parser.add_argument("--progress-fd", type=int, default=-1)
     parser.add_argument("--version", default="")
     parser.add_argument("--siblings", type=int, default=1)
+    parser.add_argument("--without", default="")
     options = Options(**vars(parser.parse_args()))
     configure()
     leave_out_pandas()

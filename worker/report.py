@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection, Mapping
 
 WAITING, LOADING, READY = b"W", b"L", b"R"
 """It waits for work; loads a model; the model is loaded and has embedded something. Between them stand lines of JSON,
-each between two line ends: see `Report.refuse` and `Report.end`."""
+each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
 PIPE_BYTES = 4096
 """What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
 
@@ -38,7 +39,11 @@ class Report:
         """Say why this process ends, and what helps: of a device that is given up, a user reads it."""
         self._write({"ends": why[:300], "next": next_step[:300]})
 
-    def _write(self, line: dict[str, str]) -> bool:
+    def paths(self, names: Collection[str]) -> None:
+        """Say which optional ways to compute are on trial or in use, see `worker.path_memory`."""
+        self._write({"paths": list(names)})
+
+    def _write(self, line: Mapping[str, object]) -> bool:
         """Whether the line fits."""
         text = f"\n{json.dumps(line)}\n"
         if len(text) > PIPE_BYTES:

@@ -20,6 +20,7 @@ from core.errors import Exit
 from core.settings import Settings, child_environment
 from worker.embedders.hardware import simulated_speed
 from worker.gpus import Gpu, shown
+from worker.path_memory import PathMemory
 from worker.progress import InHand, ProgressBoard, Span
 from worker.report import LOADING, READY, WAITING
 
@@ -88,6 +89,7 @@ class Slot:
         self.ended = ("", "")
         self.why = ""
         self.refused: dict[str, str] = {}
+        self.paths = PathMemory()
         self._said = "starting"
         self.name = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -159,10 +161,11 @@ class Slot:
                     *("--progress-fd", str(self.board_fd)),
                     *("--version", fleet.version),
                     *("--siblings", str(len(fleet.real_devices))),
+                    *("--without", ",".join(sorted(self.paths.without))),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(report_for_child, self.board_fd),
-                env=_child_env(fleet, self.device, self.gpu),
+                env=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
@@ -182,6 +185,8 @@ class Slot:
                 told = json.loads(line)
                 if "ends" in told:
                     self.ended = (told["ends"], told["next"])
+                elif "paths" in told:
+                    self.paths.told(told["paths"])
                 else:
                     self.refused[told["model"]] = told["why"] if self.gpu is None else f"{self.label}: {told['why']}"
         self._said = WORDS.get(words[-1], self._said) if words else self._said

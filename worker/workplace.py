@@ -30,6 +30,7 @@ class Options:
         report_fd: where `worker.report` writes; -1 for nowhere.
         progress_fd: memory that is shared with the supervisor, see `worker.progress`; -1 for none.
         version: of embq, as the supervisor has it.
+        without: optional ways to compute that are left out, with commas between them, see `worker.path_memory`.
         siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
     """
 
@@ -45,6 +46,7 @@ class Options:
     progress_fd: int
     version: str
     siblings: int = 1
+    without: str = ""
 
     @property
     def torch_device(self) -> str:
