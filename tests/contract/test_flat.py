@@ -318,8 +318,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import transformers as tf
 
     tokenizer = word_pieces()
-    size = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 192}
-    config = tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, initializer_range=0.1, **size)
+    size = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 192}
+    config = tf.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **size)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TRUNKS, "deep", lambda: (tf.BertModel(config), tokenizer))
         return save_trunk(tmp_path_factory.mktemp("deep") / "deep", "deep", seed=1)
