@@ -252,6 +252,20 @@ def test_the_tower_in_fp32_gives_what_ways_are_compared_with_and_has_the_weights
     assert all(torch.equal(one, other) for one, other in zip(bits, half.parameters(), strict=True))
 
 
+def test_a_tower_that_cannot_be_cast_back_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tower().bfloat16()
+    path = ImagePath(module, module)
+
+    def cast(dtype: torch.dtype) -> None:
+        if dtype == torch.bfloat16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        module.to(dtype)
+
+    monkeypatch.setattr(path, "_cast", cast)
+    with torch.inference_mode(), pytest.raises(DeviceError, match="cast back"):
+        path._in_fp32(torch.randn(4, 3, 8, 8).bfloat16())
+
+
 def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
     slow: Callable[..., Any] = lambda encode, **_: lambda batch: let_go.wait(30)  # noqa: E731

@@ -178,10 +178,10 @@ def device_error(error: Exception) -> EmbqError | None:
 
 
 def _says_out_of_memory(error: Exception) -> bool:
-    """cuBLAS and the CPU allocator report it with a plain RuntimeError."""
-    text = str(error)
-    is_torch = isinstance(error, RuntimeError)
-    return is_torch and ("out of memory" in text or "ALLOC_FAILED" in text or "can't allocate memory" in text)
+    """cuBLAS and the CPU allocator report it with a plain RuntimeError. So does torch on MIG instances and on Jetson,
+    where it fails to ask NVML for what its message would say (pytorch issues 112377, 185240)."""
+    parts = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "NVML_SUCCESS == r INTERNAL ASSERT")
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
 
 
 def is_device_fault(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from core.errors import DeviceFullError
+from core.errors import DeviceError, DeviceFullError
 from core.log import Events
 from worker.embedders.device import using
 from worker.embedders.image_rows import ImageRows
@@ -114,7 +114,11 @@ class ImagePath:
             return None
         finally:
             torch.backends.cudnn.allow_tf32 = tf32
-            self._cast(batch.dtype)
+            try:
+                with using(batch.device):
+                    self._cast(batch.dtype)
+            except DeviceFullError as error:
+                raise DeviceError(f"the weights cannot be cast back: {error}") from error
 
     def _cast(self, dtype: torch.dtype) -> None:
         # Weights that were made in inference mode could not be cast outside of it.
