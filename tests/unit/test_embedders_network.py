@@ -56,7 +56,7 @@ def failing(error: Exception) -> Callable[[Sequence[int]], dict[str, torch.Tenso
         RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory"),
         RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165'),
     ],
-    ids=["cuda", "cublas", "cpu"],
+    ids=["cuda", "cublas", "cpu", "mig"],
 )
 def test_a_batch_too_large_for_the_memory_has_an_error_that_keeps_nothing_of_it_alive(error: Exception) -> None:
     with pytest.raises(DeviceFullError, match="too small") as caught:
