@@ -193,7 +193,7 @@ def alone(
     try:
         rows = scale.image_rows if case.kind == "images" else scale.text_rows
         figures: dict[str, Any] = {"forward": asdict(case.forward(device, DTYPES[precision], rows, scale.forward_s))}
-        free_memory()
+        free_memory(device)
         embedder = loaded(case, device, precision, folder)
         samples = samples_of(case, folder, scale)
         figures["loop"] = loop(embedder, embedder.prepare(samples), scale.loop_s)
