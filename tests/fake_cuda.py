@@ -12,8 +12,7 @@ them. Until then memory holds `STALE` bytes. So a test sees wrong numbers where 
 Cards have an amount of memory, a compute capability for which torch may have no kernels, and faults that a test sets.
 Every stream, event, allocation, copy and kernel is recorded with the card it happened on.
 
-`install` patches `torch.cuda` in this process; `installed` is the same as a context manager. `fake_nvml` is a module
-`pynvml` for the same cards.
+`install` patches `torch.cuda` in this process; `installed` is the same as a context manager.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 STALE = 0xA5
@@ -50,22 +48,15 @@ class Card:
     Attributes:
         capability: (major, minor).
         bytes: of memory.
-        gone: path; while a file is there, NVML does not list the card and every call to it fails.
+        used: of them, now.
     """
 
     name: str = "Simulated GPU"
     capability: tuple[int, int] = (9, 0)
     bytes: int = 16 * GIB
     uuid: str = ""
-    gone: str = ""
     number: int = 0
     used: int = 0
-    dead: str = ""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it has fallen off the bus."""
-        return bool(self.gone) and os.path.exists(self.gone)
 
     @property
     def has_kernels(self) -> bool:
@@ -151,7 +142,7 @@ class State:
     Attributes:
         cards: those that are visible; `cuda:N` is the Nth of them.
         broken: what every CUDA call of this process raises from now on.
-        out_of_memory: whether the next allocations fail; `allocate` on a card that is full does so by itself.
+        record_to: file to which a line `PID KIND CARD` is added for each kind of record of each card.
     """
 
     cards: list[Card]
@@ -170,12 +161,10 @@ class State:
             self.seen.add((kind, card.number))
             with open(self.record_to, "a", encoding="utf-8") as file:
                 file.write(f"{os.getpid()} {kind} {card.number}\n")
-        self.check(index)
+        self.check()
 
-    def check(self, index: int) -> None:
-        """Raise where the context or the card is broken."""
-        if self.cards[index].is_gone:
-            self.broken = self.broken or "CUDA error: unspecified launch failure"
+    def check(self) -> None:
+        """Raise where the context is broken."""
         if self.broken:
             raise accelerator_error(self.broken)
 
@@ -200,7 +189,8 @@ def state() -> State:
 
 def break_device(message: str = ILLEGAL) -> None:
     """From now on every CUDA call of this process raises this, as after a fault in a kernel."""
-    state().broken = message
+    if STATE is not None:
+        STATE.broken = message
 
 
 def assert_only_on(*numbers: int, kinds: Sequence[str] = ()) -> None:
@@ -247,7 +237,7 @@ def _make() -> SimpleNamespace:
     def exchange(index: int) -> int:
         before = current()
         if index >= 0 and index != before:
-            state().check(index_of(index))
+            state().check()
             state().local.device = index
         return before
 
@@ -278,12 +268,12 @@ def _make() -> SimpleNamespace:
 
         def synchronize(self) -> None:
             refuse_capture(self)
-            state().check(self.device_index)
+            state().check()
             with state().lock, plainly():
                 self.queue.run_to(self.queue.added)
 
         def query(self) -> bool:
-            state().check(self.device_index)
+            state().check()
             return self.queue.done == self.queue.added
 
         def wait_event(self, event: Event) -> None:
@@ -356,7 +346,7 @@ def _make() -> SimpleNamespace:
 
         def synchronize(self) -> None:
             if self.place is not None:
-                state().check(self.device.index)
+                state().check()
                 with state().lock, plainly():
                     self.place[0].run_to(self.place[1])
 
@@ -364,7 +354,7 @@ def _make() -> SimpleNamespace:
             """Whether it is over; a device goes on while the host looks, so it is at the next look."""
             if self.place is None:
                 return True
-            state().check(self.device.index)
+            state().check()
             is_over = self.place[0].done >= self.place[1]
             if not is_over:
                 self.synchronize()
@@ -375,7 +365,7 @@ def _make() -> SimpleNamespace:
 
     def synchronize(device: Any = None) -> None:
         index = index_of(device)
-        state().check(index)
+        state().check()
         for stream in every[index]:
             stream.synchronize()
 
@@ -746,7 +736,7 @@ def _make() -> SimpleNamespace:
 
     def memory(device: Any = None) -> tuple[int, int]:
         card = state().cards[index_of(device)]
-        state().check(index_of(device))
+        state().check()
         return card.bytes - card.used, card.bytes
 
     def empty_cache() -> None:
@@ -852,77 +842,3 @@ def installed(cards: Sequence[Mapping[str, Any]] = ({}, {}), **options: Any) -> 
         yield state()
     finally:
         remove()
-
-
-# --- NVML ---
-
-
-def fake_nvml(cards: Sequence[Mapping[str, Any]], *, fails: str = "") -> ModuleType:
-    """A module `pynvml` that lists all cards of the machine, in PCI order, whatever CUDA_VISIBLE_DEVICES is.
-
-    Args:
-        fails: path; while a file is there, nvmlInit fails.
-    """
-    made = make_cards(cards)
-    module: Any = ModuleType("pynvml")
-
-    class NVMLError(Exception):
-        """`pynvml.NVMLError`."""
-
-        def __init__(self, value: int = 999) -> None:
-            self.value = value
-            super().__init__(value)
-
-        def __str__(self) -> str:
-            return {2: "Invalid Argument", 3: "Not Supported", 6: "Not Found", 9: "Driver Not Loaded"}.get(
-                self.value, "Unknown Error"
-            )
-
-    def init() -> None:
-        if fails and Path(fails).exists():
-            raise NVMLError(9)
-
-    def there() -> list[Card]:
-        return [card for card in made if not card.is_gone]
-
-    def handle(index: int) -> Card:
-        if index >= len(there()):
-            raise NVMLError(2)
-        return there()[index]
-
-    def by_uuid(uuid: str | bytes) -> Card:
-        name = uuid.decode() if isinstance(uuid, bytes) else uuid
-        for card in there():
-            if card.uuid == name:
-                return card
-        raise NVMLError(6)
-
-    def unsupported(*_: Any) -> Any:
-        raise NVMLError(3)
-
-    module.NVMLError = NVMLError
-    for name in ("NotSupported", "DriverNotLoaded", "NotFound", "LibraryNotFound", "InvalidArgument"):
-        setattr(module, f"NVMLError_{name}", type(f"NVMLError_{name}", (NVMLError,), {}))
-    for name, value in {
-        "nvmlInit": init,
-        "nvmlInit_v2": init,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "600.00",
-        "nvmlSystemGetCudaDriverVersion": lambda: 13_020,
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 13_020,
-        "nvmlDeviceGetCount": lambda: len(there()),
-        "nvmlDeviceGetHandleByIndex": handle,
-        "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetName": lambda card: card.name,
-        "nvmlDeviceGetUUID": lambda card: card.uuid,
-        "nvmlDeviceGetIndex": lambda card: there().index(card),
-        "nvmlDeviceGetCudaComputeCapability": lambda card: card.capability,
-        "nvmlDeviceGetMemoryInfo": lambda card, *_: SimpleNamespace(total=card.bytes, free=card.bytes, used=0),
-        "nvmlDeviceGetPciInfo": lambda card: SimpleNamespace(busId=f"00000000:{card.number + 1:02X}:00.0"),
-        "nvmlDeviceGetMigMode": unsupported,
-        "nvmlDeviceGetMaxMigDeviceCount": lambda card: 0,
-        "nvmlDeviceGetMigDeviceHandleByIndex": unsupported,
-        "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=0, memory=0),
-    }.items():
-        setattr(module, name, value)
-    return module  # type: ignore[no-any-return]

@@ -29,6 +29,10 @@ each wraps one function or method when its module has been imported.
 ``{"server": "/usr/bin/redis-server"}``
     The server that `embq run` starts.
 
+``{"cards": [{"name": "A", "uuid": "GPU-1", "capability": [9, 0], "bytes": 17179869184}], "record": "<path>"}``
+    The GPUs of the machine, for NVML and for torch, as CUDA_VISIBLE_DEVICES shows them: see `tests/fake_cuda.py`. Every
+    key of a card may be left out. ``record`` is a file of lines `PID KIND CARD`: what happened on which card.
+
 ``{"set": "core.protocol:VERSION", "to": 99}``
     Another value of a constant, before anybody has imported it.
 
@@ -36,6 +40,8 @@ each wraps one function or method when its module has been imported.
 that never returns and keeps every other thread from running), ``pause`` (``seconds``), ``gate`` (creates the file
 ``<gate>.reached`` and waits for ``<gate>.open``), ``raise_device``, ``raise_full`` (as the embedders say it),
 ``raise_oom`` (torch.OutOfMemoryError),
+``raise_no_kernel`` (as of a card for which torch has no code), ``raise_sticky`` (an illegal memory access, after which
+every call to the simulated cards of ``cards`` fails),
 ``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows),
 ``signal`` (``number``, to itself), ``segfault`` (a C call that reads what is not its own), ``abort`` (what an assertion
 in C does).
@@ -49,6 +55,7 @@ import builtins
 import ctypes
 import functools
 import importlib.abc
+import importlib.util
 import itertools
 import json
 import os
@@ -58,6 +65,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 STUB = "worker.embedders.stub:StubEmbedder"
 
@@ -107,6 +115,13 @@ def _act(entry):
         import torch
 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+    elif do == "raise_no_kernel":
+        cuda = _of_tests("fake_cuda")
+        raise cuda.accelerator_error(cuda.NO_KERNEL)
+    elif do == "raise_sticky":
+        cuda = _of_tests("fake_cuda")
+        cuda.break_device()
+        raise cuda.accelerator_error(cuda.ILLEGAL)
     elif do == "allocate":
         with open("/proc/self/statm") as statm:
             used = int(statm.read().split()[0]) * resource.getpagesize()
@@ -253,6 +268,31 @@ def _another_server(entry):
     return wrap
 
 
+def _of_tests(name):
+    """A module that lies in the folder of the tests, which is not on this process's path."""
+    if name not in sys.modules:
+        path = Path(__file__).parents[3] / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def _cards(entry):
+    """Cards for NVML at once, and for torch when it has been imported."""
+    made, nvml = _of_tests("fake_cuda").make_cards(entry["cards"]), _of_tests("fake_nvml")
+    sys.modules["pynvml"] = nvml.fake_nvml(
+        *(nvml.Card(name=card.name, uuid=card.uuid, capability=card.capability, bytes=card.bytes) for card in made)
+    )
+
+    def wrap(version):
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        _of_tests("fake_cuda").install(entry["cards"], cuda_visible=shown, record_to=entry.get("record", ""))
+        return version
+
+    return wrap
+
+
 def _target_and_wrap(entry):
     """The place that an entry changes, and how."""
     if "at" in entry:
@@ -265,6 +305,8 @@ def _target_and_wrap(entry):
         }[entry["where"]]
     if "slow" in entry:
         return f"{STUB}.embed", _slow(entry)
+    if "cards" in entry:
+        return "torch:__version__", _cards(entry)
     if "set" in entry:
         return entry["set"], lambda _value: entry["to"]
     if "slow_read" in entry:
