@@ -157,7 +157,7 @@ def test_vectors_of_the_second_card_are_those_of_a_cpu(
 
 
 @pytest.mark.parametrize("kind", CARDS)
-@pytest.mark.parametrize("case", ["image", "both in fp16", "text flat"])
+@pytest.mark.parametrize("case", ["image", pytest.param("both in fp16", marks=pytest.mark.slow), "text flat"])
 def test_the_trials_of_the_second_card_are_made_there(
     case: str, kind: str, folders: dict[str, str], samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +194,7 @@ def test_every_piece_that_names_a_device_uses_no_other(kind: str) -> None:
 
 
 @needs_none
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["text flat", "sentence-transformers", "image in bf16", "both"])
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
