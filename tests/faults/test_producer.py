@@ -82,7 +82,15 @@ class Sweep:
         told = json.loads(said.splitlines()[-1])
         run = self.there()
         assert before in ("", run)
-        assert told == {"schema": 1, "run": run, "new": not before, "added": 0, "units": UNITS, "done": 0}
+        assert told == {
+            "schema": 1,
+            "run": run,
+            "new": not before,
+            "added": 0,
+            "units": UNITS,
+            "done": 0,
+            "precision": "fp32",
+        }
         assert {name.decode() for name in self.client.hkeys(RUNS)} == {run}
         layout = Layout(self.root)
         units = list(Manifest(layout))
