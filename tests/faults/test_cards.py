@@ -139,8 +139,9 @@ def test_a_card_that_is_too_small_for_one_model(cluster: Cluster, recovery: Reco
     other.begin(20, QUICK)
     other.until_closed()
     other.assert_exact()
-    _, text, _ = ended("status", environment={"EMBQ_BROKER_URL": cluster.broker.url})
-    assert re.search(r"stub:24\S* cannot be loaded on .*: cuda:0 \(NVIDIA L4\): .* does not fit on the device", text)
+    told = re.compile(r"stub:24\S* cannot be loaded on .*: cuda:0 \(NVIDIA L4\): .* does not fit on the device")
+    # A machine reports itself every few seconds.
+    cluster.until(lambda: told.search(ended("status", environment={"EMBQ_BROKER_URL": cluster.broker.url})[1]))
     assert (machine.said_times("worker_died"), machine.said_times("device_given_up")) == (0, 0)
     cluster.workers()
     cluster.until_closed()
