@@ -1,4 +1,4 @@
-"""Where the time of `embq run` over photographs goes on a GPU: threads, interpreter lock, device, kernels.
+"""Profile of `embq run` over photographs on a GPU: threads, interpreter lock, device, kernels.
 
     python -m bench.gpu_profile [--device cuda:0] [--quick] [--workers 1x16,2x8,4x4] [--rows 300000] [--out FILE]
 

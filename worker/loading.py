@@ -1,4 +1,4 @@
-"""A model onto the device of a worker process, and its first samples through it, before it is trusted with work."""
+"""Loading a model onto the device of a worker process: capability check, warm-up, tuning."""
 
 from __future__ import annotations
 

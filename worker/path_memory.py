@@ -1,4 +1,4 @@
-"""What the supervisor remembers of the ways to compute with which processes of a device have died.
+"""Ways to compute that the next process of a device leaves out, because earlier processes died with them.
 
 See `worker.embedders.paths` for the ways of a process. Its allocator counts as one of them: expandable segments fail at
 the first allocation where the driver has no virtual memory (some vGPUs, Jetson).

@@ -1,4 +1,4 @@
-"""What a worker process tells its supervisor through a pipe: what it is at, what it cannot load, and why it ends."""
+"""Pipe from a worker process to its supervisor: its state, models that it cannot load, and why it ends."""
 
 from __future__ import annotations
 

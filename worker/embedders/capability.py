@@ -1,4 +1,4 @@
-"""Whether this build of torch has code for a GPU: older builds lack new ones, and newer builds lack old ones."""
+"""Check of a GPU's compute capability against the architectures that the installed torch has code for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether torch can compile a model for a GPU on this machine, asked before seconds are spent on a trial."""
+"""Prerequisites of torch.compile for a GPU, checked before seconds are spent on a trial."""
 
 from __future__ import annotations
 

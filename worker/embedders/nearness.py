@@ -1,4 +1,4 @@
-"""Whether another way to compute the same vectors is as near to fp32 as the usual way.
+"""Accuracy check of another way to compute the same vectors: it has to be as near to fp32 as the usual way.
 
 Two ways in half precision round differently, and neither is right: with all-MiniLM-L6-v2 in bf16 their vectors differ
 by as much as each differs from fp32. So each is compared with fp32 of the same weights and inputs. The error of a

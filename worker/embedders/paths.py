@@ -1,4 +1,4 @@
-"""The optional ways to compute that this process may take, and those that it has on trial or in use.
+"""Optional ways to compute that this process may take, and those that it has on trial or in use.
 
 A kernel that faults leaves a CUDA context in which nothing works any more, so the process ends. The supervisor is told
 of each way before it is tried, and starts the next process without those that this one had. A process serves one
