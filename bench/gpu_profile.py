@@ -1,6 +1,7 @@
 """Profile of `embq run` over photographs on a GPU: threads, interpreter lock, device, kernels.
 
-    python -m bench.gpu_profile [--device cuda:0] [--quick] [--workers 1x16,2x8,4x4] [--rows 300000] [--out FILE]
+    python -m bench.gpu_profile [--device cuda:0] [--quick] [--workers 1x16,2x8,4x4] [--rows 300000] [--decode HOW]
+        [--out FILE]
 
 In at most nine minutes: for each number of workers on the device x threads that prepare, `embq run` with ViT-B/32 in
 bf16 over so many JPEGs of 256 pixels. While it embeds, for `WINDOW_S` seconds and of one worker process:
@@ -45,6 +46,7 @@ from bench.gpu import (
     say,
 )
 from bench.report import table
+from core.models import CPU_DECODES
 
 if TYPE_CHECKING:
     from bench.gpu_models import Case, Scale
@@ -67,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_options(parser)
     parser.add_argument("--workers", default="", metavar="WxT,WxT", help=f"workers x threads  [{WORKERS}]")
     parser.add_argument("--rows", type=int, default=0, help=f"images of each run  [{ROWS}]")
+    parser.add_argument("--decode", default=CPU_DECODES[0], metavar="HOW", help="as of `embq run`")
     asked = parser.parse_args(arguments)
     if why := lacks(asked):
         print(why, file=sys.stderr)
@@ -79,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     precision = precision_of(asked.device)
     keep = keeper("gpu_profile", asked)
     runs: list[dict[str, Any]] = []
-    figures: dict[str, Any] = {"model": case.name, "precision": precision, "rows": rows, "runs": runs}
+    figures: dict[str, Any] = {"model": case.name, "precision": precision, "decode": asked.decode, "rows": rows}
+    figures["runs"] = runs
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         say("making photographs")
@@ -96,7 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
                 asked.device,
                 precision,
                 MOST_RUN_S,
-                options=("--workers-per-device", str(workers), "--prepare-threads", str(threads)),
+                options=(
+                    *("--workers-per-device", str(workers), "--prepare-threads", str(threads)),
+                    *("--decode", asked.decode),
+                ),
                 watch=watch.start,
             )
             runs.append({"workers": workers, "threads": threads, **found, **watch.figures()})
