@@ -14,7 +14,8 @@
     ├── NoDeviceError         mend the driver, or choose another device    exit 69
     ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
-    │   └── AwayError         its storage does not answer: wait, or mend it  exit 69
+    │   ├── AwayError         its storage does not answer: wait, or mend it  exit 69
+    │   └── OutsideError      a name in the folder leads out of it: do not trust the folder  exit 74
     ├── TryLaterError         another process holds what we need           exit 75
     ├── ConfigError           fix the configuration or the permission      exit 78
     └── ModelError            name a model that exists and loads here      exit 65
@@ -162,6 +163,12 @@ class AwayError(OutputError):
 
     exit_code = Exit.UNAVAILABLE
     default_code = "storage_away"
+
+
+class OutsideError(OutputError):
+    """A name that was read from data leads out of the folder it belongs to: by `..`, an absolute part or a link."""
+
+    default_code = "outside_root"
 
 
 class TryLaterError(EmbqError):
