@@ -5,6 +5,7 @@
     EmbqError                 code, exit status and the next step for the user
     ├── UsageError            fix the command line                         exit 2
     ├── InputError            fix the input                                exit 65
+    │   ├── MalformedError    bytes from outside are not of their form: a service skips them
     │   ├── SourceError       one unit cannot be read: it fails whole, the run goes on
     │   └── SampleError       one sample has no embedding: it becomes a failure, the unit goes on
     ├── BrokerError           wait for the broker, or mend it              exit 69
@@ -107,6 +108,12 @@ class SampleError(InputError):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message, code=code)
+
+
+class MalformedError(InputError):
+    """Bytes from the broker, a folder or the network are not of the form that they should have: see `core.wire`."""
+
+    default_code = "malformed"
 
 
 class BrokerError(EmbqError):

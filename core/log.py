@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from core.masking import masked
+from core.masking import masked, printable
 from core.settings import log_format
 
 FOREIGN = "message"
@@ -22,9 +22,9 @@ FOREIGN = "message"
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-        line = f"{stamp} {record.levelname.lower()} {record.name} {record.getMessage()}"
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+        line = f"{stamp} {record.levelname.lower()} {record.name} {printable(record.getMessage())}"
+        if record.exc_info:  # indented, so that no text in it looks like an event
+            line += "".join(f"\n  {printable(one)}" for one in self.formatException(record.exc_info).splitlines())
         return masked(line)
 
 

@@ -1,4 +1,4 @@
-"""What is secret in a text, hidden: for logs, messages, bug reports and everything else that people read or pass on."""
+"""Texts for people: secrets hidden, control characters escaped."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def masked(text: str) -> str:
     text = _NAMED.sub(rf"\1{HIDDEN}", text)
     text = _AUTHORIZATION.sub(rf"\1{HIDDEN}", text)
     return _HUGGING_FACE.sub(f"hf_{HIDDEN}", text)
+
+
+def printable(text: str) -> str:
+    """`text` with everything that could steer a terminal, or that no terminal can show, as an escape."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )

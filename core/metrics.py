@@ -32,6 +32,12 @@ EVERY_ROLE = (
         labels=("role", "version"),
         meaning="1; which service this is, and of which version of embq",
     ),
+    Metric(
+        name="embq_malformed_total",
+        kind="counter",
+        labels=("what",),
+        meaning="entries of the broker or of a folder that were skipped because they are not of their form",
+    ),
 )
 
 PRODUCER = (

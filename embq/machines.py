@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from core.fleet import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
+from core.masking import printable
 from core.notices import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.protocol import VERSION, run_key
 from core.registry import live_workers, measured_rates, registered
 from embq.display import duration
-from embq.verification.findings import printable
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),

@@ -17,6 +17,7 @@ from core.log import Events
 from core.metrics import Role
 from core.readings import Meter, Readings
 from core.settings import Settings
+from core.wire import skip_counts
 
 FRESH_S = 1.0
 """Whoever asks more often is told the same again."""
@@ -80,6 +81,8 @@ class Monitored:
     def _read(self) -> bytes:
         readings = Readings(self._role)
         readings.put("embq_build_info", 1, self._role, embq.__version__)
+        for what, count in skip_counts().items():
+            readings.put("embq_malformed_total", count, what)
         for meter in self._meters:
             with suppress(RedisError):  # what the broker knows is not told while it is away
                 meter(readings)

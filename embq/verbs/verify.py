@@ -70,7 +70,7 @@ def _print_json(report: Report) -> None:
 
 
 def _print_account(report: Report) -> None:
-    from embq.verification.findings import printable
+    from core.masking import printable
 
     units = f"{report.units:,} of {report.units_total:,} committed"
     units += f", {report.quarantined:,} failed whole" if report.quarantined else ""

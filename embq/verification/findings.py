@@ -61,10 +61,3 @@ class Findings:
     def note(self, message: str) -> None:
         """Something a user should know that breaks nothing."""
         self.notes.append(message)
-
-
-def printable(text: str) -> str:
-    """`text` with everything that could steer a terminal, or that no terminal can show, as an escape."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
-    )

@@ -14,12 +14,13 @@ from core.errors import EmbqError
 from core.hints import hint_queue, peek
 from core.layout import Layout
 from core.manifest import Manifest
+from core.masking import printable
 from core.models import ModelConfig
 from core.places import is_url, place
 from core.protocol import run_key
 from core.registry import RunRecord, registered
 from core.units import Unit
-from embq.verification.findings import Check, guarded, printable
+from embq.verification.findings import Check, guarded
 from embq.verification.probes import MODEL_TIMEOUT_S, child
 from worker.gpus import alone
 

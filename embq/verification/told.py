@@ -9,7 +9,8 @@ from dataclasses import asdict
 import click
 
 from core.errors import Exit
-from embq.verification.findings import Check, printable
+from core.masking import printable
+from embq.verification.findings import Check
 
 
 def tell(checks: Iterable[Check], *, as_json: bool) -> Exit:

@@ -32,11 +32,12 @@ from core.errors import Exit, InputError, OutputError
 from core.layout import Layout
 from core.live import standing_failures
 from core.manifest import Manifest, first_segment_writer
+from core.masking import printable
 from core.reader import committed, row_tables, vectors
 from core.rows import RowSpec
 from core.units import Unit
 from embq.cli import run
-from embq.verification.findings import KEPT, Findings, printable
+from embq.verification.findings import KEPT, Findings
 from embq.verification.rereading import reread
 from embq.verify import Report, verify
 from sources.kinds import read

@@ -67,7 +67,7 @@ def command(
 
 
 def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
-    from embq.verification.findings import printable
+    from core.masking import printable
     from training.shards.account import size_of
 
     speed = size_of(report.bytes / max(seconds, 1e-3))
