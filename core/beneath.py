@@ -56,18 +56,18 @@ def below(root: Root, name: str | PurePath) -> Root:
 
 
 @contextmanager
-def folder(root: Path, name: str | PurePath = "", *, make: bool = False) -> Iterator[int]:
+def folder(root: Path, name: str | PurePath = "", *, make: bool = False, mode: int = 0o777) -> Iterator[int]:
     """A descriptor of the folder `root / name`, for `dir_fd=`; "" is the root itself.
 
     Args:
-        make: create the folders of `name` that are missing.
+        make: create the folders of `name` that are missing, with `mode`.
     """
     descriptor = os.open(root, _FOLDER)
     try:
         for part in parts_of(root, name) if str(name) not in ("", ".") else ():
             if make:
                 with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=descriptor)
+                    os.mkdir(part, mode, dir_fd=descriptor)
             below_it = _opened(root, name, part, _FOLDER, 0, descriptor)
             os.close(descriptor)
             descriptor = below_it
@@ -109,17 +109,20 @@ def read_bytes(root: Path, name: str | PurePath) -> bytes:
 
 
 def listing(root: Path, name: str | PurePath = "") -> list[tuple[str, os.stat_result]]:
-    """(name, status) of each entry of the folder `root / name`, in no order; links are not followed.
+    """`entries` of the folder `root / name`."""
+    with folder(root, name) as descriptor:
+        return entries(descriptor)
+
+
+def entries(descriptor: int) -> list[tuple[str, os.stat_result]]:
+    """(name, status) of each entry of an open folder, in no order; links are not followed.
 
     What is gone before its status is asked for is left out.
     """
     found = []
-    with folder(root, name) as descriptor:
-        for entry in os.listdir(descriptor):
-            try:
-                found.append((entry, os.stat(entry, dir_fd=descriptor, follow_symlinks=False)))
-            except FileNotFoundError:
-                continue
+    for name in os.listdir(descriptor):
+        with suppress(FileNotFoundError):
+            found.append((name, os.stat(name, dir_fd=descriptor, follow_symlinks=False)))
     return found
 
 
@@ -133,11 +136,18 @@ def unlink(root: Path, name: str | PurePath, *, missing_ok: bool = False) -> Non
             raise
 
 
-def remove_tree(root: Path, name: str | PurePath) -> None:
-    """Remove the folder `root / name` with all that is in it; links in it are removed, their targets stay."""
+def remove(root: Path, name: str | PurePath) -> None:
+    """Remove the file, the link or the folder `root / name` with all that is in it; targets of links stay."""
     with parent(root, name) as (above, last):
-        _refuse_link(root, name, last, above)
-        shutil.rmtree(last, dir_fd=above)
+        remove_entry(above, last, os.stat(last, dir_fd=above, follow_symlinks=False))
+
+
+def remove_entry(descriptor: int, name: str, status: os.stat_result) -> None:
+    """`remove` for what `entries` gave of an open folder."""
+    if stat.S_ISDIR(status.st_mode):
+        shutil.rmtree(name, dir_fd=descriptor)
+    else:
+        os.unlink(name, dir_fd=descriptor)
 
 
 def _opened(root: Path, name: str | PurePath, part: str, flags: int, mode: int, above: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from core.beneath import open_file
 from core.embedded import die_with_parent
 from core.errors import EmbqError, Exit, ModelError
 from core.settings import child_environment
@@ -20,6 +22,9 @@ QUICK_S = 5.0
 OVER_S = 3.0
 """A worker ends when its run is over, and then the session does too. One that ended and is needed all the same looked
 before the units that were added to a finished run were taken up."""
+
+TAIL_BYTES = 1 << 20
+"""Of a log: more than 60 lines of any service."""
 
 FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
 
@@ -61,7 +66,9 @@ class Child:
         """Start the service."""
         arguments, self._arguments = self._arguments, self._again
         self._started_at = time.monotonic()
-        with open(self.log, "ab") as log:
+        # The folder may hold links that lead anywhere.
+        name = f"{self.log.parent.name}/{self.log.name}"
+        with open(open_file(self.log.parent.parent, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "embq", self.verb, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -123,7 +130,9 @@ class Child:
 
     def _tail(self) -> list[str]:
         try:
-            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-60:]
+            with open(self.log, "rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                return log.read().decode("utf-8", "replace").splitlines()[-60:]
         except OSError:
             return []
 

@@ -79,7 +79,6 @@ class Session:
     def run(self) -> Outcome:
         """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
         with ExitStack() as stack:
-            self.layout.broker.mkdir(mode=0o700, parents=True, exist_ok=True)
             url = self.settings.broker_url or self._start_server(stack)
             if self.server is None:
                 # Whatever the broker is: of two sessions on one output the second is sent away.
