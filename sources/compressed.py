@@ -22,10 +22,20 @@ from sources.storage import open_unchanged
 SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 """What may follow the name of a text file; what counts is how the file begins."""
 
-DAMAGE_CODES = ("source_truncated", "source_damaged")
-"""What a compressed file that is not whole is called."""
+DAMAGE_CODES = ("source_truncated", "source_damaged", "unsupported_compression")
+"""Codes of a compressed file that cannot be read to its end."""
 
-MAGICS = {"gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0"}
+HEAD_BYTES = 13
+"""So many of the first bytes tell how a file is compressed: the header of LZMA-alone."""
+
+MAGICS: dict[str, tuple[bytes, ...]] = {
+    "gzip": (b"\x1f\x8b\x08",),
+    # A skippable frame (RFC 8878, 3.1.2) may be the first: pzstd writes one before each frame.
+    "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
+    "bzip2": (b"BZh",),
+    "xz": (b"\xfd7zXZ\0",),
+}
+"""The bytes that a member of each format begins with."""
 _PADDED = ("gzip", "xz")
 """Formats whose files may end in zeros."""
 
@@ -87,11 +97,31 @@ def _xz() -> _Decoder:
 DECODERS: dict[str, Callable[[], _Decoder]] = {"gzip": _Gzip, "zstd": _zstd, "bzip2": bz2.BZ2Decompressor, "xz": _xz}
 
 
-def compression_of(head: bytes) -> str:
-    """The format of a file that begins with `head` (8 bytes or more, if it has them); "" for a plain one."""
+def compression_of(head: bytes, path: str) -> str:
+    """The format of a file that begins with `head` (`HEAD_BYTES` or more, if it has them); "" for a plain one.
+
+    Raises SourceError `unsupported_compression` for LZMA-alone, which has neither a signature nor a checksum.
+    """
+    if _is_lzma_alone(head[:HEAD_BYTES]):
+        raise SourceError(
+            f"{path}: is compressed as LZMA-alone (.lzma), a format without a checksum, which is not read",
+            code="unsupported_compression",
+            next_step="write it as .xz: lzma -dc OLD | xz > NEW",
+        )
     found = next((name for name, magic in MAGICS.items() if head.startswith(magic)), "")
     # A text may begin with BZh as well.
     return "" if found == "bzip2" and head[4:8] not in (b"1AY&", b"\x17rE8") else found
+
+
+def _is_lzma_alone(head: bytes) -> bool:
+    """Whether a file begins as `lzma` writes it: the usual properties, a dictionary's size, and the content's.
+
+    The sizes are those that xz takes for the format's: 2^n or 2^n + 2^(n-1), and below 256 GiB or not known.
+    """
+    if len(head) < HEAD_BYTES or head[0] != 0x5D:
+        return False
+    dictionary, content = int.from_bytes(head[1:5], "little"), int.from_bytes(head[5:13], "little")
+    return f"{dictionary:b}".strip("0") in ("1", "11") and (content < 1 << 38 or content == (1 << 64) - 1)
 
 
 class Members(io.RawIOBase):
@@ -160,9 +190,9 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
     Args:
         most: bytes that may come out; a small file can hold very much.
 
-    Raises SourceError `source_truncated`, `source_damaged`, or `too_large`.
+    Raises SourceError `source_truncated`, `source_damaged`, `unsupported_compression`, or `too_large`.
     """
-    compression = compression_of(data[:8])
+    compression = compression_of(data[:HEAD_BYTES], path)
     if not compression:
         return data
     whole = io.BytesIO()
@@ -186,7 +216,7 @@ def beginning(unit: Unit, most: int) -> bytes:
     """
     few = replace(unit, start=0, stop=min(most, unit.stop))
     with open_unchanged(few, "source_changed", unwatched) as file:
-        compression = compression_of(file.peek(8)[:8])
+        compression = compression_of(file.peek(HEAD_BYTES)[:HEAD_BYTES], unit.source)
         if not compression:
             return bytes(file.read(most))
         with io.BufferedReader(Members(file, compression, unit.source)) as text:

@@ -21,7 +21,7 @@ from sources.compressed import SUFFIXES as COMPRESSED
 from sources.fields import decode_text
 from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
-from sources.text_files import Cut, Text, damage_of, open_planned, open_text, whole_first
+from sources.text_files import Cut, Text, check_head, damage_of, open_planned, open_text, whole_first
 from sources.urls import is_url, path_of
 
 log = Events("sources")
@@ -90,6 +90,7 @@ class DelimitedSource:
         """One sample per row."""
         if unit.samples is None:
             with open_text(unit, moved) as text:
+                check_head(text, unit)
                 _read_header(text, unit.source)
                 raise damage_of(text, unit)
         names, delimiter = _header(Unit(kind=self.kind, source=unit.source, etag=unit.etag))

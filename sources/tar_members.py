@@ -89,7 +89,9 @@ def _walk(data: Memory) -> tuple[list[Member], int, _DamageError | None]:
             if header[156] in _EXTENSIONS:
                 at = _read_extension(data, at, header, shared, pending)
                 continue
-            member = _member(data, at, header, {**shared, **pending} if shared else pending)
+            records = {**shared, **pending} if shared else pending
+            # POSIX: an empty value withdraws what the header, or a record before it, says.
+            member = _member(data, at, header, {keyword: value for keyword, value in records.items() if value})
             pending.clear()
             if member is None:  # a folder
                 at += BLOCK
@@ -173,11 +175,7 @@ def _read_extension(data: Memory, at: int, header: bytes, shared: dict[str, byte
         pending[_GNU_NAME[flag]] = name
         return after
     target = shared if flag == ord("g") else pending
-    for keyword, value in _pax_records(content):
-        if value:
-            target[keyword] = value
-        else:  # POSIX: an empty value withdraws the record
-            target.pop(keyword, None)
+    target.update(_pax_records(content))
     return after
 
 
@@ -221,13 +219,20 @@ def _check_end(data: Memory, at: int) -> None:
     One zero block instead of two is accepted: every member is there.
     """
     end = data[at:]
+    odd = len(end) % BLOCK
     if end.count(0) != len(end):
         raise _DamageError(
             "data behind the end-of-archive marker: two archives in one file, or a lost header",
             "shard_trailing_data",
         )
-    if len(data) % BLOCK:
-        raise _DamageError("the shard's length is not a multiple of 512", "shard_truncated")
+    if odd and len(end) < 2 * BLOCK:
+        raise _DamageError("the shard ends inside its end-of-archive marker", "shard_truncated")
+    if odd:
+        raise _DamageError(
+            f"the last {odd} of {len(end)} zero bytes are no whole block of {BLOCK}: all members are there, and bytes "
+            "were added behind the end-of-archive marker, or cut off",
+            "shard_trailing_data",
+        )
 
 
 def _number(field: bytes) -> int:

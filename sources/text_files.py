@@ -104,7 +104,7 @@ def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
     """The whole text of a file that is being planned, and the unit, which now says how the file is compressed."""
     with open_unchanged(unit, "source_changed", unwatched) as file:
         head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-        compression = compression_of(head[:8])
+        compression = compression_of(head, unit.source)
         if not compression:
             _refuse_lost_head(unit.source, head)
             yield unit, file
@@ -129,11 +129,19 @@ def whole_first(unit: Unit, cuts: Iterator[Cut]) -> Iterable[Cut]:
     return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
-def damage_of(file: Text, unit: Unit) -> SourceError:
-    """What is wrong with a file that was damaged when it was planned: found by reading it, or that it is whole now."""
+def check_head(file: Text, unit: Unit) -> None:
+    """Raise SourceError for a file that was planned as a plain one, and is no text by how it begins."""
     if OPTION not in dict(unit.options):
         file.seek(0)
-        _refuse_lost_head(unit.source, file.read(_HEAD_BYTES))
+        head = file.read(_HEAD_BYTES)
+        compression_of(head, unit.source)
+        _refuse_lost_head(unit.source, head)
+        file.seek(0)
+
+
+def damage_of(file: Text, unit: Unit) -> SourceError:
+    """What is wrong with a file that was damaged when it was planned: found by reading it, or that it is whole now."""
+    check_head(file, unit)
     while file.read(OUTPUT_BYTES):
         pass
     return SourceError(
@@ -146,7 +154,8 @@ def damage_of(file: Text, unit: Unit) -> SourceError:
 def _refuse_lost_head(path: str, head: bytes) -> None:
     """Raise SourceError for a file that is compressed by its name, and neither that nor a text by how it begins."""
     said = next((name for suffix, name in SUFFIXES.items() if base_name(path).lower().endswith(suffix)), "")
-    if said and head and (head[:2] == MAGICS[said][: len(head)][:2] or not _TEXT.fullmatch(head) or not _is_utf8(head)):
+    begun = said and MAGICS[said][0].startswith(head[:2])
+    if said and head and (begun or not _TEXT.fullmatch(head) or not _is_utf8(head)):
         raise SourceError(
             f"{path}: does not begin as a file compressed with {said} does: it is cut or damaged",
             code="source_damaged",

@@ -9,6 +9,7 @@ from typing import IO
 
 from core.units import Unit
 from embq.verification.copying import COPIES
+from embq.verification.decompression import ERRORS
 from embq.verification.rereading_csv import KEPT
 from sources.urls import is_url
 
@@ -33,7 +34,7 @@ class SourceLines:
                     self._of, self._starts = (unit.source, unit.etag), list(_starts(file))
                 start = self._at(file, unit.first)
                 return replace(unit, start=start, stop=self._at(file, unit.first + unit.samples))
-        except (OSError, EOFError, ValueError):
+        except ERRORS:
             return unit  # reading it says why
 
     def _at(self, file: IO[bytes], line: int) -> int:

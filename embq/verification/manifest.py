@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Set
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from core.manifest import Manifest
 from core.run_info import RunInfo
 from core.units import Unit
 from embq.verification.findings import Findings
-from embq.verification.rereading import IMAGES, count
+from embq.verification.line_starts import LINES, SourceLines
+from embq.verification.rereading import IMAGES, count, is_as_planned
 
 
 def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
@@ -30,7 +33,8 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
         wanted = dict(zip(info.ends, (info.manifest_digest, *(one.digest for one in info.added)), strict=True))
         digest = hashlib.sha256()
         ids = np.empty(len(manifest), dtype=np.uint64)
-        cover = _Coverage(findings, whole=not _selected(info))
+        mended = {unit.source for _, unit in manifest.retries() if unit.kind != "files"}
+        cover = Coverage(findings, mended, whole=not _selected(info))
         for u, unit in enumerate(manifest):
             if u in ends and u:
                 _check_digest(digest.hexdigest(), wanted[u], ends[u], findings)
@@ -41,8 +45,7 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
                 findings.add("manifest", f"unit {u}", f"its id is {stored}, its content says {unit.unit_id}")
             digest.update(stored.encode())
             ids[u] = int(unit.unit_id[:16], 16)
-            if unit.retry is None:
-                cover.take(u, unit)
+            cover.take(u, unit)
         cover.end()
     except (OutputError, OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         findings.add("manifest", "manifest", f"it cannot be read: {error}")
@@ -86,26 +89,33 @@ def _selected(info: RunInfo) -> bool:
     return any(name in ("exclude", "include", "limit", "sample") for pairs in options for name, _ in pairs)
 
 
-class _Coverage:
+class Coverage:
     """Follows the units of each source, which stand one after the other, and reports gaps between them.
 
     Args:
+        mended: sources that were retried; only these can have got more units in a later generation.
         whole: every input was taken whole, so that there are none.
     """
 
-    def __init__(self, findings: Findings, *, whole: bool) -> None:
+    def __init__(self, findings: Findings, mended: Set[str], *, whole: bool) -> None:
         self._findings = findings
         self._whole = whole
+        self._ends = dict.fromkeys(mended, 0)  # source -> samples of its units so far
+        self._lines = SourceLines()
         self._last: Unit | None = None
         self._at = (0, 0)  # next byte, next ordinal
         self._folders: Counter[str] = Counter()
 
     def take(self, u: int, unit: Unit) -> None:
-        """The next unit."""
+        """The next unit; of retries only what they say of units that could not be planned before."""
+        if unit.retry is not None:
+            if not unit.retry.only:
+                self._reach(unit)
+            return
         last = self._last
         if last is None or (last.kind, last.source) != (unit.kind, unit.source):
             self._end_of_source()
-            self._at = (0, self._folders[unit.source])
+            self._at = self._beginning(unit)
         start, first = self._at
         if unit.kind == "files":
             self._folders[unit.source] += len(unit.items)
@@ -115,6 +125,20 @@ class _Coverage:
             self._findings.add("coverage", f"unit {u}", f"its first sample is number {unit.first}, not {first}")
         self._at = (unit.stop, first + (unit.samples or 0))
         self._last = unit
+        self._reach(unit)
+
+    def _reach(self, unit: Unit) -> None:
+        if unit.source in self._ends:
+            self._ends[unit.source] = max(self._ends[unit.source], unit.first + (unit.samples or 0))
+
+    def _beginning(self, unit: Unit) -> tuple[int, int]:
+        """The byte and the ordinal at which the units of a generation must begin in the source of `unit`."""
+        first = self._ends.get(unit.source, 0)
+        if not first:
+            return 0, self._folders[unit.source]
+        if _by_bytes(unit) and is_as_planned(unit):
+            return self._lines.placed(replace(unit, first=first)).start, first
+        return unit.start, first
 
     def next_generation(self) -> None:
         """The units to come were added later."""
@@ -155,7 +179,9 @@ class _Coverage:
 
 def _by_bytes(unit: Unit) -> bool:
     """Whether the units of this source are slices of its bytes, without gaps from the first to the last."""
-    return unit.kind in ("tar", "jsonl", "lines") and "compression" not in dict(unit.options)
+    if unit.kind in LINES:  # one that could not be planned has no slice
+        return unit.samples is not None and "compression" not in dict(unit.options)
+    return unit.kind == "tar"
 
 
 def _images_in(folder: str) -> int:

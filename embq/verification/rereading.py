@@ -8,22 +8,23 @@ in the product's readers shows up as a difference instead of being made twice.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
+import shutil
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-import pyarrow as pa
-
 from core.errors import InputError
 from core.units import Unit
 from embq.verification.copying import COPIES
+from embq.verification.decompression import ERRORS as COMPRESSION_ERRORS
+from embq.verification.decompression import compression_of, opened
 from embq.verification.rereading_csv import KEPT, csv_rows
 from embq.verification.rereading_tables import Row, hdf5_rows, table_rows
 from sources.listings import stat
@@ -40,6 +41,10 @@ ID_COLUMNS = ("id", "key", "_id", "doc_id")
 
 # webdataset's own expression for "key.extension": the first dot behind the last slash.
 _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+
+
+ERRORS: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, tarfile.TarError, LookupError)
+"""Raised for a source that cannot be read as what it is said to be."""
 
 
 class SourceChangedError(Exception):
@@ -91,7 +96,7 @@ def reread(unit: Unit, *, images: bool) -> Iterator[Found]:
         _check_version(unit)
     try:
         yield from readers[unit.kind](COPIES.of(unit) if is_url(unit.source) else unit, images)
-    except (tarfile.TarError, OSError, EOFError, ValueError, LookupError) as error:
+    except ERRORS as error:
         raise SourceUnreadableError(f"{unit.source}: {error}") from error
 
 
@@ -102,6 +107,15 @@ def count(unit: Unit) -> int | None:
         return sum(1 for _ in reread(whole, images=False))
     except (SourceChangedError, SourceUnreadableError):
         return None
+
+
+def is_as_planned(unit: Unit) -> bool:
+    """Whether the unit's source is there, in the version that was planned."""
+    try:
+        _check_version(unit)
+    except SourceChangedError:
+        return False
+    return True
 
 
 def _check_version(unit: Unit) -> None:
@@ -136,12 +150,37 @@ def _decoded(data: bytes | None) -> str | None:
         return None
 
 
+class _Member(tarfile.TarInfo):
+    """A member as POSIX says: a prefix of the name is in ustar headers alone, an empty PAX record withdraws it."""
+
+    stored = ""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        """The member of a header block."""
+        member = super().frombuf(buf, encoding, errors)
+        if buf[257:263] != b"ustar\0":  # GNU tar keeps times there
+            name = bytes(buf[:100]).partition(b"\0")[0].decode(encoding, errors)
+            member.name = name.rstrip("/") if member.isdir() else name
+        member.stored = member.name
+        return member
+
+    def _apply_pax_info(self, pax_headers: Mapping[str, str], encoding: str, errors: str) -> None:
+        given = {keyword: value for keyword, value in pax_headers.items() if value}
+        if pax_headers.get("path") == "":
+            self.name = self.stored  # a global record may have named it
+        super()._apply_pax_info(given, encoding, errors)  # type: ignore[misc]
+
+
 def _tar(unit: Unit, images: bool) -> Iterator[Found]:
     """Members by key. A repeated image is a sample of its own, and so is a repeated text of a key without image."""
     named = dict(unit.options)
     images_of = tuple(named.get("image_keys", ";".join(IMAGES)).split(";"))
     captions = tuple(named.get("caption_keys", "txt").split(";"))
-    with _archive(unit.source) as file, tarfile.open(fileobj=file, encoding="utf-8", errors="surrogateescape") as tar:
+    with (
+        _archive(unit.source) as file,
+        tarfile.open(fileobj=file, mode="r:", tarinfo=_Member, encoding="utf-8", errors="surrogateescape") as tar,
+    ):
         parts: dict[str, dict[str, tarfile.TarInfo]] = {}
         order: list[tuple[str, str]] = []
         for member in tar:
@@ -175,13 +214,16 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
 
 @contextmanager
 def _archive(path: str) -> Iterator[IO[bytes]]:
-    """A shard as tarfile can read it, which knows every compression that there is but this one."""
-    with open(path, "rb") as file:
-        if not file.peek(4)[:4].startswith(b"\x28\xb5\x2f\xfd"):
+    """A shard, decompressed into a temporary file: its members are not asked for in their order."""
+    compression = compression_of(path)
+    with opened(path, compression) as file:
+        if not compression:
             yield file
             return
-    with pa.input_stream(path, compression="zstd") as stream:
-        yield io.BytesIO(stream.read())
+        with tempfile.TemporaryFile(prefix="embq-verify-") as whole:
+            shutil.copyfileobj(file, whole, 1 << 20)
+            whole.seek(0)
+            yield whole
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | None:

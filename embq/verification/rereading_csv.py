@@ -6,18 +6,15 @@ As in `rereading`, nothing of `sources` is used here but what the documentation 
 from __future__ import annotations
 
 import atexit
-import bz2
 import csv
-import gzip
 import itertools
-import lzma
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 from core.units import Unit
+from embq.verification.decompression import opened
 from embq.verification.rereading_tables import Row, key_of, linked, pick
 
 CSV_FIELD_MAX_BYTES = 64_000_000
@@ -37,7 +34,7 @@ class _Kept:
         key = (unit.source, unit.etag)
         if self._file is None or self._key != key:
             self.close()
-            self._key, self._file = key, _opener(dict(unit.options).get("compression", ""))(unit.source)
+            self._key, self._file = key, opened(unit.source, dict(unit.options).get("compression", ""))
         return self._file
 
     def close(self) -> None:
@@ -48,23 +45,6 @@ class _Kept:
 
 
 KEPT = _Kept()
-
-
-def _opener(compression: str) -> Callable[[str], IO[bytes]]:
-    def plain(path: str) -> IO[bytes]:
-        return open(path, "rb")
-
-    def zstd(path: str) -> IO[bytes]:
-        if sys.version_info >= (3, 14):
-            from compression.zstd import ZstdFile
-        else:
-            from backports.zstd import ZstdFile
-        file: Any = ZstdFile(path)
-        return file  # type: ignore[no-any-return]
-
-    openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open, "zstd": zstd}
-    opener: Callable[[str], IO[bytes]] = openers.get(compression, plain)
-    return opener
 
 
 def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:

@@ -1,0 +1,342 @@
+"""Texts, shards and pictures that users really have, and that were refused, misnamed, or failed their verification."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from build_output import build, go_on
+from e2e.check import check_complete
+from e2e.session import ended, succeed
+
+from core.errors import SourceError
+from core.units import Sample, Unit
+from embq.verification.findings import Findings
+from embq.verification.manifest import Coverage
+from embq.verification.rereading import reread
+from embq.verify import verify
+from producer.enqueue import Request, prepare
+from producer.retry import Chosen, retry
+from sources.base import ReadOptions
+from sources.kinds import SOURCES, kind_of
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+DIM = 8
+MODEL = f"stub:{DIM}"
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd.compress,
+}
+
+
+def lines(start: int, stop: int) -> bytes:
+    return b"".join(json.dumps({"id": f"k{n}", "text": f"text {n}"}).encode() + b"\n" for n in range(start, stop))
+
+
+def units_of(path: Path, options: ReadOptions | None = None) -> list[Unit]:
+    kind = kind_of(str(path))
+    assert kind is not None
+    return list(SOURCES[kind].split(str(path), options or ReadOptions()))
+
+
+def read_twice(path: Path) -> list[Sample]:
+    """The samples of a file, which a second reading by other code finds as well."""
+    found: list[Sample] = []
+    for unit in units_of(path):
+        samples, second = list(SOURCES[unit.kind].read(unit)), list(reread(unit, images=True))
+        assert len(samples) == len(second)
+        for sample, other in zip(samples, second, strict=True):
+            assert sample.key == other.key
+            assert sample.error or (sample.image, sample.text) == (other.image, other.text)
+        found += samples
+    return found
+
+
+def refusal_of(path: Path) -> SourceError:
+    """What is said of a file that fails as a whole."""
+    (unit,) = units_of(path)
+    with pytest.raises(SourceError) as caught:
+        list(SOURCES[unit.kind].read(unit))
+    return caught.value
+
+
+# --- 15: what `embq verify` took for wrong ---
+
+
+def test_texts_that_are_damaged_from_their_start_and_fail_whole_pass_their_verification(tmp_path: Path) -> None:
+    """Finding 15: `verify` said that their units end at byte 0, and that the file is longer."""
+    paths = []
+    for suffix, compress in COMPRESS.items():
+        paths.append(tmp_path / f"damaged.jsonl{suffix}")
+        paths[-1].write_bytes(bytes(16) + compress(lines(0, 50))[16:])
+    report = verify(build(tmp_path / "out", paths))
+    assert (report.violations, report.quarantined) == ((), 4)
+
+
+def as_csv(start: int, stop: int) -> bytes:
+    return b"id,text\n" + b"".join(b"k%d,text %d\n" % (n, n) for n in range(start, stop))
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.csv"])
+def test_what_was_mended_and_got_more_lines_passes_its_verification(name: str, tmp_path: Path) -> None:
+    """Finding 15: after a retry plus added lines `verify` said that the coverage starts at a byte that is not 0."""
+    path, out = tmp_path / name, tmp_path / "out"
+    packed = COMPRESS.get(path.suffix, bytes)
+    whole, more = (as_csv(0, stop) if path.suffix == ".csv" else lines(0, stop) for stop in (9, 15))
+    path.write_bytes(packed(whole.replace(b"text 4", b"\xff")))
+    build(out, [path])
+    path.write_bytes(packed(more))
+    assert retry(out, Chosen(), version="0").failures == 1
+    go_on(out)
+    request = Request(
+        inputs=(str(path),),
+        output=out,
+        models=(MODEL,),
+        modalities=(),
+        precision="fp32",
+        part_rows=1000,
+        options=ReadOptions(unit_samples=3),
+        version="0",
+    )
+    assert prepare(request).added == 2
+    go_on(out)
+    report = verify(out)
+    assert (report.violations, report.failures, report.rows) == ((), 0, 15)
+
+
+def test_a_text_that_lost_its_beginning_and_was_mended_passes_its_verification(tmp_path: Path) -> None:
+    """Finding 15: its units are planned by the retry, and stand behind one that could not be cut."""
+    path, out = tmp_path / "t.jsonl.gz", tmp_path / "out"
+    path.write_bytes(bytes(9) + gzip.compress(lines(0, 9))[9:])
+    build(out, [path])
+    path.write_bytes(gzip.compress(lines(0, 9)))
+    assert retry(out, Chosen(), version="0").units == 3
+    go_on(out)
+    report = verify(out)
+    assert (report.violations, report.failures, report.rows) == ((), 0, 9)
+
+
+@pytest.mark.slow
+def test_a_text_that_was_mended_and_got_more_lines_end_to_end(short_tmp: Path) -> None:
+    """Finding 15: the same by the commands."""
+    texts, root = short_tmp / "f.jsonl", short_tmp / "out"
+    texts.write_bytes(lines(0, 7) + b'{"id": "k7", "te\n' + lines(8, 30))
+    command = ("run", texts, "-o", root, "-m", MODEL, "--unit-size", "10", "--quiet")
+    assert ended(*command)[0] == 3
+    texts.write_bytes(lines(0, 45))
+    succeed("retry", root, "--quiet")
+    succeed(*command)
+    check_complete(root, {f"k{n}": f"text {n}".encode() for n in range(45)}, units=6, dim=DIM)
+    succeed("verify", root)
+
+
+def test_a_gap_before_lines_that_were_added_is_named(tmp_path: Path) -> None:
+    """Finding 15: units of a later generation must go on where the mended source was left, by byte and by ordinal."""
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(lines(0, 30))
+    units = units_of(path, ReadOptions(unit_samples=10))
+
+    def gaps_before(added: Unit) -> int:
+        coverage = Coverage(findings := Findings(), {str(path)}, whole=True)
+        for u, unit in enumerate(units[:2]):
+            coverage.take(u, replace(unit, etag="1-" + str(units[1].stop)))
+        coverage.next_generation()
+        coverage.take(2, added)
+        coverage.end()
+        return findings.count
+
+    assert gaps_before(units[2]) == 0
+    assert gaps_before(replace(units[2], start=units[2].start + 1)) == 1
+    assert gaps_before(replace(units[2], first=21)) == 1
+    assert gaps_before(units[0]) > 0
+
+
+def test_padding_between_the_streams_of_an_xz_file_is_no_end_of_it(tmp_path: Path) -> None:
+    """Finding 15: the second reading of `verify` found fewer lines, and fewer members of a shard."""
+    texts, shard = tmp_path / "t.jsonl.xz", tmp_path / "s.tar.xz"
+    texts.write_bytes(lzma.compress(lines(0, 20)) + bytes(512) + lzma.compress(lines(20, 30)) + bytes(4))
+    assert [s.key for s in read_twice(texts)] == [f"k{n}" for n in range(30)]
+    data = archive(member(b"a.jpg", b"a") + member(b"b.jpg", b"b"))
+    shard.write_bytes(lzma.compress(data[:700]) + bytes(8) + lzma.compress(data[700:]) + bytes(4))
+    assert [s.key for s in read_twice(shard)] == ["a", "b"]
+
+
+def test_a_slice_of_an_xz_file_is_read_a_second_time_from_anywhere_in_it(tmp_path: Path) -> None:
+    """Finding 15: the reader that knows padding goes forwards and backwards as the others do."""
+    path = tmp_path / "t.jsonl.xz"
+    path.write_bytes(lzma.compress(lines(0, 20)) + bytes(512) + lzma.compress(lines(20, 60)))
+    units = units_of(path, ReadOptions(unit_samples=25))
+    for unit in (units[2], units[0], units[1], units[0]):
+        keys = [found.key for found in reread(unit, images=False)]
+        assert keys == [f"k{n}" for n in range(unit.first, unit.first + (unit.samples or 0))]
+
+
+# --- 15: shards ---
+
+
+def member(
+    name: bytes, data: bytes, *, magic: bytes = b"ustar\x0000", prefix: bytes = b"", flag: bytes = b"0"
+) -> bytes:
+    """A member as other programs write it: header with a checksum, content, and padding."""
+    header = bytearray(512)
+    fields = {
+        0: name,
+        100: b"0000644",
+        124: b"%011o" % len(data),
+        136: b"%011o" % 0,
+        156: flag,
+        257: magic,
+        345: prefix,
+    }
+    for at, value in fields.items():
+        header[at : at + len(value)] = value
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + data + bytes(-len(data) % 512)
+
+
+def archive(members: bytes) -> bytes:
+    return members + bytes(1024)
+
+
+def pax(flag: bytes, keyword: bytes, value: bytes = b"") -> bytes:
+    record = b" %b=%b\n" % (keyword, value)
+    length = len(record) + (1 if len(record) < 9 else 2)
+    return member(b"pax", b"%d" % length + record, flag=flag)
+
+
+def test_members_are_named_as_their_headers_say(tmp_path: Path) -> None:
+    """Finding 15: `verify` read GNU tar's times, and what stands in old headers, as the beginning of names."""
+    path = tmp_path / "s.tar"
+    jpeg = {"gnu": b"ustar  \0", "v7": b""}
+    for name, magic in jpeg.items():
+        path.write_bytes(archive(member(b"a.jpg", name.encode(), magic=magic, prefix=b"15300764123")))
+        assert [(s.key, s.image) for s in read_twice(path)] == [("a", name.encode())]
+    path.write_bytes(archive(member(b"a.jpg", b"posix", prefix=b"folder")))
+    assert [s.key for s in read_twice(path)] == ["folder/a"]
+
+
+@pytest.mark.parametrize("keyword", [b"path", b"size"])
+def test_an_empty_pax_record_withdraws_what_a_record_before_it_says(keyword: bytes, tmp_path: Path) -> None:
+    """Finding 15: an empty `path=` made `verify` miss the sample, an empty `size=` all behind it."""
+    path = tmp_path / "s.tar"
+    path.write_bytes(archive(pax(b"x", keyword) + member(b"a.jpg", b"first") + member(b"b.jpg", b"second")))
+    assert [(s.key, s.image) for s in read_twice(path)] == [("a", b"first"), ("b", b"second")]
+    path.write_bytes(archive(pax(b"g", b"path", b"all.jpg") + pax(b"x", b"path") + member(b"a.jpg", b"first")))
+    assert [(s.key, s.image) for s in read_twice(path)] == [("a", b"first")]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="GNU tar is not on PATH")
+@pytest.mark.parametrize("form", ["gnu", "oldgnu", "pax", "ustar", "v7"])
+def test_what_gnu_tar_writes_passes_its_verification(form: str, tmp_path: Path) -> None:
+    """Finding 15: in its incremental archives the time of the last access was read as a prefix."""
+    folder = tmp_path / "in" / "photos"
+    folder.mkdir(parents=True)
+    for n in range(3):
+        (folder / f"k{n}.jpg").write_bytes(b"picture %d" % n)
+        (folder / f"k{n}.txt").write_bytes(b"caption %d" % n)
+    shard = tmp_path / "s.tar"
+    incremental = [f"--listed-incremental={tmp_path / 'snapshot'}"] if form in ("gnu", "oldgnu") else []
+    subprocess.run(["tar", f"--format={form}", *incremental, "-C", folder.parent, "-cf", shard, "photos"], check=True)
+    report = verify(build(tmp_path / "out", [shard]))
+    assert (report.violations, report.rows, report.vectors_recomputed) == ((), 3, 3)
+
+
+# --- 17: zstd of several frames ---
+
+
+def skippable(content: bytes, number: int = 0) -> bytes:
+    return struct.pack("<II", 0x184D2A50 + number, len(content)) + content
+
+
+FIRST, SECOND, NOTHING = (zstd.compress(data) for data in (lines(0, 20), lines(20, 30), b""))
+
+FRAMES = {
+    "pzstd": skippable(struct.pack("<I", len(FIRST))) + FIRST + skippable(struct.pack("<I", len(SECOND))) + SECOND,
+    "seekable": FIRST + SECOND + skippable(b"a table of where each frame begins" + b"\xb1\xea\x92\x8f", 14),
+    "between": FIRST + skippable(b"x" * 300_000, 15) + skippable(b"", 7) + SECOND,
+    "empty frames": NOTHING + FIRST + NOTHING + NOTHING + SECOND + NOTHING,
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_zstd_of_several_frames_is_read_as_zstd_reads_it(kind: str, tmp_path: Path) -> None:
+    """Finding 17: a skippable frame was refused as something else behind the end, or as a lost beginning."""
+    path = tmp_path / "t.jsonl.zst"
+    path.write_bytes(FRAMES[kind])
+    assert [s.key for s in read_twice(path)] == [f"k{n}" for n in range(30)]
+    if shutil.which("zstd"):
+        said = subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout
+        assert said == lines(0, 30)
+
+
+@pytest.mark.skipif(shutil.which("pzstd") is None, reason="pzstd is not on PATH")
+def test_texts_and_shards_that_pzstd_compresses_pass_their_verification(tmp_path: Path) -> None:
+    """Finding 17: pzstd begins with a skippable frame."""
+    for name, data in {"t.jsonl": lines(0, 1000), "s.tar": archive(member(b"a.jpg", b"a"))}.items():
+        (tmp_path / name).write_bytes(data)
+        subprocess.run(["pzstd", "-q", "--rm", "-p", "4", tmp_path / name], check=True, capture_output=True)
+        report = verify(build(tmp_path / f"out-{name}", [tmp_path / f"{name}.zst"]))
+        assert (report.violations, report.failures) == ((), 0)
+        assert report.rows == (1000 if name == "t.jsonl" else 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (FIRST + skippable(b"x" * 90)[:50], "source_truncated"),
+        (skippable(b"x" * 90)[:50], "source_truncated"),
+        (FIRST + b"PK junk", "source_damaged"),
+        (skippable(b"x") + b"junk junk", "source_damaged"),
+    ],
+    ids=["cut after a frame", "cut", "junk after a frame", "junk"],
+)
+def test_zstd_that_is_cut_or_followed_by_junk_fails_whole(data: bytes, code: str, tmp_path: Path) -> None:
+    """Finding 17: frames that are not whole are errors, as before."""
+    path = tmp_path / "t.jsonl.zst"
+    path.write_bytes(data)
+    assert refusal_of(path).code == code
+
+
+# --- 21: what was called cut ---
+
+
+@pytest.mark.parametrize("name", ["t.jsonl.xz", "t.csv.xz", "t.txt", "s.tar.xz", "s.tar"])
+def test_lzma_alone_is_named(name: str, tmp_path: Path) -> None:
+    """Finding 21: a shard that `lzma` compressed was called cut, and a text damaged."""
+    path = tmp_path / name
+    data = archive(member(b"a.jpg", b"a")) if ".tar" in name else b"text\n" * 500
+    path.write_bytes(lzma.compress(data, format=lzma.FORMAT_ALONE))
+    error = refusal_of(path)
+    assert error.code == "unsupported_compression"
+    assert "LZMA-alone" in error.message
+    assert "xz" in error.next_step
+
+
+@pytest.mark.parametrize(
+    ("zeros", "code"), [(1024 + 100, "shard_trailing_data"), (10_239, "shard_trailing_data"), (700, "shard_truncated")]
+)
+def test_odd_padding_of_a_shard_is_named(zeros: int, code: str, tmp_path: Path) -> None:
+    """Finding 21: a shard with its end-of-archive marker and more zeros than whole blocks was called cut."""
+    path = tmp_path / "s.tar"
+    path.write_bytes(member(b"a.jpg", b"a") + bytes(zeros))
+    error = refusal_of(path)
+    assert error.code == code
+    assert "end-of-archive marker" in error.message
