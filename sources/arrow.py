@@ -1,6 +1,7 @@
 """Kind "arrow": IPC files and streams, as .arrow, .feather and the `datasets` library's folders have them.
 
-The headers of the messages tell how many rows each batch has, so planning reads no batch.
+The headers of the messages tell how many rows each batch has, so planning reads no batch. The batches of a file are
+those that its footer lists; a stream is walked from its first byte.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import io
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from core.errors import SourceError
 from sources.tables import TableSource
@@ -21,6 +23,12 @@ SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
 
 _MAGIC = b"ARROW1"
 _FILE_START = 8
+_TAIL = struct.Struct("<i6s")
+"""The end of a file: length of its footer, magic."""
+_BLOCK = struct.Struct("<qi4xq")
+"""A batch in the footer: offset, length of the header with its prefix, length of the body."""
+_DICTIONARIES, _RECORD_BATCHES = 2, 3
+"""Fields of the footer: a FlatBuffers table of Arrow's File.fbs."""
 _CONTINUATION = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
 _HEADER_MAX_BYTES = 256_000_000
@@ -38,24 +46,23 @@ class ArrowTable:
         self._file = file
         self._path = path
         self._is_file = file.read(len(_MAGIC)) == _MAGIC
-        self._batches, self._has_dictionaries = walk(file, _FILE_START if self._is_file else 0, path, self._is_file)
-        self.rows = sum(rows for _, rows in self._batches)
-        ends = [at for at, _ in self._batches[1:]] + [file.seek(0, os.SEEK_END)]
-        self.groups = [(rows, end - at) for (at, rows), end in zip(self._batches, ends, strict=False)]
+        self._batches, self._has_dictionaries = _listed(file, path) if self._is_file else _walk(file, path)
+        self.rows = sum(batch.rows for batch in self._batches)
+        self.groups = [(batch.rows, batch.end - batch.at) for batch in self._batches]
         file.seek(0)
         self._reader = ipc.open_file(file) if self._is_file else ipc.open_stream(file)
         self._schema: pa.Schema = self._reader.schema
         self.columns = columns_of(self._schema)
         if self._is_file and self._reader.num_record_batches != len(self._batches):
             raise ValueError(
-                f"{self._reader.num_record_batches} batches in the footer, {len(self._batches)} in the file"
+                f"{self._reader.num_record_batches} batches for the library, {len(self._batches)} in the footer"
             )
 
     def batches(self, row: int, names: list[str]) -> tuple[int, Iterator[pa.RecordBatch]]:
         """Batches from the one that holds `row` on; a batch is the least that can be read."""
         start = number = 0
-        while number < len(self._batches) - 1 and start + self._batches[number][1] <= row:
-            start += self._batches[number][1]
+        while number < len(self._batches) - 1 and start + self._batches[number].rows <= row:
+            start += self._batches[number].rows
             number += 1
         if not self._is_file and self._has_dictionaries:
             return 0, _checked(self._reader)  # dictionaries may change on the way
@@ -72,8 +79,8 @@ class ArrowTable:
             for i in range(number, len(self._batches)):
                 yield reader.get_batch(i)
             return
-        for at, _ in self._batches[number:]:
-            self._file.seek(at)
+        for batch in self._batches[number:]:
+            self._file.seek(batch.at)
             yield ipc.read_record_batch(ipc.read_message(self._file), self._schema)
 
 
@@ -86,41 +93,135 @@ def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def walk(file: io.BufferedIOBase, at: int, path: str, is_file: bool) -> tuple[list[tuple[int, int]], bool]:
-    """(offset, rows) of each record batch, and whether there are dictionaries.
+class _Message(NamedTuple):
+    """Where a message stands, and what its header says.
 
-    Raises SourceError `table_damaged` where a message does not fit into the file, or a stream has no end marker: it
+    Attributes:
+        at: offset of its prefix.
+        end: offset behind its body.
+        kind: Arrow's number of its type; 0 for the end marker of a stream.
+        rows: of a record batch.
+        body: length of its body.
+    """
+
+    at: int
+    end: int
+    kind: int = 0
+    rows: int = 0
+    body: int = 0
+
+
+def _walk(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
+    """The record batches of a stream, and whether there are dictionaries.
+
+    Raises SourceError `table_damaged` where a message does not fit into the file, or there is no end marker: the stream
     may be cut between two batches.
     """
     size = file.seek(0, os.SEEK_END)
-    found: list[tuple[int, int]] = []
+    found: list[_Message] = []
     dictionaries = False
-    while True:
-        file.seek(at)
+    at = 0
+    while (message := _message(file, at, size, path)).kind:
+        if message.kind == _RECORD_BATCH:
+            found.append(message)
+        dictionaries = dictionaries or message.kind == _DICTIONARY_BATCH
+        at = message.end
+    if message.end != size:
+        raise _damaged(path, "there is data behind its end", message.end)
+    return found, dictionaries
+
+
+def _listed(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
+    """The record batches of a file in the order of its footer, and whether there are dictionaries.
+
+    Raises SourceError `table_damaged` where there is no footer, or it does not say what the file has: a batch that is
+    none, two that overlap, or one that is left out.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL.size))
+    tail = file.read(_TAIL.size)
+    length, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, b"")
+    stop = size - _TAIL.size - length
+    if magic != _MAGIC or not 0 < length <= _HEADER_MAX_BYTES or stop < _FILE_START:
+        raise _damaged(path, "it has no footer, so it may be cut", size)
+    file.seek(stop)
+    footer = file.read(length)
+    try:
+        listed = [(_DICTIONARY_BATCH, *block) for block in _blocks(footer, _DICTIONARIES)]
+        dictionaries = bool(listed)
+        listed += [(_RECORD_BATCH, *block) for block in _blocks(footer, _RECORD_BATCHES)]
+    except (struct.error, ValueError) as error:
+        raise _damaged(path, "its footer is broken", stop) from error
+    found: list[_Message] = []
+    for kind, at, header, body in listed:
+        if not _FILE_START <= at < stop:
+            raise _damaged(path, "its footer names a batch outside of it", stop)
+        message = _message(file, at, stop, path)
+        if (message.kind, message.body) != (kind, body) or message.end > at + header + body:
+            raise _damaged(path, "its footer names a batch that is none", at)
+        found.append(message)
+    end = _FILE_START
+    for message in sorted((*found, _Message(stop, stop))):
+        if message.at < end:
+            raise _damaged(path, "its footer names batches that overlap", message.at)
+        _refuse_left_out(file, end, message.at, path)
+        end = message.end
+    return [message for message in found if message.kind == _RECORD_BATCH], dictionaries
+
+
+def _refuse_left_out(file: io.BufferedIOBase, start: int, stop: int, path: str) -> None:
+    """Raise SourceError where a batch stands between two offsets: the footer has lost it.
+
+    Else there are the schema, which polars writes without a prefix, the end marker and padding.
+    """
+    if stop - start > _HEADER_MAX_BYTES:
+        raise _damaged(path, "there is data that its footer does not name", start)
+    file.seek(start)
+    data = file.read(stop - start)
+    at = -1
+    while (at := data.find(_CONTINUATION, at + 1)) >= 0:
+        with suppress(SourceError):
+            if _message(file, start + at, stop, path).kind in (_DICTIONARY_BATCH, _RECORD_BATCH):
+                break
+    else:
+        return
+    raise _damaged(path, "its footer does not name a batch", start + at)
+
+
+def _message(file: io.BufferedIOBase, at: int, stop: int, path: str) -> _Message:
+    """The message at an offset; SourceError `table_damaged` where there is none that ends before `stop`."""
+    file.seek(at)
+    prefix = file.read(4)
+    start = at + 4
+    if prefix == _CONTINUATION:  # what is older than 2019 has none
         prefix = file.read(4)
-        start = at + 4
-        if prefix == _CONTINUATION:  # what is older than 2019 has none
-            prefix = file.read(4)
-            start = at + 8
-        if len(prefix) < 4:
-            raise _damaged(path, "it has no end marker, so it may be cut", at)
-        length = int.from_bytes(prefix, "little", signed=True)
-        if length == 0:
-            if not is_file and start != size:
-                raise _damaged(path, "there is data behind its end", start)
-            return found, dictionaries
-        if not 0 < length <= min(_HEADER_MAX_BYTES, size - start):
-            raise _damaged(path, "a message does not fit into it", at)
-        try:
-            kind, rows, body = _header(file.read(length))
-        except (struct.error, ValueError) as error:
-            raise _damaged(path, "a message has a broken header", at) from error
-        if body < 0 or rows < 0 or start + length + body > size:
-            raise _damaged(path, "it is cut inside a message", at)
-        if kind == _RECORD_BATCH:
-            found.append((at, rows))
-        dictionaries = dictionaries or kind == _DICTIONARY_BATCH
-        at = start + length + body
+        start = at + 8
+    if len(prefix) < 4:
+        raise _damaged(path, "it has no end marker, so it may be cut", at)
+    length = int.from_bytes(prefix, "little", signed=True)
+    if length == 0:
+        return _Message(at, start)
+    if not 0 < length <= min(_HEADER_MAX_BYTES, stop - start):
+        raise _damaged(path, "a message does not fit into it", at)
+    try:
+        kind, rows, body = _header(file.read(length))
+    except (struct.error, ValueError) as error:
+        raise _damaged(path, "a message has a broken header", at) from error
+    if body < 0 or rows < 0 or start + length + body > stop:
+        raise _damaged(path, "it is cut inside a message", at)
+    return _Message(at, start + length + body, kind, rows, body)
+
+
+def _blocks(footer: bytes, number: int) -> list[tuple[int, int, int]]:
+    """(offset, length of the header, length of the body) of each batch that a field of the footer lists."""
+    at = _offset(footer, struct.unpack_from("<I", footer)[0], number)
+    if not at:
+        return []
+    at += struct.unpack_from("<I", footer, at)[0]
+    stop = at + 4 + _BLOCK.size * struct.unpack_from("<I", footer, at)[0]
+    if stop > len(footer):
+        raise ValueError("a list does not fit into the footer")
+    return list(_BLOCK.iter_unpack(footer[at + 4 : stop]))
 
 
 def _header(data: bytes) -> tuple[int, int, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,24 +15,48 @@ from sources.columns import Choice, Column
 from sources.rows import RowSamples
 
 
-def samples_of(batch: pa.RecordBatch, choice: Choice, rows: RowSamples) -> Iterator[Sample]:
-    """One sample for each row of `batch`."""
+class Values(NamedTuple):
+    """What is taken of the rows of a batch, a list of one value for each row.
+
+    Attributes:
+        keys, texts, images: of the columns that hold them, else None for each row.
+        links: paths or URLs of images, likewise.
+        metadata: by column.
+    """
+
+    keys: list[Any]
+    texts: list[bytes | None]
+    images: list[bytes | None]
+    links: list[bytes | None]
+    metadata: dict[str, list[Any]]
+
+
+def values_of(batch: pa.RecordBatch, choice: Choice) -> Values:
+    """The values of the columns that were chosen; raises what pyarrow raises where it cannot convert one."""
     nothing: list[bytes | None] = [None] * batch.num_rows
-    texts = _bytes_of(batch.column(choice.text)) if choice.text else nothing
     images, links = nothing, nothing
     if choice.is_link:
         links = _bytes_of(batch.column(choice.image))
     elif choice.image:
         images, links = _images_of(batch.column(choice.image))
-    keys = _keys_of(batch.column(choice.key)) if choice.key else nothing
-    metadata = [_values_of(batch.column(name)) for name in choice.metadata]
-    for row, image in enumerate(rows.images(images, links)):
+    return Values(
+        keys=_keys_of(batch.column(choice.key)) if choice.key else nothing,
+        texts=_bytes_of(batch.column(choice.text)) if choice.text else nothing,
+        images=images,
+        links=links,
+        metadata={name: _values_of(batch.column(name)) for name in choice.metadata},
+    )
+
+
+def samples_of(values: Values, choice: Choice, rows: RowSamples) -> Iterator[Sample]:
+    """One sample for each row."""
+    for row, image in enumerate(rows.images(values.images, values.links)):
         yield rows.sample(
             choice,
-            identity=keys[row],
-            text=texts[row],
+            identity=values.keys[row],
+            text=values.texts[row],
             image=image,
-            others={name: values[row] for name, values in zip(choice.metadata, metadata, strict=True)},
+            others={name: of_column[row] for name, of_column in values.metadata.items()},
         )
 
 
@@ -81,17 +106,36 @@ def _short(text: str) -> str:
 def _role(kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if _is_uuid(kind):
+        return "exact"
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "text"
     if pa.types.is_integer(kind):
         return "integer"
+    if pa.types.is_decimal(kind) or pa.types.is_temporal(kind):
+        return "exact"
     if _is_bytes(kind):
         return "bytes"
-    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        return "image" if _is_bytes(kind.field("bytes").type) else "other"
-    return "other"
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and _is_bytes(kind.field("bytes").type):
+        return "image"
+    return "opaque" if _has_bytes(kind) else "other"
+
+
+def _is_uuid(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == "arrow.uuid"
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    """Whether bytes are among its values, at any depth."""
+    if _is_uuid(kind):
+        return False
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return _is_bytes(kind) or any(_has_bytes(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -106,8 +150,16 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _plain(column: pa.Array) -> pa.Array:
     """The column without dictionary and extension type."""
     if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return _plain(column.storage)
+    return _plain(_decoded(column)) if pa.types.is_dictionary(column.type) else column
+
+
+def _decoded(column: pa.DictionaryArray) -> pa.Array:
+    """The column without its dictionary."""
+    values = column.dictionary
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
+        values = values.cast(pa.large_binary())  # Arrow cannot take from views
+    return values.take(column.indices)
 
 
 def _bytes_of(column: pa.Array) -> list[bytes | None]:
@@ -129,19 +181,58 @@ def _images_of(column: pa.Array) -> tuple[list[bytes | None], list[bytes | None]
 
 
 def _keys_of(column: pa.Array) -> list[Any]:
+    if _role(column.type) == "exact":
+        return _values_of(column)
     column = _plain(column)
     return column.to_pylist() if pa.types.is_integer(column.type) else _bytes_of(column)
 
 
 def _values_of(column: pa.Array) -> list[Any]:
-    """The values of any column; a SampleError stands for one that cannot be had."""
-    if pa.types.is_temporal(column.type):
+    """The values of any column, times as text; a SampleError stands for one that cannot be had."""
+    kind = column.type
+    if pa.types.is_dictionary(kind) and _role(kind) != "text":
+        return _values_of(_decoded(column))
+    if pa.types.is_duration(kind):
+        counts = column.cast(pa.int64()).to_pylist()
+        return [None if count is None else f"PT{_seconds(count, _DIGITS[kind.unit])}" for count in counts]
+    if pa.types.is_interval(kind):
+        return [None if one is None else f"P{one[0]}M{one[1]}DT{_seconds(one[2], 9)}" for one in column.to_pylist()]
+    if pa.types.is_struct(kind):
+        return _objects_of(column)
+    if isinstance(column, _LISTS) and not pa.types.is_map(kind):
+        inner = iter(_values_of(column.flatten()))
+        lengths = pc.list_value_length(column).to_pylist()
+        return [None if length is None else list(islice(inner, length)) for length in lengths]
+    if pa.types.is_temporal(kind):
         column = column.cast(pa.string())
     try:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
         values = [_value_of(column[row]) for row in range(len(column))]
     return values
+
+
+_LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ListViewArray, pa.LargeListViewArray)
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+"""Unit of a duration -> decimal places of its seconds."""
+
+
+def _seconds(count: int, digits: int) -> str:
+    """Seconds as ISO 8601 has them, from a count of units of 10^-digits s."""
+    whole, rest = divmod(abs(count), 10**digits)
+    return f"{'-' if count < 0 else ''}{whole}{f'.{rest:0{digits}d}' if digits else ''}S"
+
+
+def _objects_of(column: pa.StructArray) -> list[Any]:
+    names = [field.name for field in column.type]
+    if len(set(names)) < len(names):
+        doubled = SampleError("bad_metadata", f"two fields of an object have one name: {', '.join(names)}")
+        return [doubled if valid else None for valid in column.is_valid().to_pylist()]
+    fields = [_values_of(field) for field in column.flatten()]
+    return [
+        {name: values[row] for name, values in zip(names, fields, strict=True)} if valid else None
+        for row, valid in enumerate(column.is_valid().to_pylist())
+    ]
 
 
 def _value_of(scalar: pa.Scalar) -> Any:

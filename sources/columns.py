@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,12 @@ LINK_COLUMNS = ("image_path", "image_file", "image")
 ALL = "*"
 """In the place of names of metadata columns: every column that is not taken otherwise, and can become JSON."""
 
+_KEYS = ("text", "integer", "exact")
+"""Roles of columns that can hold keys."""
+
+_PLAIN = (*_KEYS, "other")
+"""Roles of columns that can become JSON, which has no bytes."""
+
 NAMED = ("id_column", "image_column", "metadata_columns", "text_column")
 """The fields of `ReadOptions` that name columns, in the order in which units carry them."""
 
@@ -33,7 +40,8 @@ class Column:
 
     Attributes:
         name: as the table has it.
-        role: "text", "integer", "bytes", "image" (a struct of bytes and path) or "other".
+        role: "text", "integer", "exact" (a UUID, decimal, date or time, which text says exactly), "bytes", "image" (a
+            struct of bytes and path), "opaque" (with bytes among other values) or "other".
         type: the type's name in the table's own words, for messages.
     """
 
@@ -73,7 +81,7 @@ class Choice:
     @property
     def names(self) -> list[str]:
         """The columns that must be read, each once."""
-        return list(dict.fromkeys(name for name in (self.text, self.image, self.key, *self.metadata) if name))
+        return list(dict.fromkeys((*filter(None, (self.text, self.image, self.key)), *self.metadata)))
 
 
 def named_columns(options: ReadOptions) -> tuple[tuple[str, str], ...]:
@@ -97,28 +105,47 @@ def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: st
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
     wanted = dict(named)
-    there = {column.name: column for column in columns}
-    image = _image(there, wanted, path)
-    text = _text(there, wanted, path, image.name if image else "")
-    key = _key(there, wanted, path, text)
-    metadata = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
-    if ALL in metadata:
-        taken = {text, image.name if image else "", key}
-        metadata = tuple(column.name for column in columns if column.name not in taken and _is_plain(column))
-    for name in metadata:
-        _typed(there, name, ("text", "integer", "other"), "--metadata-columns", path)
-    return Choice(
+    image = _image(columns, wanted, path)
+    text = _text(columns, wanted, path, image.name if image else "")
+    asked = tuple(name for name in wanted.get("metadata_columns", "").split(",") if name)
+    key = _key(columns, wanted, path, text, (image.name if image else "", *asked))
+    metadata = asked
+    if ALL in asked:
+        taken = set(filter(None, (text, image.name if image else "", key)))
+        metadata = tuple(column.name for column in columns if column.name not in taken and column.role in _PLAIN)
+    else:
+        for name in asked:
+            _typed(columns, name, (*_PLAIN, "opaque"), "--metadata-columns", path)
+    found = Choice(
         text=text,
         image=image.name if image else "",
         is_link=image is not None and image.role == "text",
         key=key,
         metadata=metadata,
     )
+    refuse_doubled(found.names, [column.name for column in columns], path)
+    return found
 
 
-def _is_plain(column: Column) -> bool:
-    """Whether its values can become JSON, which has no bytes."""
-    return column.role in ("text", "integer", "other") and "binary" not in column.type
+def refuse_doubled(wanted: Iterable[str], there: Sequence[str], path: str) -> None:
+    """Raise SourceError `ambiguous_column` where a wanted name is that of several columns."""
+    counts = Counter(there)
+    for name in wanted:
+        if counts[name] > 1:
+            at = [str(number) for number, other in enumerate(there, 1) if other == name]
+            raise SourceError(
+                f"{path}: columns {', '.join(at[:-1])} and {at[-1]} have one name, {name!r}",
+                code="ambiguous_column",
+                next_step="give each column its own name, or name only others with --text-column, --image-column, "
+                "--id-column and --metadata-columns",
+            )
+
+
+def left_out(columns: Sequence[Column], named: Iterable[tuple[str, str]], choice: Choice) -> list[Column]:
+    """The columns that "*" should have taken as metadata, and that cannot become JSON."""
+    if ALL not in dict(named).get("metadata_columns", "").split(","):
+        return []
+    return [column for column in columns if column.role not in _PLAIN and column.name not in choice.names]
 
 
 def shown(columns: Iterable[Column]) -> str:
@@ -127,10 +154,10 @@ def shown(columns: Iterable[Column]) -> str:
     return ", ".join(listed[:20]) + (f" and {len(listed) - 20} more" if len(listed) > 20 else "") if listed else "none"
 
 
-def _image(there: Mapping[str, Column], wanted: Mapping[str, str], path: str) -> Column | None:
+def _image(columns: Sequence[Column], wanted: Mapping[str, str], path: str) -> Column | None:
     if name := wanted.get("image_column"):
-        return _typed(there, name, ("bytes", "image", "text"), "--image-column", path)
-    free = [column for column in there.values() if column.name != wanted.get("text_column")]
+        return _typed(columns, name, ("bytes", "image", "text"), "--image-column", path)
+    free = [column for column in columns if column.name != wanted.get("text_column")]
     data = [column for column in free if column.role in ("bytes", "image")]
     by_name = _first(data, IMAGE_COLUMNS) or _first([c for c in free if c.role == "text"], LINK_COLUMNS)
     structs = [column for column in data if column.role == "image"]
@@ -138,7 +165,7 @@ def _image(there: Mapping[str, Column], wanted: Mapping[str, str], path: str) ->
         return by_name
     if len(structs) == 1:
         return structs[0]
-    texts = [column for column in there.values() if column.role == "text"]
+    texts = [column for column in columns if column.role == "text"]
     if wanted.get("text_column") or _first(texts, TEXT_COLUMNS):
         return None  # it is a table of texts, and other bytes in it may be anything
     if len(data) > 1:
@@ -146,35 +173,48 @@ def _image(there: Mapping[str, Column], wanted: Mapping[str, str], path: str) ->
     return data[0] if data else None
 
 
-def _text(there: Mapping[str, Column], wanted: Mapping[str, str], path: str, image: str) -> str:
+def _text(columns: Sequence[Column], wanted: Mapping[str, str], path: str, image: str) -> str:
     if name := wanted.get("text_column"):
-        return _typed(there, name, ("text",), "--text-column", path).name
+        return _typed(columns, name, ("text",), "--text-column", path).name
     taken = {image, wanted.get("id_column")}
-    texts = [column for column in there.values() if column.role == "text" and column.name not in taken]
+    texts = [column for column in columns if column.role == "text" and column.name not in taken]
     if by_name := _first(texts, TEXT_COLUMNS):
         return by_name.name
     if image:
         return ""  # which of the other strings is a caption, only the user can say
     others = [column for column in texts if column.name.lower() not in ID_COLUMNS]
-    if len(there) == 1:
+    if len(columns) == 1:
         others = texts  # a list of texts, whatever it is called; beside other columns, ids are no texts
     if len(others) > 1:
         raise _ambiguous(path, "texts", others, "--text-column")
     if not others:
         raise SourceError(
-            f"{path}: no column of texts or images; it has {shown(there.values())}",
+            f"{path}: no column of texts or images; it has {shown(columns)}",
             code="missing_column",
             next_step="name the column with --text-column or --image-column, or leave the file out",
         )
     return others[0].name
 
 
-def _key(there: Mapping[str, Column], wanted: Mapping[str, str], path: str, text: str) -> str:
+def _key(columns: Sequence[Column], wanted: Mapping[str, str], path: str, text: str, taken: Sequence[str]) -> str:
+    """The column of keys; "" where rows are counted.
+
+    A column that is called like one of keys, and cannot hold any, is refused unless the user named it as something
+    else (`taken`): its values would be lost.
+    """
     if name := wanted.get("id_column"):
-        return _typed(there, name, ("text", "integer"), "--id-column", path).name
-    usable = [column for column in there.values() if column.role in ("text", "integer") and column.name != text]
-    found = _first(usable, ID_COLUMNS)
-    return found.name if found else ""
+        return _typed(columns, name, _KEYS, "--id-column", path).name
+    free = [column for column in columns if column.name != text]
+    if found := _first([column for column in free if column.role in _KEYS], ID_COLUMNS):
+        return found.name
+    if found := _first([c for c in free if c.name not in taken and c.type != "null"], ID_COLUMNS):
+        raise SourceError(
+            f"{path}: no keys can be made of column {found.name!r}, which is of type {found.type}",
+            code="wrong_column_type",
+            next_step="write it as text or integers, name another column with --id-column, or keep it as metadata with "
+            f"--metadata-columns {found.name} and have the rows counted",
+        )
+    return ""
 
 
 def _first(columns: Sequence[Column], names: Sequence[str]) -> Column | None:
@@ -183,16 +223,17 @@ def _first(columns: Sequence[Column], names: Sequence[str]) -> Column | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _typed(there: Mapping[str, Column], name: str, roles: Sequence[str], option: str, path: str) -> Column:
-    column = there.get(name)
+def _typed(columns: Sequence[Column], name: str, roles: Sequence[str], option: str, path: str) -> Column:
+    refuse_doubled([name], [column.name for column in columns], path)
+    column = next((column for column in columns if column.name == name), None)
     if column is None:
         raise SourceError(
-            f"{path}: no column {name!r}; it has {shown(there.values())}",
+            f"{path}: no column {name!r}; it has {shown(columns)}",
             code="missing_column",
             next_step=f"check {option}, or leave the file out",
         )
     if column.role not in roles:
-        usable = [other for other in there.values() if other.role in roles]
+        usable = [other for other in columns if other.role in roles]
         raise SourceError(
             f"{path}: column {name!r} is of type {column.type}; usable: {shown(usable)}",
             code="wrong_column_type",

@@ -16,7 +16,7 @@ from core.errors import InputError, SampleError, SourceError
 from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
-from sources.columns import Choice, Column, choose, named_columns
+from sources.columns import Choice, Column, choose, named_columns, refuse_doubled
 from sources.compressed import SUFFIXES as COMPRESSED
 from sources.fields import decode_text
 from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of
@@ -146,9 +146,8 @@ def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
         names = [decode_text(field.encode("latin-1")) for field in fields]
     except (csv.Error, SampleError) as error:
         raise _bad_header(path, str(error)) from error
-    if not names or len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise _bad_header(path, f"a name is there twice: {', '.join(map(repr, twice))}" if twice else "it is blank")
+    if not names:
+        raise _bad_header(path, "it is blank")
     return names, delimiter, lines.offset
 
 
@@ -171,7 +170,9 @@ def _choice(names: list[str], unit: Unit) -> Choice:
     choice = choose(columns, unit.options, unit.source)
     if choice.metadata:
         return choice
-    return replace(choice, metadata=tuple(name for name in names if name not in choice.names))
+    others = tuple(name for name in names if name not in choice.names)
+    refuse_doubled(others, names, unit.source)
+    return replace(choice, metadata=others)
 
 
 class _Lines:
@@ -241,7 +242,7 @@ def _samples(samples: RowSamples, choice: Choice, names: list[str], rows: list[R
         else {}
         for row in rows
     ]
-    images = samples.images([None] * len(rows), [one.get(choice.image) for one in fields])
+    images = samples.images([None] * len(rows), [_field(one, choice.image) for one in fields])
     for row, one, image in zip(rows, fields, images, strict=True):
         if isinstance(row, str):
             yield samples.failed("bad_csv", f"the row cannot be split into fields: {row}")
@@ -250,11 +251,16 @@ def _samples(samples: RowSamples, choice: Choice, names: list[str], rows: list[R
         else:
             yield samples.sample(
                 choice,
-                identity=one.get(choice.key),
-                text=one.get(choice.text),
+                identity=_field(one, choice.key),
+                text=_field(one, choice.text),
                 image=image,
                 others={name: _decoded(one[name]) for name in choice.metadata},
             )
+
+
+def _field(row: dict[str, bytes], name: str) -> bytes | None:
+    """The field of a column; None where there is no such column, which is not the one without a name."""
+    return row.get(name) if name else None
 
 
 def _decoded(field: bytes) -> str | SampleError:

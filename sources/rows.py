@@ -52,7 +52,7 @@ class RowSamples:
         self,
         choice: Choice,
         *,
-        identity: bytes | int | None,
+        identity: object,
         text: bytes | None,
         image: bytes | SampleError | None,
         others: dict[str, Any],
@@ -61,7 +61,7 @@ class RowSamples:
 
         Args:
             choice: which column each value comes from.
-            identity: of the key column; nothing in it makes the row's number the key.
+            identity: of the key column, text as bytes; None or b"" makes the row's number the key.
             text: of the text column.
             image: the image's bytes, or why they cannot be had.
             others: what becomes metadata; a SampleError stands for a value that cannot be had.

@@ -12,7 +12,7 @@ from core.errors import SourceError
 from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
-from sources.columns import Choice, Column, choose, named_columns
+from sources.columns import Choice, Column, choose, left_out, named_columns, shown
 from sources.cursors import LastCursor
 from sources.inspection import DIED, inspect, marked, refuse_marked
 from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of, readable_now
@@ -65,7 +65,11 @@ class TableSource:
         Raises SourceError where the columns cannot be chosen, or the file is damaged or cannot be read.
         """
         unit = self._whole(path, options)
-        return choose(_columns(inspect(unit)), unit.options, path).modalities
+        columns = _columns(inspect(unit))
+        choice = choose(columns, unit.options, path)
+        if others := left_out(columns, unit.options, choice):
+            log.warning("columns_left_out", path=path, columns=shown(others))
+        return choice.modalities
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units from the table's own counts; no row is read.
@@ -103,12 +107,9 @@ class TableSource:
             with self._opened(unit, moved):
                 pass
             raise readable_now(unit)
-        from sources.batches import samples_of
-
         samples = RowSamples(unit, moved)
         with _LAST.at(unit, unit.first, moved, lambda: _TableCursor(unit, self._opened, lambda found: found)) as cursor:
-            for batch in cursor.take(unit.first, unit.samples):
-                yield from samples_of(batch, cursor.choice, samples)
+            yield from cursor.samples(unit.first, unit.samples, samples)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """Columns become metadata where the user says so."""
@@ -116,13 +117,10 @@ class TableSource:
 
     def first_metadata(self, unit: Unit, most: int) -> list[str]:
         """From the first rows; no other columns are read."""
-        from sources.batches import samples_of
-
         cursor = _TableCursor(unit, self._opened, lambda found: found.metadata_only)
-        rows = metadata_of(unit)
         with source_errors(unit.source), closing(cursor):
-            batches = cursor.take(unit.first, min(most, unit.samples or 0)) if cursor.choice.metadata else iter(())
-            found = (sample for batch in batches for sample in samples_of(batch, cursor.choice, rows))
+            wanted = min(most, unit.samples or 0) if cursor.choice.metadata else 0
+            found = cursor.samples(unit.first, wanted, metadata_of(unit))
             return [sample.metadata for sample in found if sample.metadata is not None]
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
@@ -166,6 +164,15 @@ class _TableCursor:
                 self.position, self._batches = table.batches(unit.first, self.choice.names)
             self._stack = stack.pop_all()
         self._rest: pa.RecordBatch | None = None
+
+    def samples(self, first: int, rows: int, samples: RowSamples) -> Iterator[Sample]:
+        """The samples of the rows from `first` on; raises as `take`, also where a value cannot be converted."""
+        from sources.batches import samples_of, values_of
+
+        for batch in self.take(first, rows):
+            with table_errors(self._path):
+                values = values_of(batch, self.choice)
+            yield from samples_of(values, self.choice, samples)
 
     def take(self, first: int, rows: int) -> Iterator[pa.RecordBatch]:
         """The rows from `first` on in pieces; SourceError `table_damaged` where the table has fewer."""

@@ -78,13 +78,14 @@ def build(
     units_per_commit: int = 2,
     only: int | None = None,
     loaded: Callable[[ModelConfig, str], Embedder] = load,
+    metadata_columns: tuple[str, ...] = (),
 ) -> Path:
     """An output folder as a run leaves it: a fence, the data, and, unless `only` that many units are done, a close.
 
     Args:
         loaded: gives the model on a device.
     """
-    options = ReadOptions(unit_samples=unit_samples)
+    options = ReadOptions(unit_samples=unit_samples, metadata_columns=metadata_columns)
     paths = tuple(str(path) for path in inputs)
     request = Request(
         inputs=paths,

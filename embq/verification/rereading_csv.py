@@ -67,18 +67,18 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
     for number, fields in enumerate(rows, start=unit.first + 1):
         KEPT.rows = (number, records, head)
         row = {} if fields is None else {n: f.encode("latin-1") for n, f in zip(head, fields, strict=True)}
-        link = row.get(image)
+        link = row.get(image) if image else None
         yield (
-            key_of(row.get(key)) or f"{os.path.basename(unit.source)}:{number}",
+            key_of(row.get(key) if key else None) or f"{os.path.basename(unit.source)}:{number}",
             linked(folder, os.fsdecode(link)) if link else None,
-            row.get(text),
+            row.get(text) if text else None,
             {name: key_of(row[name]) for name in others if name in row},
         )
 
 
 def _other_columns(head: list[str], named: dict[str, str], taken: tuple[str, ...]) -> list[str]:
     wanted = named.get("metadata_columns", "*").split(",")
-    return [name for name in head if name not in taken] if "*" in wanted else wanted
+    return [name for name in head if not name or name not in taken] if "*" in wanted else wanted
 
 
 def _first_of(line: str) -> str:

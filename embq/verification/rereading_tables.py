@@ -9,6 +9,8 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +40,9 @@ def table_rows(unit: Unit, images: bool) -> Iterator[Row]:
     nothing = [None] * rows.num_rows
     texts = _as_bytes(rows[text]) if text else nothing
     pictures = _pictures(rows[image], os.path.dirname(unit.source)) if image and images else nothing
-    keys = _as_bytes(rows[key]) if key else nothing
+    keys = nothing
+    if key:
+        keys = _json_values(rows[key]) if _role(rows[key].type) == "exact" else _as_bytes(rows[key])
     others = {name: _json_values(rows[name]) for name in kept(table.schema, dict(unit.options), (text, image, key))}
     for number, row in enumerate(zip(keys, pictures, texts, strict=True), start=unit.first + 1):
         metadata = {name: values[number - unit.first - 1] for name, values in others.items()}
@@ -50,25 +54,55 @@ def kept(schema: pa.Schema, named: dict[str, str], taken: tuple[str, ...]) -> li
     wanted = named.get("metadata_columns", "")
     if "*" not in wanted.split(","):
         return wanted.split(",") if wanted else []
-    usable = (field.name for field in schema if _role(field.type) not in ("bytes", "image"))
-    return [name for name in usable if name not in taken and "binary" not in str(schema.field(name).type)]
+    free = (field for field in schema if not field.name or field.name not in taken)
+    return [field.name for field in free if not _has_bytes(field.type)]
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    kind = _plain_type(kind)
+    return _role(kind) == "bytes" or any(_has_bytes(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _json_values(column: pa.ChunkedArray) -> list[Any]:
     """The values of a column as JSON has them."""
-    if pa.types.is_temporal(column.type):
-        column = column.cast(pa.string())
-    try:
-        return [_json_value(value) for value in column.to_pylist()]
-    except (ValueError, OverflowError):
-        return [_json_scalar(value) for chunk in column.chunks for value in chunk]
+    if not _has_times(column.type):
+        with suppress(ValueError, OverflowError):
+            return [_json_value(value) for value in column.to_pylist()]
+    return [_json_scalar(value) for chunk in column.chunks for value in chunk]
 
 
-def _json_scalar(value: pa.Scalar) -> Any:
+def _has_times(kind: pa.DataType) -> bool:
+    kind = _plain_type(kind)
+    return pa.types.is_temporal(kind) or any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _json_scalar(scalar: pa.Scalar) -> Any:
     try:
-        return _json_value(value.as_py())
-    except (ValueError, OverflowError):  # a sample with such a value has no row
+        if not scalar.is_valid:
+            return None
+        if pa.types.is_dictionary(scalar.type):
+            return _json_scalar(scalar.value)
+        if pa.types.is_struct(scalar.type):
+            return {name: _json_scalar(scalar[name]) for name in scalar}
+        if hasattr(scalar, "values") and not pa.types.is_map(scalar.type):
+            return [_json_scalar(one) for one in scalar.values]
+        if pa.types.is_duration(scalar.type):
+            return _duration(Decimal(scalar.value).scaleb(-_PLACES[scalar.type.unit]))
+        if pa.types.is_interval(scalar.type):
+            months, days, nanoseconds = scalar.as_py()
+            return f"P{months}M{days}D" + _duration(Decimal(nanoseconds).scaleb(-9)).removeprefix("P")
+        if pa.types.is_temporal(scalar.type):
+            return scalar.cast(pa.string()).as_py()
+        return _json_value(scalar.as_py())
+    except (ValueError, OverflowError, LookupError):  # a sample with such a value has no row
         return None
+
+
+_PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+
+def _duration(seconds: Decimal) -> str:
+    return f"PT{seconds:f}S"
 
 
 def _json_value(value: Any) -> Any:
@@ -84,31 +118,46 @@ def _json_value(value: Any) -> Any:
 @lru_cache(maxsize=1)
 def _table(kind: str, path: str, _version: str) -> pa.Table:
     if kind == "parquet":
-        return pq.read_table(path, partitioning=None, use_threads=False)
+        return pq.ParquetFile(path).read(use_threads=False)  # read_table refuses columns of one name
     with pa.memory_map(path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         return (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).read_all()
 
 
-def _role(kind: pa.DataType) -> str:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionary and extension, which only a UUID keeps."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    return kind.storage_type if hasattr(kind, "storage_type") and "arrow.uuid" not in str(kind) else kind
+
+
+def _role(kind: pa.DataType) -> str:
+    kind = _plain_type(kind)
     name = str(kind)
     if name in ("string", "large_string", "string_view"):
         return "text"
     if name in ("binary", "large_binary", "binary_view") or name.startswith("fixed_size_binary"):
         return "bytes"
-    if name.startswith("struct<") and re.search(r"[<, ]bytes: (large_)?binary", name):
+    if pa.types.is_struct(kind) and any(field.name == "bytes" and "binary" in str(field.type) for field in kind):
         return "image"
+    if name.startswith("decimal") or "arrow.uuid" in name or pa.types.is_temporal(kind):
+        return "exact"
     return "integer" if pa.types.is_integer(kind) else ""
 
 
 def _as_bytes(column: pa.ChunkedArray) -> list[Any]:
-    if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
-    values: list[Any] = (column if pa.types.is_integer(column.type) else column.cast(pa.large_binary())).to_pylist()
-    return values
+    return [value for chunk in column.chunks for value in _bytes_of(chunk)]
+
+
+def _bytes_of(column: Any) -> list[Any]:
+    if hasattr(column, "storage"):
+        column = column.storage
+    if hasattr(column, "dictionary"):
+        values = _bytes_of(column.dictionary)
+        return [None if index is None else values[index] for index in column.indices.to_pylist()]
+    plain: list[Any] = (column if pa.types.is_integer(column.type) else column.cast(pa.large_binary())).to_pylist()
+    return plain
 
 
 def _pictures(column: pa.ChunkedArray, folder: str) -> list[bytes | None]:
@@ -162,7 +211,7 @@ def pick(roles: dict[str, str], named: dict[str, str]) -> tuple[str, str, str]:
             others = [name for name in free if name.lower() not in IDS] or free
             text = others[0]
     key = named.get("id_column") or _called(
-        [name for name, role in roles.items() if role in ("text", "integer") and name != text], IDS
+        [name for name, role in roles.items() if role in ("text", "integer", "exact") and name != text], IDS
     )
     return text, image, key
 

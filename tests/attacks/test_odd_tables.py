@@ -1,0 +1,318 @@
+"""Tables and metadata that users really have: each is read, or refused with its name; none is dropped unsaid."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from build_output import build
+from contract.reading import Reading, reading
+from pyarrow import ipc
+
+from core.errors import InputError, SourceError
+from core.units import Sample, Unit
+from embq.verify import verify
+from producer.plan import plan
+from sources.base import ReadOptions
+from sources.kinds import SOURCES, detect, read
+
+POLARS = Path(__file__).parent / "polars.arrow"
+"""Ten rows in batches of four, as polars 2.1 writes them: views of strings, a categorical, a schema without prefix."""
+
+UUIDS = [uuid.UUID(int=number) for number in range(3)]
+
+
+def table_of(names: list[str], *columns: Any) -> pa.Table:
+    return pa.table([column if isinstance(column, pa.Array) else pa.array(column) for column in columns], names=names)
+
+
+def write(path: Path, table: pa.Table) -> Path:
+    """A table as the kind of file that the name says; .arrows is a stream."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        new = ipc.new_stream if path.suffix == ".arrows" else ipc.new_file
+        with new(path, table.schema) as writer:
+            writer.write_table(table)
+    return path
+
+
+def units_of(path: Path, **options: Any) -> list[Unit]:
+    ((kind, found),) = detect(str(path))
+    return list(SOURCES[kind].split(found, ReadOptions(**options)))
+
+
+def samples_of(path: Path, **options: Any) -> list[Sample]:
+    return [sample for unit in units_of(path, **options) for sample in read(unit, ())]
+
+
+def metadata_of(path: Path, *columns: str) -> list[dict[str, Any]]:
+    return [json.loads(sample.metadata or "") for sample in samples_of(path, metadata_columns=columns)]
+
+
+def refusal(path: Path, **options: Any) -> InputError:
+    """How a plan of this file alone is refused; every unit of it, in a larger plan, fails with the same code."""
+    with pytest.raises(InputError) as refused:
+        plan([str(path)], ReadOptions(**options))
+    for unit in units_of(path, **options):
+        with pytest.raises(SourceError) as failed:
+            list(read(unit, ()))
+        assert failed.value.code == refused.value.code
+    assert str(path) in refused.value.message
+    assert refused.value.next_step
+    return refused.value
+
+
+def checked(output: Path) -> int:
+    """How many rows and failures of an output `embq verify` has compared with the inputs and found to be right."""
+    report = verify(output)
+    assert report.violations == ()
+    return report.samples_checked
+
+
+TABLES = pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
+
+
+# --- two columns of one name ---
+
+
+@TABLES
+@pytest.mark.parametrize("doubled", ["text", "id"])
+def test_two_columns_of_one_name_are_refused_where_one_of_them_is_needed(
+    tmp_path: Path, suffix: str, doubled: str
+) -> None:
+    """Finding 12: the worker ended with a traceback three times, and the run with `crash`."""
+    names = ["id", "text", doubled]
+    path = write(tmp_path / f"t.{suffix}", table_of(names, ["a"], ["x"], ["y"]))
+    error = refusal(path)
+    assert error.code == "ambiguous_column"
+    assert f"{names.index(doubled) + 1} and 3" in error.message
+
+
+@TABLES
+def test_a_doubled_name_of_two_types_does_not_send_another_column_into_the_model(tmp_path: Path, suffix: str) -> None:
+    """Finding 12: the last column of a name hid the first, so that titles were embedded in place of texts."""
+    path = write(tmp_path / f"t.{suffix}", table_of(["text", "text", "title"], ["x"], [1], ["y"]))
+    assert refusal(path).code == "ambiguous_column"
+
+
+@TABLES
+def test_doubled_columns_that_nothing_needs_change_nothing(tmp_path: Path, suffix: str) -> None:
+    """Finding 12: the run exited with 0, and `embq verify` with 65."""
+    path = write(tmp_path / f"t.{suffix}", table_of(["text", "n", "n", "m"], ["x", "y"], [1, 2], ["p", "q"], [5, 6]))
+    assert [(s.text, s.metadata) for s in samples_of(path, metadata_columns=("m",))] == [
+        ("x", '{"m":5}'),
+        ("y", '{"m":6}'),
+    ]
+    assert checked(build(tmp_path / "out", [path])) == 2
+
+
+@TABLES
+@pytest.mark.parametrize("columns", ["*", "n"])
+def test_doubled_columns_of_metadata_are_refused(tmp_path: Path, suffix: str, columns: str) -> None:
+    """Finding 12: `embq enqueue` ended with 70."""
+    path = write(tmp_path / f"t.{suffix}", table_of(["text", "n", "n"], ["x"], [1], [2]))
+    assert refusal(path, metadata_columns=(columns,)).code == "ambiguous_column"
+
+
+def test_a_csv_with_doubled_names_is_refused_only_where_one_is_needed(tmp_path: Path) -> None:
+    """Finding 12: every doubled name was `table_damaged`, which says to copy the file again."""
+    path = tmp_path / "t.csv"
+    path.write_text("text,n,n,m\nx,1,2,3\n")
+    assert refusal(path).code == "ambiguous_column"
+    assert metadata_of(path, "m") == [{"m": "3"}]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows", "csv"])
+def test_a_column_without_a_name_is_metadata_like_any_other(tmp_path: Path, suffix: str) -> None:
+    """Finding 12: '*' dropped it without a word; that of a .csv, which pandas writes for its index, was taken for keys
+    and for paths of images."""
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        path.write_text(",text\n1,x\n")
+    else:
+        write(path, table_of(["text", ""], ["x"], ["1"]))
+    assert metadata_of(path, "*") == [{"": "1"}]
+    assert checked(build(tmp_path / "out", [path], metadata_columns=("*",))) == 1
+
+
+# --- Arrow files of polars ---
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reading]:
+    with reading() as process:
+        yield process
+
+
+def test_an_arrow_file_of_polars_is_read_by_its_footer(tmp_path: Path) -> None:
+    """Finding 13: every Arrow file that polars writes was refused as damaged."""
+    samples = samples_of(POLARS, unit_samples=3, metadata_columns=("*",))
+    assert [(s.key, s.text) for s in samples] == [
+        (f"k{n}", f"the text of {n}, which is longer than twelve bytes") for n in range(10)
+    ]
+    assert [json.loads(s.metadata or "") for s in samples] == [
+        {"kind": ("even", "odd")[n % 2], "at": f"2024-01-01 00:00:{n:02d}.000000"} for n in range(10)
+    ]
+    assert {s.text for s in samples_of(POLARS, text_column="kind")} == {"even", "odd"}
+    assert checked(build(tmp_path / "out", [POLARS], metadata_columns=("*",))) == 10
+
+
+def test_a_damaged_arrow_file_of_polars_loses_nothing_unsaid(tmp_path: Path, reader: Reading) -> None:
+    """Finding 13: the footer says which batches there are; one that it does not name any more is missed."""
+    whole = POLARS.read_bytes()
+    path = tmp_path / "t.arrow"
+    footer = len(whole) - 10 - int.from_bytes(whole[-10:-6], "little")
+    places = [*range(footer, len(whole)), *random.Random(13).sample(range(8, footer), 60)]
+    copies = [whole[:at] + bytes([whole[at] ^ flip]) + whole[at + 1 :] for at in places for flip in (1, 0x10)]
+    copies += [whole[:at] for at in range(1, len(whole), 97)]
+    for copy in copies:
+        path.write_bytes(copy)
+        planned = units_of(path)
+        found = reader.of(planned)
+        assert any(isinstance(one, str) for one in found) or sum(map(int, found)) == 10, planned
+
+
+def test_a_batch_that_the_footer_leaves_out_is_missed(tmp_path: Path) -> None:
+    """Finding 13: a reader that believes the footer alone would lose the rows of this batch."""
+    for source in (POLARS, write(tmp_path / "p.arrow", table_of(["text"], ["x", "y"]))):
+        data = source.read_bytes()
+        at = data.rindex(b"ARROW1") - 4
+        footer = at - int.from_bytes(data[at : at + 4], "little")
+        with ipc.open_file(pa.BufferReader(data)) as file:
+            batches = file.num_record_batches
+        # The footer's list of batches: their number, in front of 24 bytes for each.
+        where = next(
+            place
+            for place in range(footer, at - 4)
+            if int.from_bytes(data[place : place + 4], "little") == batches
+            and all(
+                data.startswith(b"\xff\xff\xff\xff", int.from_bytes(data[block : block + 8], "little"))
+                for block in range(place + 4, place + 4 + 24 * batches, 24)
+            )
+        )
+        path = tmp_path / "t.arrow"
+        path.write_bytes(data[:where] + (batches - 1).to_bytes(4, "little") + data[where + 4 :])
+        assert refusal(path).code == "table_damaged"
+
+
+# --- values that JSON lacks, and keys ---
+
+
+def odd_values(suffix: str) -> pa.Table:
+    """Three rows; parquet has no intervals."""
+    when = datetime.datetime(2024, 1, 2, 3, 4, 5, 678901)
+    later = when + datetime.timedelta(days=1)
+    table = pa.table(
+        {
+            "text": ["x", "y", "z"],
+            "uuid": pa.array([one.bytes for one in UUIDS], pa.uuid()),
+            "price": [decimal.Decimal("1.50"), None, decimal.Decimal("-0.25")],
+            "at": pa.array([when, None, later], pa.timestamp("us", "UTC")),
+            "nano": pa.array([1, 2, None], pa.timestamp("ns")),
+            "day": [when.date(), None, later.date()],
+            "clock": pa.array([1, 2, 3], pa.time64("ns")),
+            "took": pa.array([1500, -1500, None], pa.duration("ms")),
+            "span": pa.array([(1, 2, 3), None, (0, 0, -1_500_000_000)], pa.month_day_nano_interval()),
+            "deep": pa.array(
+                [[{"at": 1, "took": 2}], None, []],
+                pa.list_(pa.struct({"at": pa.timestamp("ns"), "took": pa.duration("s")})),
+            ),
+            "ids": pa.ListArray.from_arrays(
+                pa.array([0, None, 1, 1]), pa.array([UUIDS[1].bytes], pa.uuid()), pa.list_(pa.uuid())
+            ),
+        }
+    )
+    return table.drop_columns("span") if suffix == "parquet" else table
+
+
+@TABLES
+def test_types_that_json_lacks_become_text_and_none_is_dropped(tmp_path: Path, suffix: str) -> None:
+    """Finding 15: a UUID column of DuckDB was dropped by '*' without a word, refused by name, and failed `verify`."""
+    path = write(tmp_path / f"t.{suffix}", odd_values(suffix))
+    first, second, third = metadata_of(path, "*")
+    if suffix != "parquet":
+        spans = [row.pop("span") for row in (first, second, third)]
+        assert spans == ["P1M2DT0.000000003S", None, "P0M0DT-1.500000000S"]
+    assert first == {
+        "uuid": "00000000-0000-0000-0000-000000000000",
+        "price": "1.50",
+        "at": "2024-01-02 03:04:05.678901Z",
+        "nano": "1970-01-01 00:00:00.000000001",
+        "day": "2024-01-02",
+        "clock": "00:00:00.000000001",
+        "took": "PT1.500S",
+        "deep": [{"at": "1970-01-01 00:00:00.000000001", "took": "PT2S"}],
+        "ids": ["00000000-0000-0000-0000-000000000001"],
+    }
+    assert second["took"] == "PT-1.500S"
+    assert {name for name, value in second.items() if value is None} == {"price", "at", "day", "deep", "ids"}
+    assert (third["deep"], third["ids"]) == ([], [])
+    assert metadata_of(path, "uuid", "took")[0] == {"uuid": str(UUIDS[0]), "took": "PT1.500S"}
+    assert checked(build(tmp_path / "out", [path], metadata_columns=("*",))) == 3
+
+
+def test_columns_that_cannot_become_metadata_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Finding 15: '*' left columns of bytes out without a word."""
+    table = pa.table({"text": ["x"], "binary_flag": [{"binary": True}], "raw": [b"x"], "parts": [[b"x"]]})
+    path = write(tmp_path / "t.parquet", table)
+    plan([str(path)], ReadOptions(metadata_columns=("*",)))
+    assert "columns_left_out" in caplog.text
+    assert "raw (binary), parts (list<element: binary>)" in caplog.text
+    assert metadata_of(path, "*") == [{"binary_flag": {"binary": True}}]
+
+
+@TABLES
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("column", "keys"),
+    [
+        ("uuid", [str(one) for one in UUIDS]),
+        ("at", ["2024-01-02 03:04:05.678901Z", "", "2024-01-03 03:04:05.678901Z"]),
+        ("day", ["2024-01-02", "", "2024-01-03"]),
+        ("price", ["1.50", "", "-0.25"]),
+        ("took", ["PT1.500S", "PT-1.500S", ""]),
+    ],
+)
+def test_keys_are_made_of_types_that_text_says_exactly(
+    tmp_path: Path, suffix: str, column: str, keys: list[str], named: bool
+) -> None:
+    """Finding 21: such an id column was ignored without a word where it was found, and refused where it was named."""
+    path = write(tmp_path / f"t.{suffix}", pa.table({"text": ["x", "y", "z"], "id": odd_values(suffix)[column]}))
+    samples = samples_of(path, id_column="id" if named else "")
+    assert [sample.key for sample in samples] == [key or f"t.{suffix}:{row}" for row, key in enumerate(keys, start=1)]
+    codes = [sample.error[0] if sample.error else "" for sample in samples]
+    assert codes == ["missing_id" if named and not key else "" for key in keys]
+    assert checked(build(tmp_path / "out", [path])) == 3
+
+
+@TABLES
+@pytest.mark.parametrize("values", [[1.5, 2.5], [True, False], [b"a", b"b"], [["a"], ["b"]]], ids=str)
+def test_an_id_column_that_cannot_hold_keys_is_refused_by_its_name(
+    tmp_path: Path, suffix: str, values: list[Any]
+) -> None:
+    """Finding 21: such a column was ignored without a word, and rows were counted."""
+    path = write(tmp_path / f"t.{suffix}", pa.table({"text": ["x", "y"], "id": values}))
+    error = refusal(path)
+    assert error.code == "wrong_column_type"
+    assert "'id'" in error.message
+    assert refusal(path, id_column="id").code == "wrong_column_type"
+    if not isinstance(values[0], bytes):
+        counted = [sample.key for sample in samples_of(path, metadata_columns=("id",))]
+        assert counted == [f"t.{suffix}:1", f"t.{suffix}:2"]
+
+
+def test_another_id_column_or_an_empty_one_stands_for_none(tmp_path: Path) -> None:
+    """Finding 21: only a column whose values would be lost is refused."""
+    other = write(tmp_path / "a.parquet", pa.table({"text": ["x"], "id": [1.5], "key": ["k"]}))
+    empty = write(tmp_path / "b.parquet", pa.table({"text": ["x"], "id": pa.nulls(1)}))
+    assert [sample.key for path in (other, empty) for sample in samples_of(path)] == ["k", "b.parquet:1"]
