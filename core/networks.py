@@ -1,8 +1,10 @@
-"""Which addresses belong to networks that are somebody's own, where strangers do not read along."""
+"""Classes of addresses: networks of one's own, the public internet, and hosts that an operator names."""
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 OWN = tuple(
@@ -36,3 +38,113 @@ def public_addresses(host: str) -> list[str]:
 def _own(address: IPv4Address | IPv6Address) -> bool:
     address = getattr(address, "ipv4_mapped", None) or address
     return any(address in network for network in OWN)
+
+
+SPECIAL = tuple(
+    ip_network(network)
+    for network in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # shared by a carrier
+        "127.0.0.0/8",  # loopback
+        "169.254.0.0/16",  # link-local, with the metadata service of most clouds
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112
+        "192.52.193.0/24",  # multicast tunnels
+        "192.88.99.0/24",  # 6to4 relays, withdrawn
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+        "::/96",  # unspecified, loopback, IPv4-compatible
+        "::ffff:0:0:0/96",  # IPv4-translated
+        "64:ff9b:1::/48",  # translation within one network
+        "100::/64",  # discarded
+        "100:0:0:1::/64",  # dummy
+        "2001::/23",  # protocol assignments; Teredo, ORCHID and benchmarks are among them
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+        "5f00::/16",  # segment routing
+        "fc00::/7",  # private
+        "fe80::/10",  # link-local
+        "fec0::/10",  # site-local, withdrawn
+        "ff00::/8",  # multicast
+    )
+)
+"""Addresses that are no host of the public internet: the registries of IANA for special purposes (RFC 6890), multicast,
+and what RFC 3879 and RFC 4291 withdrew. Written out, because `ipaddress` differs between versions of Python."""
+
+_NAT64 = ip_network("64:ff9b::/96")
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet; an IPv4 address in an IPv6 one (mapped, NAT64) decides."""
+    ip = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv6Address):
+        inside = ip.ipv4_mapped or (IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None)
+        if inside is not None:
+            return is_public(str(inside))
+    return not any(ip in network for network in SPECIAL)
+
+
+def numeric(host: str) -> str | None:
+    """The address that a host stands for without a name server, in any spelling such as 127.1; None for a name."""
+    try:
+        return str(ip_address(host.partition("%")[0]))
+    except ValueError:
+        pass
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host))
+    except (OSError, UnicodeError):
+        return None
+
+
+class Hosts:
+    """Hosts and networks that an operator names: `files.lan`, `10.0.0.5:8080`, `[fd00::5]`, `10.0.0.0/8`.
+
+    Without a port, every port of the host is meant. Raises ValueError with the entry that is none of these.
+    """
+
+    def __init__(self, entries: Sequence[str] = ()) -> None:
+        self._named: set[tuple[str, int | None]] = set()
+        self._networks = []
+        for entry in entries:
+            try:
+                if "/" in entry:
+                    self._networks.append(ip_network(entry, strict=False))
+                elif (found := _HOST.fullmatch(entry)) is not None:
+                    self._named.add((_canonical(found[1] or found[2] or entry), int(found[3]) if found[3] else None))
+                else:
+                    self._named.add((str(ip_address(entry)), None))
+            except ValueError:
+                raise ValueError(entry) from None
+
+    def names(self, host: str, port: int | None) -> bool:
+        """Whether a name or an address is among them."""
+        host = _canonical(host)
+        if (host, None) in self._named or (host, port) in self._named:
+            return True
+        try:
+            ip = ip_address(host)
+        except ValueError:
+            return False
+        return any(ip in network for network in self._networks)
+
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::(\d{1,5}))?")
+
+
+def _canonical(host: str) -> str:
+    """A name in lower case; an address as it is usually written, and an IPv4 one without the IPv6 one around it."""
+    try:
+        ip = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.lower().rstrip(".")
+    return str(getattr(ip, "ipv4_mapped", None) or ip)

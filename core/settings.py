@@ -10,9 +10,10 @@ from pathlib import Path
 
 from core.errors import ConfigError
 from core.listening import Address
+from core.networks import Hosts
 
-_ROOTS = re.compile(re.escape(os.pathsep) + "(?!//)")
-"""What separates folders in EMBQ_ROOTS and EMBQ_OUTPUTS; the colon of a URL does not."""
+_PLACE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[^\]/]*\]|[^/:]*)(?::\d+(?=[/:]|$))?(?:/[^:]*)?|[^:]+")
+"""A folder or a URL in EMBQ_ROOTS and EMBQ_OUTPUTS, between colons that are neither a scheme's nor a port's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Settings:
         stall_s: seconds that one step of a worker may take without advancing; after that its process is replaced.
         slice_s: seconds that a worker serves one model before another one that has work may have its turn.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
+        private_hosts: hosts and networks that workers may read from though they are not public, see
+            `core.networks.Hosts`; redirects may lead there too.
         outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.
@@ -43,6 +46,7 @@ class Settings:
     stall_s: float = 45.0
     slice_s: float = 60.0
     roots: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     cuda_visible: str | None = None
     omp_threads: str = ""
@@ -70,6 +74,7 @@ class Settings:
             stall_s=_seconds("EMBQ_STALL_S", cls_default(cls, "stall_s")),
             slice_s=_seconds("EMBQ_SLICE_S", cls_default(cls, "slice_s")),
             roots=_places(os.environ.get("EMBQ_ROOTS", "")),
+            private_hosts=_hosts("EMBQ_PRIVATE_HOSTS"),
             outputs=_places(os.environ.get("EMBQ_OUTPUTS", "")),
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
             omp_threads=os.environ.get("OMP_NUM_THREADS", ""),
@@ -94,7 +99,19 @@ def cls_default(cls: type[Settings], name: str) -> float:
 
 
 def _places(text: str) -> tuple[str, ...]:
-    return tuple(part for part in _ROOTS.split(text) if part)
+    return tuple(_PLACE.findall(text))
+
+
+def _hosts(name: str) -> tuple[str, ...]:
+    entries = tuple(os.environ.get(name, "").replace(",", " ").split())
+    try:
+        Hosts(entries)
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: {error} is neither a host nor a network",
+            next_step="write names, addresses and networks, for example files.lan,10.0.0.5:8080,10.1.0.0/16",
+        ) from error
+    return entries
 
 
 def _seconds(name: str, default: float) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -19,10 +21,17 @@ from embq.options import settings_with
 from embq.progress import Progress
 from embq.session import Outcome, Session
 from embq.watch import Watch
+from sources.reach import hosts_named
 
 
-def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool) -> Outcome:
-    """Bring a planned run to its end on this machine; at once where nothing is left to do."""
+def work(
+    info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool, inputs: Sequence[str] = ()
+) -> Outcome:
+    """Bring a planned run to its end on this machine; at once where nothing is left to do.
+
+    Args:
+        inputs: as the user names them: their hosts may be private ones.
+    """
     before = Watch(root, None).look()  # the run that stands in the folder, with all that was added
     if before.state == "done":
         if not quiet:
@@ -38,6 +47,8 @@ def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, qu
             f"{info.model.spec} in {info.model.precision} -> {root}",
             err=True,
         )
+    settings = settings_with(broker)
+    settings = replace(settings, private_hosts=(*settings.private_hosts, *hosts_named(inputs)))
     stopped = StopFlag()
     stopped.install()
     with Display(quiet=quiet) as display:
@@ -46,7 +57,7 @@ def work(info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, qu
             root,
             wishes=wishes,
             worker_arguments=_worker_arguments(options),
-            settings=settings_with(broker),
+            settings=settings,
             drain_s=options["drain_timeout"],
             stops=lambda: stopped.count,
             display=display,

@@ -115,7 +115,14 @@ class Session:
         logs = self.layout.logs
 
         def child(verb: str, arguments: list[str], later: list[str]) -> Child:
-            return Child(verb, [*only, *arguments], again=[*only, *later], log=logs / f"{verb}.log", broker_url=url)
+            return Child(
+                verb,
+                [*only, *arguments],
+                again=[*only, *later],
+                log=logs / f"{verb}.log",
+                broker_url=url,
+                environment={"EMBQ_PRIVATE_HOSTS": ",".join(self.settings.private_hosts)},
+            )
 
         return [
             child("writer", first, again),

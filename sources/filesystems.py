@@ -5,10 +5,13 @@ Credentials come from where each storage's own tools take them; none is held her
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from core.errors import SourceError
+from sources.reach import RefusedHost, current, endpoint
 from sources.urls import SCHEMES, check_url, host_of, is_url, names_host, scheme_of
 
 CONNECT_S, ANSWER_S = 10, 20
@@ -46,13 +49,10 @@ def _connect(scheme: str, host: str) -> Any:
 
     options: dict[str, Any] = {}
     if scheme in ("http", "https"):
-        import aiohttp
+        from sources.http_client import HttpClient
 
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
-        # A shard that the server compresses on the way would have another length than it says.
-        headers = {"Accept-Encoding": "identity"}
-        options = {"use_listings_cache": False, "client_kwargs": {"timeout": timeout, "headers": headers}}
-    elif scheme in ("s3", "s3a"):
+        return HttpClient(connect_s=CONNECT_S, answer_s=ANSWER_S)
+    if scheme in ("s3", "s3a"):
         timeouts = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S}
         options = {
             "use_listings_cache": False,
@@ -68,8 +68,22 @@ def _connect(scheme: str, host: str) -> Any:
         named = WebHdfsClient._get_kwargs_from_urls(f"{scheme}://{host}/")
         return WebHdfsClient(connect_s=CONNECT_S, answer_s=ANSWER_S, **named)
     elif host:
-        return fsspec.core.url_to_fs(f"{scheme}://{host}/")[0]
+        return fsspec.core.url_to_fs(f"{scheme}://{host}/", **_connected(scheme, host))[0]
     return fsspec.filesystem(scheme, **options)
+
+
+def _connected(scheme: str, host: str) -> dict[str, Any]:
+    """Options that keep the client of a host to an address that may be connected to; RefusedHost where it has others.
+
+    libhdfs connects by itself, to hosts that Hadoop's configuration of this machine may know by other names.
+    """
+    name, port = endpoint(f"{scheme}://{host}")
+    if scheme == "hdfs":
+        with suppress(OSError):
+            current().resolve(name, port or 0)
+        return {}
+    (address, *_) = current().resolve(name, port or 0)
+    return {"sock": socket.create_connection((address, port or 0), CONNECT_S)}
 
 
 # --- errors ---
@@ -91,6 +105,8 @@ def translate(url: str, error: Exception) -> SourceError:
             code="storage_missing",
             next_step="set JAVA_HOME and HADOOP_HOME, or name the file as webhdfs://NAMENODE:9870/PATH",
         )
+    if isinstance(error, RefusedHost):
+        return SourceError(f"{url}: {error}", code="source_denied", next_step=error.next_step)
     status = _http_status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return missing(url)
@@ -109,6 +125,7 @@ def translate(url: str, error: Exception) -> SourceError:
             next_step="set them up as for the storage's own tools, for instance AWS_ACCESS_KEY_ID",
         )
     certain = status is not None and 400 <= status < 500 and status not in (408, 429)
+    certain |= any(cls.__name__ == "InvalidURL" for cls in type(error).__mro__)  # of aiohttp and of requests
     return SourceError(
         f"{url}: cannot be read: {_one_line(error)}",
         code="source_unreadable",

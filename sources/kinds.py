@@ -21,7 +21,7 @@ from sources.hdf5 import Hdf5Source
 from sources.inspection import DIED
 from sources.parquet import PARQUET
 from sources.parquet import SUFFIXES as PARQUET_SUFFIXES
-from sources.rows import without_urls
+from sources.rows import within
 from sources.saved_datasets import saved_files
 from sources.storage import is_folder, join, list_names
 from sources.tar import COMPRESSED_SUFFIXES, TarSource
@@ -235,7 +235,7 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
             next_step="start that worker with the input's folder in EMBQ_ROOTS, or move the input; then embq retry",
         )
     source = source_for(unit.kind)
-    return read_wanted(source, without_urls(unit) if roots else unit, moved)
+    return read_wanted(source, within(unit, roots) if roots else unit, moved)
 
 
 def _is_allowed(source: str, roots: Sequence[str]) -> bool:

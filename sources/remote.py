@@ -118,12 +118,12 @@ def read_range(url: str, start: int, stop: int) -> bytes:
 
 
 def _load_at_once(url: str, size: int) -> bytes:
-    """All of a file from a server that knows no ranges."""
+    """All of a file from an http server that knows no ranges."""
 
     def request() -> bytes:
-        data = bytes(filesystem(url).cat_file(bare(url)))
+        data = bytes(filesystem(url).cat_file(bare(url), most=size))
         if len(data) != size:
-            raise EOFError(f"{len(data)} bytes came instead of {size}")
+            raise EOFError(f"{len(data) if len(data) < size else 'more'} bytes came instead of {size}")
         return data
 
     return asked(url, request)
@@ -209,10 +209,32 @@ def fetch_all(urls: list[str], sizes: list[int | None], moved: Moved) -> Iterato
 
 
 def _small(url: str, size: int | None) -> bytes | SourceError:
+    most = SAMPLE_MAX_BYTES if size is None else size
+
     def request() -> bytes:
-        return bytes(filesystem(url).cat_file(bare(url)))
+        data = _beginning(url, most)
+        if len(data) <= most:
+            return data
+        if size is None:
+            raise SourceError(f"{url}: has more than {most} bytes", code="too_large")
+        raise SourceError(f"{url}: had {size} bytes when planned, and has more now", code="source_changed")
 
     try:
-        return b"" if size is not None and size > SAMPLE_MAX_BYTES else asked(url, request)
+        return b"" if most > SAMPLE_MAX_BYTES else asked(url, request)
     except SourceError as error:
         return error
+
+
+def _beginning(url: str, most: int) -> bytes:
+    """A file of up to `most` bytes, or that many and one more of a larger one."""
+    storage, name = filesystem(url), bare(url)
+    if is_http(url):
+        return bytes(storage.cat_file(name, most=most))
+    try:
+        return bytes(storage.cat_file(name, start=0, end=most + 1))
+    except FileNotFoundError:
+        raise
+    except Exception:
+        if storage.info(name).get("size") == 0:  # it has no first byte that a range could begin with
+            return b""
+        raise

@@ -17,7 +17,7 @@ from sources.inside import read_inside
 from sources.inspection import DIED
 from sources.remote import fetch_all
 from sources.storage import SAMPLE_MAX_BYTES, base_name, join
-from sources.urls import check_url, is_url
+from sources.urls import check_url, is_inside, is_url
 
 COLUMN_CODES = ("missing_column", "ambiguous_column", "wrong_column_type")
 """What can be wrong with the columns of one file while all others are as they should be."""
@@ -26,8 +26,8 @@ UNUSABLE_CODES = (*COLUMN_CODES, "table_damaged", DIED, *DAMAGE_CODES)
 """What makes the units of one file fail, and leaves those of all others alone."""
 
 
-_URLS = "urls"
-"""The option that is put on a unit, where it is read, to have the URLs in its rows refused."""
+_ROOTS = "roots"
+"""The option that is put on a unit, where it is read: the URLs that those in its rows must be below, one a line."""
 
 
 class RowSamples:
@@ -41,7 +41,8 @@ class RowSamples:
         self._seen: set[str] = set()
         named = dict(unit.options)
         self._needs_id = bool(named.get("id_column"))
-        self._may_fetch = bool(named.get("image_column")) and _URLS not in named
+        self._may_fetch = bool(named.get("image_column"))
+        self._roots = named[_ROOTS].splitlines() if _ROOTS in named else None
 
     def failed(self, code: str, message: str) -> Sample:
         """The next row as a failure."""
@@ -129,6 +130,8 @@ class RowSamples:
             check_url(name)
         except SourceError as error:
             return SampleError("outside_root", error.message)
+        if self._roots is not None and not any(is_inside(name, root) for root in self._roots):
+            return SampleError("outside_root", f"{name!r} is outside of what this worker may read (EMBQ_ROOTS)")
         return name
 
     def _read(self, name: str) -> bytes | SampleError:
@@ -155,9 +158,9 @@ def _usable(found: bytes | SourceError) -> bytes | SampleError:
     return SampleError(found.code, found.message)
 
 
-def without_urls(unit: Unit) -> Unit:
-    """The unit for a worker that may not read everything: URLs in its rows are refused."""
-    return replace(unit, options=(*unit.options, (_URLS, "refused")))
+def within(unit: Unit, roots: Sequence[str]) -> Unit:
+    """The unit for a worker that may not read everything: URLs in its rows are read below `roots` only."""
+    return replace(unit, options=(*unit.options, (_ROOTS, "\n".join(root for root in roots if is_url(root)))))
 
 
 def _text(choice: Choice, text: bytes | None) -> str | None:

@@ -100,9 +100,9 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[int]:
+def serving(handler: Callable[..., BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[int]:
     """Serve until the block ends; gives the port."""
-    server = _Server(("127.0.0.1", 0), handler)
+    server = _Server((address, 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -23,6 +23,7 @@ from core.log import Events, configure
 from core.models import ModelConfig
 from core.settings import Settings
 from core.stopping import StopFlag
+from sources.reach import Reach, limit
 from worker.embedders.hardware import free_memory, simulated_speed
 from worker.embedders.paths import PATHS
 from worker.index_access import IndexAccess
@@ -130,7 +131,9 @@ def main() -> None:
     report = Report(options.report_fd)
     try:
         try:
-            run(options, Settings.from_environment(), stopped, report)
+            settings = Settings.from_environment()
+            limit(Reach.of(settings.roots, settings.private_hosts))
+            run(options, settings, stopped, report)
         except redis.exceptions.RedisError as error:
             raise refusal(error) from error
     except EmbqError as error:

@@ -8,13 +8,13 @@ answer of the name server cannot lead elsewhere.
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
+from core.networks import is_public
 from embq.serving.refusals import Refusal
 
 MOST_BYTES = 10_000_000
@@ -23,22 +23,6 @@ MOST_HOPS = 3
 
 _CHUNK = 64 * 1024
 _REDIRECTS = (301, 302, 303, 307, 308)
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the internet at large, and to no network of ours.
-
-    Addresses that carry an IPv4 address inside (mapped, NAT64, 6to4, Teredo) are judged by what they lead to, and
-    otherwise by the registries of IANA that `ipaddress` holds.
-    """
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inside = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None, None))[1]
-        if inside is None and ip in ipaddress.ip_network("64:ff9b::/96"):
-            inside = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inside is not None:
-            return is_public(str(inside))
-    return ip.is_global and not ip.is_multicast
 
 
 def fetch_image(

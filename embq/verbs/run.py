@@ -47,5 +47,5 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     root = place(options["output"])
-    outcome = work(planned.info, root, options, broker=broker, quiet=quiet or as_json)
+    outcome = work(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
     return account(outcome, root, as_json=as_json)

@@ -79,8 +79,11 @@ from core.errors import EmbqError
 from core.settings import Settings
 from core.units import Unit
 from sources.kinds import read
+from sources.reach import Reach, limit
 try:
-    sample = next(iter(read(Unit.from_description(json.loads(sys.argv[1])), Settings.from_environment().roots)), None)
+    settings = Settings.from_environment()
+    limit(Reach.of(settings.roots, settings.private_hosts))
+    sample = next(iter(read(Unit.from_description(json.loads(sys.argv[1])), settings.roots)), None)
     print(json.dumps({"key": "" if sample is None else sample.key}))
 except EmbqError as error:
     print(json.dumps({"error": error.message, "fix": error.next_step}))

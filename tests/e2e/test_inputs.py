@@ -172,7 +172,7 @@ def services() -> Iterator[Command]:
     with tempfile.TemporaryDirectory(prefix="embq-t") as folder, ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(Path(folder) / "b"))
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("EMBQ_BROKER_URL", server.url)
-        environment = {"EMBQ_BROKER_URL": server.url}
+        environment = {"EMBQ_BROKER_URL": server.url, "EMBQ_PRIVATE_HOSTS": "127.0.0.1"}
         commands = [["producer"], ["writer"], ["worker", "--devices", "cpu"]]
         yield [stack.enter_context(started(*command, environment=environment)) for command in commands][-1]
 
