@@ -9,7 +9,8 @@ for models of the size of MiniLM-L6, DistilBERT and BERT-base on texts of 256 to
    that is of the device's peak, a product of matrices that is measured in the same run;
 2. loop: the tuned embedder's passes over prepared samples, as a worker cuts and begins them; of texts also those of 4
    to 256 tokens, flat where the device can, and padded;
-3. prepare: decoding or tokenising by one thread, and by as many as there are cores;
+3. prepare: decoding or tokenising by one thread, and by as many threads of one process as there are cores; all cores
+   could do that of one thread times their number;
 4. run: `embq run` over shards of photographs or a file of texts, from the first pass to the last commit, for about
    `RUN_S` seconds. As a share of the faster of forward and loop, and of the lesser of that and prepare.
 
@@ -31,6 +32,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -297,6 +299,7 @@ def run(
         "rows_per_s": round(status["rows"] / status["timing"]["embed_s"], 1),
         "timing": status["timing"],
         "limit": status["limit_detail"]["so_far"],
+        "processes": len(set(re.findall(r"worker_started worker=(\S+)", logs))),
         "chosen": sorted(chosen),
     }
 
@@ -309,7 +312,7 @@ def show(figures: dict[str, Any]) -> None:
             one = figures[kind]
             print(
                 f"{kind} {word}: {one['per_s_one_thread']:,.0f}/s by one thread, "
-                f"{one['per_s']:,.0f}/s by {figures['cores']}"
+                f"{one['per_s_one_process']:,.0f}/s by {figures['cores']} threads of one process"
             )
     rows = []
     for name, one in figures["models"].items():

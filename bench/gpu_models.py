@@ -201,7 +201,11 @@ def alone(
             one, every = (
                 decode(embedder, samples, threads, scale.prepare_s, Tried(), _nothing) for threads in (1, cores())
             )
-            figures["prepare"] = {"per_s_one_thread": round(one.per_s, 1), "per_s": round(every.per_s, 1)}
+            figures["prepare"] = {
+                "per_s_one_thread": round(one.per_s, 1),
+                "per_s_one_process": round(every.per_s, 1),
+                "per_s": round(one.per_s * cores(), 1),
+            }
         if case.kind == "texts":
             mixed = embedder.prepare(_texts(mixed_lengths(scale.pictures)))
             figures["loop_mixed"] = loop(embedder, mixed, scale.loop_s)

@@ -26,6 +26,7 @@ class Card:
     uuid: str = "GPU-aaaa"
     capability: tuple[int, int] = (9, 0)
     bytes: int = 80 * GIB
+    used: int = GIB
     instances: tuple[Card | None, ...] = ()
     refused: bool = False
 
@@ -49,6 +50,13 @@ def fake_nvml(*cards: Card) -> ModuleType:
             raise NVMLError
         return card.capability
 
+    def by_uuid(uuid: str) -> Card:
+        everything = [part for card in cards for part in (card, *card.instances) if part is not None]
+        found = [card for card in everything if card.uuid == uuid]
+        if not found:
+            raise NVMLError
+        return found[0]
+
     def refuse(*_: Any) -> Any:
         raise NVMLError
 
@@ -60,13 +68,14 @@ def fake_nvml(*cards: Card) -> ModuleType:
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: len(cards),
         nvmlDeviceGetHandleByIndex=handle,
+        nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetUUID=lambda card: card.uuid,
         nvmlDeviceGetName=lambda card: card.name.encode(),
         nvmlDeviceGetCudaComputeCapability=capability,
         nvmlDeviceGetMigMode=lambda card: [int(bool(card.instances))] * 2,
         nvmlDeviceGetMaxMigDeviceCount=lambda card: len(card.instances),
         nvmlDeviceGetMigDeviceHandleByIndex=instance,
-        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=GIB, total=card.bytes),
+        nvmlDeviceGetMemoryInfo=lambda card: SimpleNamespace(used=card.used, total=card.bytes),
         nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=93),
         nvmlDeviceGetPowerUsage=refuse,  # as in virtual machines
         nvmlDeviceGetTemperature=lambda _card, _sensor: 61,

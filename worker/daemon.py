@@ -16,7 +16,7 @@ from core.log import Events
 from core.stopping import StopFlag
 from worker.embedders.hardware import simulated_speed
 from worker.freeing import Death, LeaseFreer
-from worker.gpus import find_gpus, no_gpu
+from worker.gpus import Gpu, find_gpus, no_gpu, processes_for, rooms_beside
 from worker.slot import BLAMELESS, NEVER, Fleet, Slot
 
 EARLY_DEATHS = 5
@@ -69,9 +69,16 @@ def find_devices(wanted: str, cuda_visible: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def devices_of(wanted: str, per_device: int, cuda_visible: str | None) -> Sequence[str]:
-    """The devices, each `per_device` times."""
-    return tuple(device for device in find_devices(wanted, cuda_visible) for _ in range(per_device))
+def devices_of(wanted: str, per_device: int, gpus: Sequence[Gpu], cuda_visible: str | None) -> tuple[str, ...]:
+    """The devices, each `per_device` times; where that is 0, as often as `worker.gpus.processes_for` says."""
+    devices = find_devices(wanted, cuda_visible)
+    by_name = {f"cuda:{gpu.number}": gpu for gpu in gpus}
+    found = sum(device in by_name for device in devices)
+
+    def times(device: str) -> int:
+        return per_device or (processes_for(by_name[device], found) if device in by_name else 1)
+
+    return tuple(device for device in devices for _ in range(times(device)))
 
 
 class Supervisor:
@@ -88,7 +95,13 @@ class Supervisor:
     def __init__(self, client: redis.Redis, fleet: Fleet, beat: Callable[[], None] = lambda: None) -> None:
         self.fleet = fleet
         gpus = {f"cuda:{gpu.number}": gpu for gpu in fleet.gpus}
-        self.slots = [Slot(device, gpus.get(device)) for device in fleet.devices]
+        hosts: dict[str, Slot] = {}
+        self.slots: list[Slot] = []
+        for device in fleet.devices:
+            slot = Slot(device, gpus.get(device), hosts.get(device))
+            self.slots.append(slot)
+            if fleet.has_guests:
+                hosts.setdefault(device, slot)
         self.freer = LeaseFreer(client)
         self._beat = beat
         self.deaths: Counter[tuple[str, str]] = Counter()  # (device, status) -> processes that ended by themselves
@@ -107,12 +120,13 @@ class Supervisor:
             while not stopped():
                 self._beat()
                 for slot in self.slots:
-                    if slot.process is None and slot.start_at <= time.monotonic():
+                    if slot.may_start and self._has_room(slot):
                         slot.start(self.fleet)
                         self.log.info("worker_started", worker=slot.name, device=slot.device)
                 self._wait(POLL_S)
                 for slot in self.slots:
                     self._look_after(slot)
+                self._see_guests_out()
                 if self.freer.error is not None:
                     raise self.freer.error
                 if all(slot.over for slot in self.slots):
@@ -168,7 +182,7 @@ class Supervisor:
             self._give_up(slot, status, f"its process ended with status {status}, which starting it again cannot mend")
         elif broken:
             self._give_up(slot, Exit.UNAVAILABLE, "it failed with one unit after the other", DEVICE_NEXT)
-        elif slot.early_deaths >= EARLY_DEATHS:
+        elif slot.early_deaths >= (EARLY_DEATHS if slot.host is None else 1):
             self._give_up(
                 slot, status, f"its process has died {EARLY_DEATHS} times in a row before its model was ready"
             )
@@ -177,11 +191,45 @@ class Supervisor:
 
     def _give_up(self, slot: Slot, status: int, why: str, next_step: str = "its messages stand in the log") -> None:
         """Leave a device to itself. What is wrong with the whole machine shows by every device of it."""
+        if slot.host is not None:
+            self._dismiss(slot, why)
+            return
         slot.give_up(why, next_step)
         name = slot.gpu.name if slot.gpu is not None else ""
         self.log.error("device_given_up", device=slot.device, name=name, worker=slot.name, why=slot.why)
-        if all(other.given_up for other in self.slots):
+        if all(other.given_up for other in self.slots if other.host is None):
             raise _none_left(self.slots, status)
+
+    def _has_room(self, slot: Slot) -> bool:
+        """Whether its device has memory for the process, by what its host's takes; else a guest is dismissed."""
+        host = slot.host
+        if host is None or slot.gpu is None:
+            return True
+        guests = [guest for guest in self.slots if guest.host is host]
+        if all(guest.process is None for guest in guests):
+            host.rooms = rooms_beside(slot.gpu)
+        if guests.index(slot) < host.rooms:
+            return True
+        self._dismiss(slot, "its device has no memory left for a further process")
+        return False
+
+    def _see_guests_out(self) -> None:
+        """Dismiss the guests of a device that has no room for its host's model, and let the host try it again."""
+        for host in [slot for slot in self.slots if slot.lacks_room and slot.host is None]:
+            if guests := [slot for slot in self.slots if slot.host is host]:
+                for guest in guests:
+                    self._dismiss(guest, "its device has no room for a model")
+                if not any(guest.process for guest in guests) and host.process is not None:
+                    host.process.terminate()
+        self.slots = [slot for slot in self.slots if slot.host is None or not slot.over]
+
+    def _dismiss(self, guest: Slot, why: str) -> None:
+        if guest.start_at == NEVER:
+            return
+        guest.start_at = NEVER
+        self.log.info("guest_dismissed", device=guest.device, worker=guest.name, why=why)
+        if guest.process is not None:
+            guest.process.terminate()
 
     def _watched_for(self, seconds: float) -> bool:
         """Whether this process has run for so long: in a machine that was paused, everybody stood still."""

@@ -13,6 +13,7 @@ from worker.embedders.hardware import free_memory
 from worker.embedders.registry import load
 from worker.embedders.tune import tune
 from worker.embedders.warm_up import warm_up
+from worker.report import DEVICE_FULL
 from worker.workplace import Workplace
 
 FULL_ATTEMPTS, FULL_PAUSE_S = 3, 5.0
@@ -28,7 +29,7 @@ def load_model(model: ModelConfig, place: Workplace) -> Embedder:
     device can serve no model, and DeviceError where it is broken.
     """
     check_device(place.options.torch_device)
-    attempts = FULL_ATTEMPTS
+    attempts = 1 if place.options.guest else FULL_ATTEMPTS
     while True:
         try:
             return _loaded(model, place)
@@ -38,6 +39,7 @@ def load_model(model: ModelConfig, place: Workplace) -> Embedder:
                 raise ModelError(
                     f"{model.spec} does not fit on the device: {error.message}",
                     next_step="end what else uses its memory, or take fewer --workers-per-device or a smaller model",
+                    code=DEVICE_FULL,
                 ) from error
             log.warning("device_full", model=model.spec, device=place.options.device, why=error.message)
         # Out here the exception is gone, and with it what it held of the model.

@@ -30,7 +30,7 @@ from worker.index_access import IndexAccess
 from worker.index_service import IndexService
 from worker.loading import load_model
 from worker.progress import ProgressBoard
-from worker.report import LOADING, READY, WAITING, Report
+from worker.report import DEVICE_FULL, LOADING, READY, WAITING, Report
 from worker.scheduler import Scheduler, Turn
 from worker.serving import ModelService
 from worker.sight import Sight
@@ -89,12 +89,12 @@ def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Repor
     try:
         embedder = load_model(model, place)
     except ModelError as error:
-        if place.options.run:
+        if place.options.run or (place.options.guest and error.code == DEVICE_FULL):
             raise
         # What one user misspelt must not end the workers of all the others.
         place.scheduler.refuse(turn)
         log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
-        report.refuse(model.spec, f"{error.message}; {error.next_step}")
+        report.refuse(model.spec, f"{error.message}; {error.next_step}", error.code)
         return None
     load_s = time.monotonic() - began
     log.info("model_loaded", model=model.spec, device=place.options.device, seconds=round(load_s, 2))
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--version", default="")
     parser.add_argument("--siblings", type=int, default=1)
     parser.add_argument("--without", default="")
+    parser.add_argument("--guest", action="store_true")
     options = Options(**vars(parser.parse_args()))
     configure()
     leave_out_pandas()

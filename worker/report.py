@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 WAITING, LOADING, READY = b"W", b"L", b"R"
 """It waits for work; loads a model; the model is loaded and has embedded something. Between them stand lines of JSON,
 each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
+DEVICE_FULL = "device_full"
+"""Code of the error of a model that is too large for what is free of a device."""
 PIPE_BYTES = 4096
 """What a pipe takes at once, so that the supervisor reads no half of it (pipe(7), PIPE_BUF)."""
 
@@ -30,10 +32,10 @@ class Report:
             self._said = word
             os.write(self._descriptor, word)
 
-    def refuse(self, model: str, why: str) -> None:
+    def refuse(self, model: str, why: str, code: str = "") -> None:
         """Say that a model cannot be loaded here, and why."""
-        if not self._write({"model": model, "why": why[:1000]}):
-            self._write({"model": model[:500], "why": "its log tells"})
+        if not self._write({"model": model, "why": why[:1000], "code": code}):
+            self._write({"model": model[:500], "why": "its log tells", "code": code})
 
     def end(self, why: str, next_step: str = "") -> None:
         """Say why this process ends, and what helps: of a device that is given up, a user reads it."""

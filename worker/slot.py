@@ -22,7 +22,7 @@ from worker.embedders.hardware import simulated_speed
 from worker.gpus import Gpu, shown
 from worker.path_memory import PathMemory
 from worker.progress import InHand, ProgressBoard, Span
-from worker.report import LOADING, READY, WAITING
+from worker.report import DEVICE_FULL, LOADING, READY, WAITING
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """So many device faults with different units within this time are the fault of the device, and not of a unit."""
@@ -52,6 +52,7 @@ class Fleet:
         devices: one process for each entry, "cpu", "cuda:N" or "sim:SPEED"; a device may be named several times.
         run: serve only this run and end when it is over; "" serves every run until stopped.
         gpus: those of this machine; each "cuda:N" is one of them.
+        has_guests: whether the second and further processes of a device are guests, see `Slot`.
     """
 
     devices: tuple[str, ...]
@@ -64,6 +65,7 @@ class Fleet:
     version: str
     settings: Settings
     gpus: tuple[Gpu, ...] = ()
+    has_guests: bool = False
 
     @property
     def real_devices(self) -> list[str]:
@@ -76,19 +78,26 @@ class Slot:
 
     Args:
         gpu: what the device is; None for one that is no GPU.
+        host: of a guest, the slot of the same device whose model has to be loaded first, and must have room. Where the
+            device is full, a guest ends for good.
 
     Attributes:
         refused: model that its process cannot load -> why.
+        lacks_room: whether one of them is too large for what is free of the device.
+        rooms: guests for which its device has memory.
         ended: (why its last process ended, what helps), as it said itself; empty where it could not.
         why: for what the device was given up, in one line; "" where it was not.
     """
 
-    def __init__(self, device: str, gpu: Gpu | None = None) -> None:
+    def __init__(self, device: str, gpu: Gpu | None = None, host: Slot | None = None) -> None:
         self.device = device
         self.gpu = gpu
+        self.host = host
         self.ended = ("", "")
         self.why = ""
         self.refused: dict[str, str] = {}
+        self.lacks_room = False
+        self.rooms = 0
         self.paths = PathMemory()
         self._said = "starting"
         self.name = ""
@@ -128,13 +137,19 @@ class Slot:
     @property
     def over(self) -> bool:
         """Whether no process will be started any more: the one run asked for is over, or the device was given up."""
-        return self.process is None and self.start_at == NEVER
+        return self.process is None and (self.start_at == NEVER or (self.host is not None and self.host.over))
+
+    @property
+    def may_start(self) -> bool:
+        """Whether it is time for a process."""
+        is_time = self.process is None and self.start_at <= time.monotonic()
+        return is_time and (self.host is None or self.host.ready)
 
     def start(self, fleet: Fleet) -> None:
         """Start a fresh process under a fresh name; a name that is used twice could not be told from a zombie."""
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
-        self.ready = False
+        self.ready = self.lacks_room = False
         self._said = "starting"
         self.refused = {}
         self.ended = ("", "")
@@ -162,6 +177,7 @@ class Slot:
                     *("--version", fleet.version),
                     *("--siblings", str(len(fleet.real_devices))),
                     *("--without", ",".join(sorted(self.paths.without))),
+                    *(("--guest",) if self.host is not None else ()),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(report_for_child, self.board_fd),
@@ -188,6 +204,7 @@ class Slot:
                 elif "paths" in told:
                     self.paths.told(told["paths"])
                 else:
+                    self.lacks_room |= told.get("code") == DEVICE_FULL
                     self.refused[told["model"]] = told["why"] if self.gpu is None else f"{self.label}: {told['why']}"
         self._said = WORDS.get(words[-1], self._said) if words else self._said
         if READY in words:

@@ -31,6 +31,7 @@ class Options:
         progress_fd: memory that is shared with the supervisor, see `worker.progress`; -1 for none.
         version: of embq, as the supervisor has it.
         without: optional ways to compute that are left out, with commas between them, see `worker.path_memory`.
+        guest: whether it ends where its device is full, because another process of this supervisor serves that device.
         siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
     """
 
@@ -46,6 +47,7 @@ class Options:
     progress_fd: int
     version: str
     siblings: int = 1
+    guest: bool = False
     without: str = ""
 
     @property

@@ -68,7 +68,9 @@ def command(
     stopped = StopFlag()
     stopped.install()
     settings = settings_with(broker, metrics)
-    names = tuple(devices_of(devices, workers_per_device, settings.cuda_visible))
+    gpus = find_gpus(settings.cuda_visible) if devices != "cpu" else ()
+    # Who sets the threads of a process has shared the cores out already.
+    names = devices_of(devices, workers_per_device or int(prepare_threads > 0), gpus, settings.cuda_visible)
     fleet = Fleet(
         devices=names,
         run=only,
@@ -79,7 +81,8 @@ def command(
         drain_s=drain_timeout,
         version=embq.__version__,
         settings=settings,
-        gpus=find_gpus(settings.cuda_visible) if any(name.startswith("cuda") for name in names) else (),
+        gpus=gpus if any(name.startswith("cuda") for name in names) else (),
+        has_guests=not workers_per_device,
     )
     _supervise(fleet, stopped, asked=devices)
     return Exit.DONE

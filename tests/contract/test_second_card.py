@@ -183,7 +183,7 @@ def test_every_piece_that_names_a_device_uses_no_other(kind: str) -> None:
         assert dict(arrived)["text"][:, 0].tolist() == list(range(0, 200_000, 2))
         slabs, uploader = Slabs(2, 2, device), Uploader(device)
         for mark in range(5):
-            rows = [slabs.fill(lambda pixels, mark=mark: pixels.fill_(mark)) for _ in range(ROWS // 2 + 1)]  # type: ignore[misc]
+            rows = [slabs.fill(lambda pixels, mark=mark: pixels.fill(mark)) for _ in range(ROWS // 2 + 1)]  # type: ignore[misc]
             numbers = uploader.send(rows, torch.Tensor.float)
             del rows
             assert dict(on_host({"image": numbers.flatten(1)}, device))["image"].max() == mark

@@ -185,6 +185,7 @@ def test_an_error_that_is_not_the_gpus_is_raised(gpus: Gpus) -> None:
 @pytest.mark.gpu
 def test_a_gpu_finds_the_lists_that_a_cpu_finds(caplog: pytest.LogCaptureFixture) -> None:
     """Given faiss-gpu and a GPU, then lists and centroids are the CPU's but for rows between two centroids."""
+    pytest.importorskip("faiss")
     if not hasattr(faiss(), "StandardGpuResources") or not faiss().get_num_gpus():
         pytest.skip("needs faiss-gpu and a CUDA device")
     index = trained(f"IVF{LISTS}(PCA8,Flat),SQ8")

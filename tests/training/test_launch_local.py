@@ -183,9 +183,10 @@ def test_every_gpu_of_this_machine_has_a_process(tmp_path: Path) -> None:
     count = gpu_count(None)
     if not count:
         pytest.skip("needs a CUDA device")
-    done = finished("--", str(tmp_path), "--sum")
+    # One process is started without torchrun, and has no group to sum in.
+    done = finished("--", str(tmp_path), *(["--sum"] if count > 1 else []))
     assert done.returncode == 0, done.stderr
-    total = str(count * (count + 1) // 2)
+    total = str(count * (count + 1) // 2) if count > 1 else "0"
     assert [words[1:3] for words in ranks(tmp_path, count).values()] == [[str(count), total]] * count
 
 

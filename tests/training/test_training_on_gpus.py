@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -173,8 +174,9 @@ def test_a_batch_goes_to_the_gpu_without_waiting_for_it(tmp_path: Path) -> None:
         first, second = exact_epoch(write_shards(tmp_path, [8]), replace(VIEW, loader_workers=1), epoch=0)
         assert second.pixels.is_pinned()
         first.images_on(device)
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings(action="ignore"):  # it is called a prototype
+                torch.cuda.set_sync_debug_mode("error")
             images = second.images_on(device)
         finally:
             torch.cuda.set_sync_debug_mode("default")

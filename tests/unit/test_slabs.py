@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def filled(slabs: Slabs, *values: int) -> list[Row]:
     """A row for each value, all of it that value."""
-    return [slabs.fill(lambda pixels, value=value: pixels.fill_(value)) for value in values]
+    return [slabs.fill(lambda pixels, value=value: pixels.fill(value)) for value in values]
 
 
 def values(pixels: torch.Tensor) -> list[int]:
@@ -52,7 +52,7 @@ def test_a_row_that_fails_is_the_next_one_again() -> None:
     slabs = Slabs(2, 2, CPU)
 
     def broken(pixels: torch.Tensor) -> None:
-        pixels.fill_(255)
+        pixels.fill(255)
         raise ValueError("damaged")
 
     (first,) = filled(slabs, 1)
@@ -108,7 +108,7 @@ def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_the
     def decode(number: int) -> None:
         for chunk in range(chunks):
             marks = [(number * chunks + chunk + place) % 251 for place in range(each)]
-            waiting.put([(mark, slabs.fill(lambda pixels, mark=mark: pixels.fill_(mark))) for mark in marks])
+            waiting.put([(mark, slabs.fill(lambda pixels, mark=mark: pixels.fill(mark))) for mark in marks])
 
     workers = [threading.Thread(target=decode, args=(number,)) for number in range(threads)]
     for worker in workers:

@@ -46,15 +46,15 @@ class ImageRows:
 
     def row(self, picture: Picture) -> Row:
         """One image, uint8 of shape (height, width, 3), not normalised. Raises SampleError as `Pixels.into` does."""
-        return self._slabs.fill(lambda row: self._pixels.into(picture, row.numpy()))
+        return self._slabs.fill(lambda row: self._pixels.into(picture, row))
 
     def black(self) -> Row:
         """A black image, as an example."""
-        return self._slabs.fill(torch.Tensor.zero_)
+        return self._slabs.fill(lambda row: row.fill(0))
 
     def noise(self) -> Row:
         """An image of which no two pixels are alike, as an example."""
-        return self._slabs.fill(torch.Tensor.random_)
+        return self._slabs.fill(lambda row: torch.from_numpy(row).random_())
 
     def batch(self, rows: Sequence[Row], dtype: torch.dtype) -> torch.Tensor:
         """The normalised images on the device: `dtype` of shape (len(rows), 3, height, width)."""

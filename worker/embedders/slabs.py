@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from worker.embedders.device import using
@@ -32,12 +33,14 @@ class Slab:
 
     Attributes:
         memory: uint8 of shape (ROWS, height, width, 3).
+        array: the same memory for numpy, whose views keep the interpreter's lock; each of torch's lets it go.
     """
 
-    __slots__ = ("_free", "memory")
+    __slots__ = ("_free", "array", "memory")
 
     def __init__(self, memory: torch.Tensor, free: deque[torch.Tensor]) -> None:
         self.memory = memory
+        self.array: np.ndarray = memory.numpy()
         self._free = free
 
     def __del__(self) -> None:
@@ -78,8 +81,8 @@ class Slabs:
         self._making = threading.Lock()
         self._mine = threading.local()
 
-    def fill(self, write: Callable[[torch.Tensor], object]) -> Row:
-        """The calling thread's next row, with what `write` puts into its pixels.
+    def fill(self, write: Callable[[np.ndarray], object]) -> Row:
+        """The calling thread's next row, with what `write` puts into its pixels, uint8 of shape (height, width, 3).
 
         Where `write` raises, the row stays the thread's next one: a failed image leaves no hole. Raises DeviceError or
         DeviceFullError where no memory can be page-locked.
@@ -88,7 +91,8 @@ class Slabs:
         if not left:
             slab = self._taken()
             left = self._mine.left = [Row(slab, place) for place in reversed(range(ROWS))]
-        write(left[-1].pixels)
+        slab, place = left[-1]
+        write(slab.array[place])
         return left.pop()
 
     def _taken(self) -> Slab:
