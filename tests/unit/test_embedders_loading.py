@@ -106,8 +106,8 @@ def test_damaged_or_absent_weights_are_refused(family: str, copied: Path) -> Non
 def test_pickled_weights_are_not_read(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     (copied / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
-    assert "cannot be loaded" in refusal(f"hf:{copied}")
-    assert "cannot be loaded" in refusal(f"st:{copied}")
+    assert "a pickle, pytorch_model.bin" in refusal(f"hf:{copied}")
+    assert "a pickle, pytorch_model.bin" in refusal(f"st:{copied}")
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(copied: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_length_beyond_the_models_positions_is_refused() -> None:
 
 
 def test_an_open_clip_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "open_clip_config.json").write_text("{}")
+    (tmp_path / "open_clip_config.json").write_text('{"model_cfg": {"vision_cfg": {}, "text_cfg": {}}}')
     assert "no weights" in refusal(f"open_clip:local-dir:{tmp_path}")
     (tmp_path / "open_clip_model.safetensors").write_bytes(b"")
     assert "cannot be loaded" in refusal(f"open_clip:local-dir:{tmp_path}")

@@ -14,7 +14,7 @@ from typing import Any
 from core.errors import EmbqError, ModelError
 from training.export.checkpoint import Checkpoint
 from training.export.params import Arguments
-from training.openclip.models import CONFIG, HUB, LOCAL
+from training.openclip.models import CONFIG, HUB, LOCAL, check_named
 
 IN_VISION = {"force_patch_dropout": "patch_dropout", "force_image_size": "image_size"}
 IN_TEXT = {"force_context_length": "context_length"}
@@ -118,11 +118,13 @@ def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[s
                     f"the training's model {name}: {folder.resolve() / CONFIG} is not there (any more)",
                     next_step="put it back, or say where it is now: --model FOLDER",
                 )
+            check_named(name)
             described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             return described["model_cfg"], dict(described.get("preprocess_cfg") or {})
         if name.startswith(HUB):
             from open_clip.factory import _get_hf_config
 
+            check_named(name, arguments["cache_dir"])
             described = _get_hf_config(name.removeprefix(HUB), cache_dir=arguments["cache_dir"])
             return described["model_cfg"], dict(described.get("preprocess_cfg") or {})
     model = open_clip.get_model_config(name.replace("/", "-"))

@@ -8,7 +8,7 @@ from typing import Any
 from core.errors import ModelError
 from training.export.network import model_failures
 from training.export.params import Arguments
-from training.openclip.models import LOCAL
+from training.openclip.models import LOCAL, check_named
 
 TRIED = (
     "a photograph of a red bicycle against a wall",
@@ -20,10 +20,11 @@ TRIED = (
 
 
 def tokenizer_of(arguments: Arguments) -> Any:
-    """The tokeniser that a training had; ModelError where its files are not here."""
+    """The tokeniser that a training had; ModelError where its files are not here, or could run code."""
     import open_clip
 
     with model_failures(f"{arguments['model']} (its tokeniser)"):
+        check_named(arguments["model"], arguments["cache_dir"])
         return open_clip.get_tokenizer(
             arguments["model"], cache_dir=arguments["cache_dir"], context_length=arguments["force_context_length"]
         )
@@ -40,6 +41,7 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     with model_failures("the tokeniser"):
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(str(folder))
+        check_named(f"{LOCAL}{folder}")
         found = open_clip.get_tokenizer(f"{LOCAL}{folder}")
         same = all(torch.equal(tokenizer([text]), found([text])) for text in TRIED)
     if not same:

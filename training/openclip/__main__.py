@@ -11,15 +11,19 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: flags of `python -m open_clip_train.main`, and those of `own_flags`.
 
-    Raises OutputError where the folder of the training holds another one.
+    Raises OutputError where the folder of the training holds another one, ModelError where its model could run code.
     """
+    from open_clip_train.params import parse_args
+
     from training.openclip.cures import cured
     from training.openclip.keys import recorded_keys
+    from training.openclip.models import check_named
     from training.openclip.own_flags import split_flags
     from training.openclip.progress import shown_progress
     from training.openclip.unreadable import noted_failures
 
     own, flags = split_flags(arguments)
+    check_named(parse_args(flags).model)
     with cured(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
         from open_clip_train.main import main as train
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError, ModelError
+from worker.embedders.model_files import LOOKED_AT, check_settings
 
 CONFIG = "open_clip_config.json"
 LOCAL = "local-dir:"
@@ -38,6 +39,25 @@ class Beginning:
     weights: Path | None = None
 
 
+def check_named(model: str, cache: str | None = None) -> None:
+    """Raise ModelError where a folder or a repository of the hub says what could run code.
+
+    Raises OSError where the repository is not there.
+
+    Args:
+        cache: folder of the hub's cache; None for the usual one.
+    """
+    if model.startswith(LOCAL):
+        check_settings(Path(model.removeprefix(LOCAL)), model, "open_clip")
+    elif model.startswith(HUB):
+        from huggingface_hub import snapshot_download
+
+        repository = model.removeprefix(HUB)
+        check_settings(
+            Path(snapshot_download(repository, cache_dir=cache, allow_patterns=list(LOOKED_AT))), model, "open_clip"
+        )
+
+
 def beginning_of(model: str) -> Beginning:
     """The model of a name of open_clip's, of a folder, or of the hub; ModelError where it is not there."""
     if model.startswith(HUB):
@@ -58,6 +78,7 @@ def beginning_of(model: str) -> Beginning:
 
 def _of_folder(folder: Path) -> Beginning:
     folder = folder.expanduser()
+    check_settings(folder, f"--model {folder}", "open_clip")
     try:
         described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         vision: Mapping[str, Any] = described["model_cfg"]["vision_cfg"]

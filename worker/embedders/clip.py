@@ -10,6 +10,7 @@ import open_clip
 import torch
 from PIL import Image
 from torch.nn.functional import normalize
+from transformers import dynamic_module_utils
 
 from core.errors import SampleError
 from core.model_spec import EMBEDS, ModelSpec
@@ -184,6 +185,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     place = device_of(device)
     dtype_of(config, place)
     quiet_pillow()
+    # For good: open_clip leaves it to transformers, which asks at a terminal, whether a model's own code may run.
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     make, name = maker(spec)
     with foreign_failures(spec, from_hub=not name.startswith("local-dir:")):
         model, _, transform = make()

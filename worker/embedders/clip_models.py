@@ -24,9 +24,7 @@ def maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
         spec.check_params("batch_size", "tokens", "normalize")
-        folder, is_folder = model_source(spec.name.removeprefix("local-dir:"), spec)
-        if not is_folder:
-            raise ModelError(f"{spec}: there is no folder {folder}", next_step="check the path")
+        folder, _ = model_source(spec.name.removeprefix("local-dir:"), spec)
         # Without weights in the folder, open_clip would go on with random ones.
         if not any(file.suffix in (".safetensors", ".bin", ".pth") for file in Path(folder).iterdir()):
             raise ModelError(f"{spec}: the folder holds no weights", next_step="add open_clip_model.safetensors")

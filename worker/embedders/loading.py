@@ -9,54 +9,60 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
+from huggingface_hub import constants, snapshot_download
 from transformers.utils import logging
 
-from core.errors import ModelError
+from core.errors import EmbqError, ModelError
 from core.model_spec import ModelSpec
 from worker.embedders.device import device_error
+from worker.embedders.lookup import repositories
+from worker.embedders.model_files import LOOKED_AT, check_model_folder, check_settings
 
 
 def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
-    """(folder or hub id, whether it is a folder here).
+    """(folder or hub id, whether it is a folder here), of a model whose files `model_files` lets pass.
 
-    Raises ModelError where the name can only be a folder and there is none.
+    Raises ModelError where the name can only be a folder and there is none, or its files say what embq does not take.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
+        with foreign_failures(spec, from_hub=False):
+            check_model_folder(folder, spec, spec.family)
         return str(folder.resolve()), True
     looks_like_folder = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
-    if looks_like_folder or folder.exists():
+    if spec.family == "open_clip" or looks_like_folder or folder.exists():
         raise ModelError(
             f"{spec}: there is no model folder {name}",
             next_step="check the path; relative paths start at the folder in which the worker was started",
         )
+    with foreign_failures(spec, from_hub=True), no_progress_bars():
+        check_settings(_settings_of_hub(spec), spec, spec.family)
     return name, False
+
+
+def _settings_of_hub(spec: ModelSpec) -> Path:
+    """A folder of the hub's cache with the configurations of a model; raises as the hub's client does."""
+    *others, last = repositories(spec)
+    for repository in others:
+        try:
+            return Path(snapshot_download(repository, allow_patterns=list(LOOKED_AT)))
+        except (OSError, ValueError):
+            continue  # which is also what is raised for a repository that is not there
+    return Path(snapshot_download(last, allow_patterns=list(LOOKED_AT)))
 
 
 @contextmanager
 def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
     """Turn what transformers, sentence-transformers and open_clip raise for absent or damaged files into ModelError.
 
-    Their exceptions have no common tree: OSError and ValueError for files and configs, RuntimeError for weights of
-    another shape, KeyError and TypeError for configs with missing or unknown fields.
+    Their exceptions have no common tree, and a folder decides what is raised: UnpicklingError, IndexError, and by
+    tokenizers a plain Exception.
     """
     try:
         yield
-    except (ImportError, ModelError):
+    except (ImportError, MemoryError, EmbqError):
         raise
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SafetensorError,
-        HfHubHTTPError,
-    ) as error:
+    except Exception as error:
         if (told := device_error(error)) is not None:
             raise told from error
         reason = first_line(error)

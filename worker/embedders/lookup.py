@@ -9,6 +9,7 @@ from pathlib import Path
 from core.errors import ModelError
 from core.model_spec import ModelSpec
 from core.settings import model_cache
+from worker.embedders.model_files import check_model_folder
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".npz")
 HUB_S = 10.0
@@ -48,12 +49,13 @@ def look(spec: ModelSpec) -> Found:
             f"{spec}: there is no model folder {name} on this machine",
             next_step="mount it under the same path, or copy it; relative paths start where the worker is started",
         )
-    return _at_hub(spec, list(_repositories(spec)))
+    return _at_hub(spec, list(repositories(spec)))
 
 
 def _in_folder(spec: ModelSpec, folder: Path, where: str) -> Found:
     if not has_weights(folder):
         raise ModelError(f"{spec}: the folder {folder} holds no weights", next_step="copy the whole model there")
+    check_model_folder(folder, spec, spec.family)
     return Found(here=True, where=where)
 
 
@@ -62,7 +64,7 @@ def has_weights(folder: Path) -> bool:
     return any(path.suffix in WEIGHTS and path.exists() for path in folder.rglob("*"))
 
 
-def _repositories(spec: ModelSpec) -> Iterator[str]:
+def repositories(spec: ModelSpec) -> Iterator[str]:
     """Ids at the hub under which the libraries look for the model."""
     if spec.family != "open_clip":
         yield spec.name

@@ -19,6 +19,7 @@ from core.model_spec import EMBED_ONE, ModelSpec
 from core.models import CPU_DECODES, REFERENCE, ModelConfig, Output
 from core.query_config import QueryConfig
 from core.units import Sample, content_hash
+from worker.embedders.model_files import check_model_folder
 
 if TYPE_CHECKING:
     from worker.embedders.base import Embedder
@@ -163,6 +164,7 @@ def _opened(
     from worker.embedders.light.proof import note_of, prove, read_note
     from worker.embedders.light.sentence import LightSentence
 
+    check_model_folder(folder, spec, spec.family)
     light = None
     try:
         light = LightSentence(folder, spec)

@@ -1,0 +1,435 @@
+"""Models that try to run code, to have something else loaded, or to pass for a model of another kind.
+
+Each `Hostile` writes a marker where its code runs.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
+open_clip = pytest.importorskip("open_clip")
+
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
+
+from core.errors import ModelError  # noqa: E402
+from core.model_spec import ModelSpec  # noqa: E402
+from core.models import ModelConfig  # noqa: E402
+from embq.verification import probes  # noqa: E402
+from tests.tiny_clip import MODEL, PREPROCESS  # noqa: E402
+from tests.tiny_models import WIDTH, save_sentence_model, save_trunk  # noqa: E402
+from training.export.params import Arguments  # noqa: E402
+from training.export.tokens import tokenizer_of, write_tokenizer  # noqa: E402
+from training.openclip.models import beginning_of  # noqa: E402
+from worker.embedders.lookup import look  # noqa: E402
+from worker.embedders.queries import open_query_model  # noqa: E402
+from worker.embedders.registry import load  # noqa: E402
+
+CODE = """
+from pathlib import Path
+Path({marker!r}).touch()
+from transformers import BertModel, BertTokenizerFast
+class Mine(BertModel): pass
+class MyTokenizer(BertTokenizerFast): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `clip`, `trunk`, `st` and `dense` of models that load."""
+    root = tmp_path_factory.mktemp("harmless")
+    trunk = save_trunk(root / "trunk", "bert")
+    clip = root / "clip"
+    clip.mkdir()
+    (clip / "open_clip_config.json").write_text(json.dumps({"model_cfg": MODEL, "preprocess_cfg": PREPROCESS}))
+    torch.manual_seed(0)
+    from safetensors.torch import save_file
+
+    made = open_clip.create_model(f"local-dir:{clip}")
+    save_file({name: one.contiguous() for name, one in made.state_dict().items()}, clip / "open_clip_model.safetensors")
+    save_sentence_model(root / "st", [Transformer(str(trunk)), Pooling(WIDTH)])
+    save_sentence_model(root / "dense", [Transformer(str(trunk)), Pooling(WIDTH), Dense(WIDTH, 8)])
+    return root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A copy of the harmless models, and the file that hostile code writes."""
+
+    root: Path
+
+    @property
+    def marker(self) -> Path:
+        return self.root / "code-ran"
+
+    def edit(self, path: str, change: Callable[[Any], Any]) -> None:
+        file = self.root / path
+        said = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(change(said)))
+
+    def bring_code(self, folder: str) -> None:
+        (self.root / folder / "mine.py").write_text(CODE.format(marker=str(self.marker)))
+
+
+@pytest.fixture
+def place(harmless: Path, tmp_path: Path) -> Place:
+    shutil.copytree(harmless, tmp_path / "models")
+    return Place(root=tmp_path / "models")
+
+
+def refusal(spec: str, modality: str = "text") -> str:
+    with pytest.raises(ModelError) as caught:
+        load(ModelConfig(spec=spec, modalities=(modality,), precision="fp32"), "cpu")
+    assert "\n" not in caught.value.message
+    assert caught.value.next_step
+    return caught.value.message
+
+
+# --- code ---
+
+
+def clip_tokenizer(place: Place) -> str:
+    """The text tower's tokeniser is the folder's own code, and the configuration trusts it."""
+    place.bring_code("clip")
+    shutil.copy(place.root / "trunk" / "tokenizer.json", place.root / "clip")
+    mapped = {"AutoTokenizer": [None, "mine.MyTokenizer"]}
+    place.edit("clip/tokenizer_config.json", lambda said: {"tokenizer_class": "MyTokenizer", "auto_map": mapped})
+    text = {"hf_tokenizer_name": "some/name", "tokenizer_kwargs": {"trust_remote_code": True}}
+    place.edit("clip/open_clip_config.json", lambda said: _with_text(said, text))
+    return f"open_clip:local-dir:{place.root / 'clip'}"
+
+
+def _with_text(said: Any, more: dict[str, Any]) -> Any:
+    said["model_cfg"]["text_cfg"] |= more
+    return said
+
+
+def nested_sentence_model(place: Place) -> str:
+    """A module is a whole SentenceTransformer, which a file has trust code; then an activation is any function."""
+    (place.root / "dense" / "mine.py").write_text(
+        f"from pathlib import Path\ndef called():\n    Path({str(place.marker)!r}).touch()\n    raise ValueError\n"
+    )
+    place.edit("dense/2_Dense/config.json", lambda said: said | {"activation_function": "mine.called"})
+    shutil.copytree(place.root / "trunk", place.root / "dense" / "inner")
+    place.edit("dense/inner/sentence_bert_config.json", lambda said: {"trust_remote_code": True})
+    whole = {"idx": 3, "name": "3", "path": "inner", "type": "sentence_transformers.SentenceTransformer"}
+    place.edit("dense/modules.json", lambda modules: [*modules, whole])
+    return f"st:{place.root / 'dense'}"
+
+
+def code_of_a_module(place: Place) -> str:
+    place.bring_code("st")
+    place.edit("st/modules.json", lambda modules: [*modules, modules[1] | {"idx": 2, "name": "2", "type": "mine.Mine"}])
+    return f"st:{place.root / 'st'}"
+
+
+def code_of_a_trunk(place: Place) -> str:
+    place.bring_code("trunk")
+    mapped = {"AutoConfig": "mine.MyConfig", "AutoModel": "mine.Mine"}
+    place.edit("trunk/config.json", lambda said: said | {"auto_map": mapped, "model_type": "mine"})
+    return f"hf:{place.root / 'trunk'}"
+
+
+def code_of_a_known_trunk(place: Place) -> str:
+    place.bring_code("trunk")
+    place.edit("trunk/config.json", lambda said: said | {"auto_map": {"AutoModel": "mine.Mine"}})
+    return f"hf:{place.root / 'trunk'}"
+
+
+def code_of_a_tokenizer(place: Place) -> str:
+    place.bring_code("trunk")
+    mapped = {"AutoTokenizer": [None, "mine.MyTokenizer"]}
+    place.edit("trunk/tokenizer_config.json", lambda said: said | {"auto_map": mapped})
+    return f"hf:{place.root / 'trunk'}"
+
+
+def activation(place: Place) -> str:
+    """Any class below torch could be imported and made."""
+    place.edit("dense/2_Dense/config.json", lambda said: said | {"activation_function": "torch.utils.data.Sampler"})
+    return f"st:{place.root / 'dense'}"
+
+
+def method(place: Place) -> str:
+    """Any method of the network could be called."""
+    asked = {"text": {"method": "save_pretrained", "method_output_name": "last_hidden_state"}}
+    place.edit("st/sentence_bert_config.json", lambda said: said | {"modality_config": asked})
+    return f"st:{place.root / 'st'}"
+
+
+def kernel(place: Place) -> str:
+    """The package `kernels` would fetch and run it."""
+    place.edit("trunk/config.json", lambda said: said | {"attn_implementation": "evil/kernel"})
+    return f"hf:{place.root / 'trunk'}"
+
+
+def quantised(place: Place) -> str:
+    place.edit("trunk/config.json", lambda said: said | {"quantization_config": {"quant_method": "fp8"}})
+    return f"hf:{place.root / 'trunk'}"
+
+
+BRING_CODE = [
+    (clip_tokenizer, "'trust_remote_code' in tokenizer_kwargs"),
+    (nested_sentence_model, "SentenceTransformer"),
+    (code_of_a_module, "mine.Mine"),
+    (code_of_a_trunk, "auto_map"),
+    (code_of_a_known_trunk, "auto_map"),
+    (code_of_a_tokenizer, "auto_map"),
+    (activation, "torch.utils.data.Sampler"),
+    (method, "save_pretrained"),
+    (kernel, "evil/kernel"),
+    (quantised, "quantised"),
+]
+
+
+@pytest.mark.parametrize(("hostile", "named"), BRING_CODE, ids=lambda one: getattr(one, "__name__", ""))
+def test_no_code_of_a_model_runs_when_it_is_loaded(
+    hostile: Callable[[Place], str], named: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 1: what a configuration may say is a list."""
+    monkeypatch.syspath_prepend(place.root / "dense")  # as any package that is installed
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    spec = hostile(place)
+    with suppress(ModelError):
+        load(ModelConfig(spec=spec, modalities=("text",), precision="fp32"), "cpu")
+    assert not place.marker.exists(), "code ran"
+    assert named in refusal(spec)
+
+
+def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
+    """Finding 1: a hostile model is named before anything loads it."""
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        look(ModelSpec.parse(clip_tokenizer(place)))
+    assert not place.marker.exists()
+
+
+@pytest.mark.slow
+def test_the_doctor_runs_no_code_of_a_model(place: Place) -> None:
+    """Finding 1: `embq doctor --model`, in a process of its own."""
+    [check] = [check for check in probes.models(clip_tokenizer(place)) if check.state == "fail"]
+    assert "trust_remote_code" in check.what
+    assert not place.marker.exists()
+
+
+@pytest.mark.parametrize("hostile", [clip_tokenizer, nested_sentence_model])
+def test_no_code_runs_for_the_queries_of_an_index(
+    hostile: Callable[[Place], str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 1: the spec comes from the index's own record."""
+    monkeypatch.syspath_prepend(place.root / "dense")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    rows = ModelConfig(spec=hostile(place), modalities=("text",), precision="fp32")
+    with suppress(ModelError):
+        open_query_model(rows, rows.outputs[0], "text")
+    assert not place.marker.exists(), "code ran"
+    with pytest.raises(ModelError):
+        open_query_model(rows, rows.outputs[0], "text")
+
+
+def test_no_code_runs_when_a_training_begins_or_is_exported(place: Place) -> None:
+    """Finding 1: open_clip makes the tokeniser of the folder that a training names."""
+    folder = clip_tokenizer(place).removeprefix("open_clip:")
+    given = {"model": folder, "cache_dir": None, "force_context_length": None}
+    with suppress(ModelError):
+        tokenizer_of(Arguments(given=given))
+    assert not place.marker.exists(), "code ran"
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        tokenizer_of(Arguments(given=given))
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        write_tokenizer(open_clip.get_tokenizer("ViT-B-32"), place.root / "clip")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        beginning_of(folder)
+    assert not place.marker.exists()
+
+
+def test_no_code_of_a_repository_in_the_cache_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 1: a model that is named by its id is looked at alike."""
+    spec = nested_sentence_model(place)
+    repository = place.root / "hub" / "models--org--name"
+    shutil.copytree(spec.removeprefix("st:"), repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place.root / "hub"))
+    assert "SentenceTransformer" in refusal("st:org/name")
+    assert not place.marker.exists()
+
+
+# --- something else than the folder's own weights ---
+
+
+def test_a_folder_below_the_inputs_of_an_upload_is_no_model(place: Place) -> None:
+    """Finding 1: a laptop writes there, and names the folder in its run."""
+    sent = place.root / "out" / "_inputs" / "0123456789abcdef" / "model"
+    shutil.copytree(place.root / "st", sent)
+    (place.root / "linked").symlink_to(sent)
+    for spec in (f"st:{sent}", f"hf:{sent}", f"st:{place.root / 'linked'}"):
+        assert "_inputs" in refusal(spec)
+        rows = ModelConfig(spec=spec, modalities=("text",), precision="fp32")
+        with pytest.raises(ModelError, match="_inputs"):
+            open_query_model(rows, rows.outputs[0], "text")
+        with pytest.raises(ModelError, match="_inputs"):
+            look(ModelSpec.parse(spec))
+    shutil.copytree(place.root / "clip", sent.with_name("clip"))
+    assert "_inputs" in refusal(f"open_clip:local-dir:{sent.with_name('clip')}", "image")
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "more", "named"),
+    [
+        ("st", "sentence_bert_config.json", {"tokenizer_name_or_path": "trunk"}, "tokenizer_name_or_path"),
+        ("st", "sentence_bert_config.json", {"model_args": {"gguf_file": "x.gguf"}}, "gguf_file"),
+        ("st", "adapter_config.json", {"base_model_name_or_path": "../trunk"}, "adapter"),
+        ("trunk", "config.json", {"backbone": "/srv/other"}, "/srv/other"),
+        ("trunk", "config.json", {"text_config": {"thing": "https://evil.example/x"}}, "https://evil.example/x"),
+    ],
+)
+def test_nothing_is_loaded_from_elsewhere(folder: str, file: str, more: Any, named: str, place: Place) -> None:
+    """Finding 1: a configuration names no other folder, repository or file."""
+    place.edit(f"{folder}/{file}", lambda said: said | more)
+    assert named in refusal(f"{'st' if folder == 'st' else 'hf'}:{place.root / folder}")
+
+
+@pytest.mark.parametrize(
+    ("tower", "more"),
+    [
+        ("text_cfg", {"hf_model_name": "{root}/trunk"}),
+        ("text_cfg", {"hf_model_name": "trunk"}),
+        ("text_cfg", {"hf_tokenizer_name": "../trunk"}),
+        ("text_cfg", {"tokenizer_kwargs": {"bpe_path": "/etc/passwd"}}),
+        ("vision_cfg", {"timm_model_name": "local-dir:{root}/timm"}),
+    ],
+)
+def test_towers_of_open_clip_are_of_the_folder(
+    tower: str, more: dict[str, Any], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 1: `hf_model_name`, `hf_tokenizer_name` and `timm_model_name` may be paths to the libraries."""
+    monkeypatch.chdir(place.root)
+    filled = json.loads(json.dumps(more).replace("{root}", str(place.root)))
+
+    def change(said: Any) -> Any:
+        said["model_cfg"][tower] |= filled
+        return said
+
+    place.edit("clip/open_clip_config.json", change)
+    for modality in ("image", "text"):
+        assert next(iter(more)).split("_kwargs")[0] in refusal(f"open_clip:local-dir:{place.root / 'clip'}", modality)
+
+
+class Writes:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("is_hostile", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "file", "spec"),
+    [
+        ("dense/2_Dense", "pytorch_model.bin", "st:{root}/dense"),
+        ("st", "pytorch_model.bin", "st:{root}/st"),
+        ("trunk", "pytorch_model.bin", "hf:{root}/trunk"),
+        ("clip", "open_clip_pytorch_model.bin", "open_clip:local-dir:{root}/clip"),
+    ],
+)
+def test_weights_that_are_a_pickle_are_refused_in_one_sentence(
+    folder: str, file: str, spec: str, is_hostile: bool, place: Place
+) -> None:
+    """Finding 18: also in the folder of a module, harmless or not."""
+    from safetensors.torch import load_file
+
+    [weights] = (place.root / folder).glob("*.safetensors")
+    content = load_file(weights)
+    weights.unlink()
+    pickled = place.root / folder / file
+    if is_hostile:
+        pickled.write_bytes(pickle.dumps(Writes(place.marker)))
+    else:
+        torch.save(content, pickled)
+    assert f"a pickle, {pickled.relative_to(place.root).as_posix().split('/', 1)[1]}" in refusal(
+        spec.format(root=place.root)
+    )
+    assert not place.marker.exists()
+
+
+# --- another kind of model ---
+
+
+def test_a_cross_encoder_is_no_model_of_texts(place: Place) -> None:
+    """Finding 18: it was mean-pooled without a word, whichever release saved it."""
+    from sentence_transformers import CrossEncoder
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig.from_pretrained(place.root / "trunk", num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(place.root / "old")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(place.root / "trunk" / file, place.root / "old")
+    CrossEncoder(str(place.root / "old"), device="cpu").save_pretrained(str(place.root / "new"))
+    for folder in ("old", "new"):
+        assert "is a CrossEncoder" in refusal(f"st:{place.root / folder}")
+
+
+def test_a_sparse_encoder_is_no_model_of_dense_vectors(place: Place) -> None:
+    """Finding 18: by what it says of itself, and by its modules alone."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
+    from transformers import BertConfig, BertForMaskedLM
+
+    masked = place.root / "masked"
+    BertForMaskedLM(BertConfig.from_pretrained(place.root / "trunk")).save_pretrained(masked)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(place.root / "trunk" / file, masked)
+    made = SparseEncoder(modules=[MLMTransformer(str(masked)), SpladePooling("max")], device="cpu")
+    made.save_pretrained(str(place.root / "sparse"))
+    assert "is a SparseEncoder" in refusal(f"st:{place.root / 'sparse'}")
+    (place.root / "sparse" / "config_sentence_transformers.json").unlink()
+    assert "is a SparseEncoder" in refusal(f"st:{place.root / 'sparse'}")
+
+
+# --- anything else ---
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[" * 100_000, b"\xff\xfe", b"[1]", b'"x"', b"null", b'{"model_cfg": 3}', b'[{"path": 1, "type": 2}]'],
+)
+@pytest.mark.parametrize(
+    ("spec", "file"),
+    [
+        ("st:{root}/st", "st/modules.json"),
+        ("st:{root}/st", "st/config.json"),
+        ("st:{root}/st", "st/sentence_bert_config.json"),
+        ("st:{root}/st", "st/tokenizer.json"),
+        ("st:{root}/st", "st/tokenizer_config.json"),
+        ("st:{root}/dense", "dense/2_Dense/config.json"),
+        ("hf:{root}/trunk", "trunk/config.json"),
+        ("hf:{root}/trunk", "trunk/tokenizer.json"),
+        ("open_clip:local-dir:{root}/clip", "clip/open_clip_config.json"),
+    ],
+)
+def test_a_file_that_is_none_of_its_kind_is_an_error_of_the_model(
+    spec: str, file: str, content: bytes, place: Place
+) -> None:
+    """Finding 1: whatever a file holds, it is one sentence, or the libraries take it."""
+    (place.root / file).write_bytes(content)
+    with suppress(ModelError):  # anything else is a crash
+        load(ModelConfig(spec=spec.format(root=place.root), modalities=("text",), precision="fp32"), "cpu")
+
+
+def test_the_models_that_are_attacked_here_load_as_they_are(place: Place) -> None:
+    """Finding 1: what is refused above is refused for what was changed."""
+    for spec in ("st:{root}/st", "st:{root}/dense", "hf:{root}/trunk", "open_clip:local-dir:{root}/clip"):
+        load(ModelConfig(spec=spec.format(root=place.root), modalities=("text",), precision="fp32"), "cpu")
