@@ -7,6 +7,7 @@ column. Fields are split before they are decoded, so that one that is not UTF-8 
 from __future__ import annotations
 
 import csv
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -31,6 +32,8 @@ FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
 
 _CHUNK_ROWS = 64
 """Turned into samples at a time, so that images behind URLs are fetched several at a time."""
+
+_MARK = BOM_UTF8.decode("latin-1")
 
 TAB_SUFFIXES = (".tsv", ".tab")
 
@@ -140,7 +143,7 @@ def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
     """The names of the columns, what separates them, and the offset behind the header."""
     lines = _Lines(text, 0)
     try:
-        line = next(lines, "")
+        line = next(lines, "").removeprefix(_MARK)
         delimiter = "\t" if _is_tabbed(path) else next((one for one in ",;\t" if one in line), ",")
         fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True), [])
         names = [decode_text(field.encode("latin-1")) for field in fields]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 from core.errors import SampleError
@@ -15,10 +16,15 @@ IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
+def decode_file(data: bytes) -> str:
+    """The content of a whole file or member as `decode_text` gives it, without a byte order mark at its start."""
+    return decode_text(data.removeprefix(BOM_UTF8))
+
+
 def decode_text(data: bytes) -> str:
-    """`data` as strict UTF-8 without a byte order mark; SampleError `text_not_utf8` where it is none."""
+    """`data` as strict UTF-8; SampleError `text_not_utf8` where it is none."""
     try:
-        return data.decode("utf-8").removeprefix("\ufeff")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise SampleError(
             "text_not_utf8", f"byte {error.start} of the text is 0x{data[error.start]:02x}, which is not UTF-8"
@@ -30,7 +36,9 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
     try:
         value = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        raise SampleError(code, f"not JSON: {error}") from error
+        marked = text.startswith("\ufeff")
+        why = "a byte order mark, which only the first line of a file may begin with" if marked else error
+        raise SampleError(code, f"not JSON: {why}") from error
     if not isinstance(value, dict):
         raise SampleError(code, f"a JSON object is needed, this is a {type(value).__name__}")
     return value
@@ -47,7 +55,7 @@ def compact_json(fields: dict[str, Any], code: str) -> str:
 def decode_metadata(data: bytes) -> str:
     """A .json member or file as compact JSON text of one object; SampleError `bad_metadata` where it is none."""
     try:
-        text = decode_text(data)
+        text = decode_file(data)
     except SampleError as error:
         raise SampleError("bad_metadata", error.message) from error
     return compact_json(parse_object(text, "bad_metadata"), "bad_metadata")

@@ -9,7 +9,7 @@ from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
 from sources.base import Moved
 from sources.extensions import Extensions, extensions_of
-from sources.fields import decode_metadata, decode_text
+from sources.fields import decode_file, decode_metadata
 from sources.inside import read_if_there, read_inside
 from sources.remote import fetch_all
 from sources.storage import SAMPLE_MAX_BYTES, join
@@ -70,7 +70,7 @@ def _sample(
         image = image_of()
         for extension in wanted.texts:
             if (data := beside(f".{extension}")) is not None:
-                text = decode_text(data)
+                text = decode_file(data)
                 break
         if (data := beside(".json")) is not None:
             metadata = decode_metadata(data)

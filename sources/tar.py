@@ -16,7 +16,7 @@ from core.units import Sample, Unit
 from sources.base import LOOKED_AT_BYTES, Memory, Moved, ReadOptions, unwatched
 from sources.compressed import beginning, unpack
 from sources.extensions import ALL, Extensions, extensions_of, named
-from sources.fields import decode_metadata, decode_text
+from sources.fields import decode_file, decode_metadata
 from sources.storage import (
     SAMPLE_MAX_BYTES,
     forget_cached,
@@ -238,7 +238,7 @@ def _sample(ordinal: int, entry: Entry, data: Memory, wanted: Extensions) -> Sam
                 break
         for extension in wanted.texts:
             if extension in parts:
-                text = decode_text(_content(parts[extension], data))
+                text = decode_file(_content(parts[extension], data))
                 break
         if "json" in parts:
             metadata = decode_metadata(_content(parts["json"], data))

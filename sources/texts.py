@@ -6,6 +6,7 @@ needs no more than its slice. The line end behind the last line makes no further
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -108,9 +109,10 @@ def _first_fields(path: str) -> Counter[str]:
     try:
         with open_planned(Unit(kind="jsonl", source=path, stop=status.size, etag=status.version)) as (_, file):
             left = _LOOK_BYTES
-            for _ in range(_LOOK_LINES):
+            for number in range(_LOOK_LINES):
                 line = file.readline(left)
                 left -= len(line)
+                line = _without_mark(line, number)
                 if not line or left <= 0:
                     break
                 with suppress(SampleError):
@@ -126,7 +128,13 @@ def _keyed_lines(unit: Unit, moved: Moved) -> Iterator[tuple[int, str, bytes | N
     name = base_name(unit.source)
     with open_text(unit, moved) as file:
         for ordinal, line in enumerate(read_lines(file, unit)):
-            yield ordinal, f"{name}:{unit.first + ordinal + 1}", line
+            number = unit.first + ordinal
+            yield ordinal, f"{name}:{number + 1}", None if line is None else _without_mark(line, number)
+
+
+def _without_mark(line: bytes, number: int) -> bytes:
+    """A line of a file, of the first one (0) without a byte order mark."""
+    return line if number else line.removeprefix(BOM_UTF8)
 
 
 def _decode_line(line: bytes | None) -> str:

@@ -95,6 +95,9 @@ def jpegs() -> Iterator[tuple[str, bytes, str]]:
     yield "jpeg without JFIF", plain[:2] + plain[plain.index(b"\xff\xdb") :], NEAR
     yield "jpeg with a comment", segment(plain, 0xFE, b"\xff\xda" * 20), NEAR
     yield "jpeg with padded markers", plain.replace(b"\xff\xdb", b"\xff\xff\xff\xff\xdb", 1), NEAR
+    for at, junk in ((b"\xff\xdb", b"junk"), (b"\xff\xc0", bytes(7)), (b"\xff\xc4", b"\xff\0\xff\0")):
+        name = f"jpeg with junk before its marker {at[1]:x}"
+        yield name, plain[: plain.index(at)] + junk + plain[plain.index(at) :], NEAR
     yield "jpeg with bytes behind its end", plain + b"\r\n\r\n--boundary--\r\n" + bytes(1000), NEAR
     yield "jpeg with another behind its end", plain + encoded(rgb.rotate(180), "JPEG"), NEAR
     yield "jpeg as mpo", encoded(rgb, "MPO", save_all=True, append_images=[rgb.rotate(180)]), NEAR

@@ -145,9 +145,14 @@ def _decoded(data: bytes | None) -> str | None:
     if data is None:
         return None
     try:
-        return data.decode("utf-8").removeprefix("\ufeff")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         return None
+
+
+def _of_file(data: bytes | None) -> str | None:
+    """The text of a whole file, which may begin with a byte order mark."""
+    return _decoded(None if data is None else data.removeprefix(b"\xef\xbb\xbf"))
 
 
 class _Member(tarfile.TarInfo):
@@ -207,8 +212,8 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
             yield Found(
                 key=_stored(key),
                 image=_content(tar, image) if images and not again else None,
-                text=None if again else _decoded(_content(tar, caption)),
-                metadata=_object(None if again else _content(tar, of_key.get("json"))),
+                text=None if again else _of_file(_content(tar, caption)),
+                metadata=_object(None if again else _of_file(_content(tar, of_key.get("json")))),
             )
 
 
@@ -252,8 +257,8 @@ def _files(unit: Unit, images: bool) -> Iterator[Found]:
         ending = next((f".{one}" for one in endings if path.lower().endswith(f".{one}")), os.path.splitext(path)[1])
         beside = (f"{path.removesuffix(path[len(path) - len(ending) :])}.{caption}" for caption in captions)
         text = next((data for name in beside if (data := _whole(name)) is not None), None)
-        metadata = _object(_whole(f"{path.removesuffix(path[len(path) - len(ending) :])}.json"))
-        yield Found(key=key, image=_whole(path) if images else None, text=_decoded(text), metadata=metadata)
+        metadata = _object(_of_file(_whole(f"{path.removesuffix(path[len(path) - len(ending) :])}.json")))
+        yield Found(key=key, image=_whole(path) if images else None, text=_of_file(text), metadata=metadata)
 
 
 def _whole(path: str) -> bytes | None:
@@ -293,14 +298,14 @@ def _jsonl(unit: Unit, _images: bool) -> Iterator[Found]:
     named = dict(unit.options)
     with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
-            key, text, metadata = _parts_of(_object(line) or {}, named)
+            key, text, metadata = _parts_of(_object(_decoded(line)) or {}, named)
             yield Found(key=_stored(key or f"{name}:{number}"), text=text, metadata=metadata)
 
 
-def _object(data: bytes | None) -> dict[str, Any] | None:
-    """The JSON object in some bytes, or None; NaN and infinity, which JSON has not, are null."""
+def _object(text: str | None) -> dict[str, Any] | None:
+    """The JSON object in a text, or None; NaN and infinity, which JSON has not, are null."""
     try:
-        fields = json.loads(_decoded(data) or "", parse_constant=lambda _: None)
+        fields = json.loads(text or "", parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
@@ -334,4 +339,6 @@ def _cut(file: IO[bytes], start: int, stop: int) -> Iterator[bytes | None]:
             if not line:
                 return
             at += len(line)
+        if at == len(line):
+            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark begins a file, and no other line
         yield None if too_long else line.removesuffix(b"\n").removesuffix(b"\r")

@@ -54,7 +54,7 @@ def csv_rows(unit: Unit, _images: bool) -> Iterator[Row]:
     if KEPT.rows is None or KEPT.rows[0] > unit.first:
         file.seek(0)
         lines = (line.decode("latin-1") for line in file)
-        first = next(lines)
+        first = next(lines).removeprefix("\xef\xbb\xbf")  # the bytes of a byte order mark
         delimiter = "\t" if re.search(r"\.(tsv|tab)(\.\w+)?$", unit.source.lower()) else _first_of(first)
         reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
         head = [(key_of(name.encode("latin-1"))) for name in next(reader)]

@@ -186,7 +186,7 @@ def key_of(value: Any) -> str:
     """The key that an id makes; "" where the row's number stands for it."""
     if isinstance(value, bytes):
         try:
-            return value.decode("utf-8").removeprefix("\ufeff")
+            return value.decode("utf-8")
         except UnicodeDecodeError:
             return ""
     return "" if value is None else str(value)

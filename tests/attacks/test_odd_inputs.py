@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import shutil
@@ -14,12 +15,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from build_output import build, go_on
 from e2e.check import check_complete
 from e2e.session import ended, succeed
+from PIL import Image
 
-from core.errors import SourceError
+from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
 from embq.verification.findings import Findings
 from embq.verification.manifest import Coverage
@@ -29,6 +34,8 @@ from producer.enqueue import Request, prepare
 from producer.retry import Chosen, retry
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, kind_of
+from worker.embedders.images import Picture, open_image
+from worker.embedders.pixels import pixels_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -340,3 +347,93 @@ def test_odd_padding_of_a_shard_is_named(zeros: int, code: str, tmp_path: Path) 
     error = refusal_of(path)
     assert error.code == code
     assert "end-of-archive marker" in error.message
+
+
+# --- 20: JPEGs with something between their markers ---
+
+
+def jpeg(**options: object) -> bytes:
+    data = io.BytesIO()
+    shades = np.add.outer(np.arange(600) // 3, np.arange(800) // 16)
+    Image.fromarray(shades.astype(np.uint8)[..., None].repeat(3, 2)).save(data, "JPEG", quality=95, **options)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    "junk", [b"junk", bytes(3), b"ab\xff\0cd", b"\xff\xff\0"], ids=["text", "zeros", "no marker", "255"]
+)
+@pytest.mark.parametrize("marker", [0xDB, 0xC0, 0xC4, 0xDA])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_stands_between_the_markers_of_a_jpeg_is_skipped(junk: bytes, marker: int, progressive: bool) -> None:
+    """Finding 20: such JPEGs were called truncated; `cpu-fast` made another picture of those that were not."""
+    whole = jpeg(progressive=progressive)
+    at = whole.index(bytes([0xFF, 0xC2 if progressive and marker == 0xC0 else marker]))
+    data = whole[:at] + junk + whole[at:]
+    with Picture(Sample(ordinal=0, key="k", image=data)) as picture:
+        pixels = picture.pixels()
+        assert pixels is not None
+        assert np.array_equal(pixels, np.asarray(Image.open(io.BytesIO(data))))
+    # The literal path, and those that decode in another way, off by as much as they are for the whole file.
+    off = {"reference": 0, "cpu-exact": 1, "cpu-fast": 8}
+    for decode, most in off.items():
+        with (
+            Picture(Sample(ordinal=0, key="k", image=data)) as odd,
+            Picture(Sample(ordinal=0, key="k", image=whole)) as sound,
+        ):
+            made, wanted = pixels_of(112, decode).of(odd), pixels_of(112, "reference").of(sound)
+        assert np.abs(made.astype(int) - wanted).max() <= most, decode
+
+
+@pytest.mark.parametrize("end", [b"", b"\xff\0" * 1000, b"\xff" * 1000, b"\xff\xc0"])
+def test_a_jpeg_that_ends_before_its_frame_is_truncated(end: bytes) -> None:
+    """Finding 20: no marker is made up where there is none."""
+    whole = jpeg()
+    with pytest.raises(SampleError) as caught:
+        open_image(whole[: whole.index(b"\xff\xc0")] + b"junk" + end)
+    assert caught.value.code == "truncated"
+
+
+# --- 21: byte order marks ---
+
+MARK = "\ufeff".encode()
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst"])
+def test_a_byte_order_mark_is_removed_at_the_start_of_a_text_only(suffix: str, tmp_path: Path) -> None:
+    """Finding 21: it was removed at the start of every line."""
+    packed = COMPRESS.get(suffix, bytes)
+    plain, table = tmp_path / f"t.txt{suffix}", tmp_path / f"t.jsonl{suffix}"
+    plain.write_bytes(packed(MARK + b"first\n" + MARK + b"second\n" + MARK))
+    assert [s.text for s in read_twice(plain)] == ["first", "\ufeffsecond", "\ufeff"]
+    table.write_bytes(packed(MARK + lines(0, 1) + MARK + lines(1, 2) + b'{"text": "' + MARK + b'in it"}\n'))
+    assert [(s.text, s.error and s.error[0]) for s in read_twice(table)] == [
+        ("text 0", None),
+        (None, "bad_json"),
+        ("\ufeffin it", None),
+    ]
+
+
+def test_a_slice_that_does_not_begin_its_file_keeps_a_byte_order_mark(tmp_path: Path) -> None:
+    """Finding 21: the first line of a unit is the first of the file in the first unit alone."""
+    path = tmp_path / "t.txt"
+    path.write_bytes((MARK + b"line\n") * 4)
+    read = [[s.text for s in SOURCES["lines"].read(unit)] for unit in units_of(path, ReadOptions(unit_samples=2))]
+    assert read == [["line", "\ufeffline"], ["\ufeffline", "\ufeffline"]]
+
+
+def test_a_byte_order_mark_in_a_table_is_part_of_its_value(tmp_path: Path) -> None:
+    """Finding 21: it was removed from ids and texts of every row, and kept the header's quotes in a name."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(MARK + b'"id","text"\n' + MARK + b"a," + MARK + b"one\n")
+    assert [(s.key, s.text) for s in read_twice(path)] == [("\ufeffa", "\ufeffone")]
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"id": ["\ufeffa"], "text": ["\ufeffone"]}), path)
+    assert [(s.key, s.text) for s in read_twice(path)] == [("\ufeffa", "\ufeffone")]
+
+
+def test_captions_and_metadata_of_shards_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """Finding 21: each is a file of its own."""
+    path = tmp_path / "s.tar"
+    members = member(b"a.jpg", b"a") + member(b"a.txt", MARK + b"caption") + member(b"a.json", MARK + b'{"n": 1}')
+    path.write_bytes(archive(members))
+    assert [(s.text, s.metadata) for s in read_twice(path)] == [("caption", '{"n":1}')]

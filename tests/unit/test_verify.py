@@ -44,7 +44,7 @@ from sources.kinds import read
 from worker.embedders.stub import stub_vector
 
 LINES = [
-    {"id": "a", "text": "first"},
+    b"\xef\xbb\xbf" + b'{"id": "a", "text": "first"}\n',
     {"id": "b", "text": "second \u00e4\U0001f600"},
     {"id": 7, "text": "third"},
     {"id": "a", "text": "the id again, in another unit"},
@@ -54,7 +54,7 @@ LINES = [
     b'{"id": "late", "text": 5}\n',
     b'{"id": "q\\ud800", "text": "half a pair in the key"}\n',
     b'{"id": true, "text": "an id that is none"}\r\n',
-    b"\xef\xbb\xbf" + b'{"id": "bom", "text": "\xc3\xa9"}\n',
+    b'{"id": "bom", "text": "\xef\xbb\xbf\xc3\xa9"}\n',
     b'{"id": "last", "text": "no line end"}',
 ]
 MEMBERS = [

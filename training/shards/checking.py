@@ -11,7 +11,7 @@ from pathlib import Path
 
 from core.errors import InputError, SampleError
 from core.units import Sample
-from sources.fields import decode_text
+from sources.fields import decode_file
 from training.shards.archive import MEMBER_MAX_BYTES
 from training.shards.pictures import LeftOut, Listing, Picture
 from training.shards.processes import each
@@ -69,7 +69,7 @@ def _problem(desk: Desk, picture: Picture) -> LeftOut | None:
     try:
         made = members(picture, desk)
         require_decodable(made[picture.extension])
-        if "txt" in made and not decode_text(made["txt"]).strip():
+        if "txt" in made and not decode_file(made["txt"]).strip():
             raise SampleError("empty_text", "the caption is empty or white space")
     except InputError as error:
         if error.code == "source_changed":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from core.errors import SampleError, SourceError
 from sources.base import Memory, ReadOptions, unwatched
 from sources.compressed import unpack
-from sources.fields import IMAGE_EXTENSIONS, decode_metadata, decode_text
+from sources.fields import IMAGE_EXTENSIONS, decode_file, decode_metadata
 from sources.storage import SAMPLE_MAX_BYTES, load_unchanged
 from sources.tar import UNPACKED_MAX_BYTES, TarSource, split_name
 from sources.tar_members import Member, walk
@@ -133,7 +133,7 @@ def _of_sample(
             if extension == "cls":
                 _require_class(content, classes)
             elif extension == "txt":
-                if not decode_text(content).strip():
+                if not decode_file(content).strip():
                     raise SampleError("empty_text", "the caption is empty or white space")
             elif extension == "json":
                 decode_metadata(content)

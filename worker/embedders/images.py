@@ -140,7 +140,7 @@ class Picture:
         the next image of this thread.
 
         Args:
-            scale: by which a JPEG with a `frame` is made smaller, each way; 1 for other images.
+            scale: by which a JPEG with a `frame` is made smaller, each way, unless it is damaged; 1 for other images.
 
         Raises SampleError as `open_image` does.
         """

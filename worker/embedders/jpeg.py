@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from typing import NamedTuple
 
@@ -26,6 +27,10 @@ ONE_SCAN_FRAMES = frozenset({0xC0, 0xC1})
 """Of these, a frame whose first scan holds all components has no other: libjpeg refuses a second one."""
 
 
+_MARKER = re.compile(rb"\xff[^\0\xff]")
+"""A marker; as many bytes of 255 as one likes may stand before it, and 255 with a zero behind it is none."""
+
+
 class Frame(NamedTuple):
     """What the header of a JPEG's first frame says (ITU-T T.81, B.2.2), and of its first scan (B.2.3).
 
@@ -33,7 +38,8 @@ class Frame(NamedTuple):
         kind: low byte of its marker: 0xC0 baseline, 0xC2 progressive.
         bits: per channel.
         components: 1 gray, 3 colour, 4 CMYK or YCCK.
-        in_first_scan: how many of them the first scan holds; 0 where the data ends or errs before it.
+        in_first_scan: how many of them the first scan holds; 0 where the data ends before it, or has something
+            between two markers.
         scan_at: offset of the first scan's marker; 0 where `in_first_scan` is.
     """
 
@@ -57,14 +63,15 @@ class Frame(NamedTuple):
 
 
 def frame_of(data: bytes) -> Frame | None:
-    """The first frame of a JPEG; None where the data ends or errs before it."""
-    frame = None
+    """The first frame of a JPEG; None where the data ends before it. What stands between two markers is skipped."""
+    frame, is_clean = None, True
     at = 2
-    while at + 10 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:
-            at += 1
-            continue
+    while (found := _MARKER.search(data, at)) and (start := found.start()) + 10 <= len(data):
+        # libjpeg goes on to the next marker, where others may not.
+        is_clean = is_clean and not data[at:start].strip(b"\xff")
+        if frame is not None and not is_clean:
+            return frame
+        at, marker = start, data[start + 1]
         if marker == 0xDA:
             return None if frame is None else frame._replace(in_first_scan=data[at + 4], scan_at=at)
         if frame is None and 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):

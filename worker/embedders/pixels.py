@@ -84,6 +84,8 @@ class Pixels:
                 scale = scale_for(picture.frame, self._fit)
             pixels = picture.pixels(scale)
             if pixels is not None:
+                if pixels.shape[:2] == picture.size:
+                    scale = 1  # also of a damaged JPEG, which Pillow decodes whole
                 placed(_resized(pixels, scale, picture.size, self._fit), self._fit, row)
                 return
         image = picture.decoded()
