@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from codecs import BOM_UTF8
 from typing import Any
 
@@ -32,7 +33,10 @@ def decode_text(data: bytes) -> str:
 
 
 def parse_object(text: str, code: str) -> dict[str, Any]:
-    """The JSON object in `text`; SampleError with `code` where it is none. NaN and Infinity become null."""
+    """The JSON object in `text`; SampleError with `code` where it is none. NaN and Infinity become null.
+
+    A number beyond float64, such as 1e400, is an infinite float, which `compact_json` makes null as well.
+    """
     try:
         value = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -45,11 +49,25 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
 
 
 def compact_json(fields: dict[str, Any], code: str) -> str:
-    """`fields` as compact JSON that UTF-8 can hold; SampleError with `code` for numbers beyond float64."""
+    """`fields` as compact JSON that UTF-8 can hold: NaN and infinity, which JSON has not, are null.
+
+    SampleError with `code` where it cannot be written, as lists in lists beyond what Python can follow.
+    """
     try:
-        return json_text(fields)
+        try:
+            return json_text(fields)
+        except ValueError:
+            return json_text(_finite(fields))
     except (ValueError, RecursionError) as error:
         raise SampleError(code, f"cannot be written as JSON: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def decode_metadata(data: bytes) -> str:

@@ -178,13 +178,11 @@ def _text(choice: Choice, text: bytes | None) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: NaN and infinity become null, dates and decimals text; SampleError for bytes."""
+    """`value` as `compact_json` takes it: dates, decimals and UUIDs become text; SampleError for bytes."""
     if isinstance(value, SampleError):
         raise value
-    if value is None or isinstance(value, (str, bool, int)):
+    if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, float):
-        return value if value - value == 0 else None
     if isinstance(value, dict):
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

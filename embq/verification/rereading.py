@@ -9,6 +9,7 @@ in the product's readers shows up as a difference instead of being made twice.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -303,12 +304,17 @@ def _jsonl(unit: Unit, _images: bool) -> Iterator[Found]:
 
 
 def _object(text: str | None) -> dict[str, Any] | None:
-    """The JSON object in a text, or None; NaN and infinity, which JSON has not, are null."""
+    """The JSON object in a text, or None; NaN, infinity and numbers beyond float64 are null."""
     try:
-        fields = json.loads(text or "", parse_constant=lambda _: None)
+        fields = json.loads(text or "", parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def _parts_of(fields: dict[str, Any], named: dict[str, str]) -> tuple[str, str | None, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
 import random
 import uuid
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from build_output import build
+from build_output import build, write_folder, write_tar
 from contract.reading import Reading, reading
 from pyarrow import ipc
 
@@ -316,3 +317,21 @@ def test_another_id_column_or_an_empty_one_stands_for_none(tmp_path: Path) -> No
     other = write(tmp_path / "a.parquet", pa.table({"text": ["x"], "id": [1.5], "key": ["k"]}))
     empty = write(tmp_path / "b.parquet", pa.table({"text": ["x"], "id": pa.nulls(1)}))
     assert [sample.key for path in (other, empty) for sample in samples_of(path)] == ["k", "b.parquet:1"]
+
+
+# --- numbers that JSON lacks ---
+
+
+def test_numbers_that_float64_does_not_hold_are_null_in_every_kind_of_metadata(tmp_path: Path) -> None:
+    """Finding 21: NaN and Infinity were null, and 1e400 was `bad_json` or `bad_metadata`."""
+    numbers = '{"a": NaN, "b": [Infinity, -1e400], "c": {"d": 1e400}, "e": 1.5}'
+    wanted = {"a": None, "b": [None, None], "c": {"d": None}, "e": 1.5}
+    lines = tmp_path / "t.jsonl"
+    lines.write_text(f'{{"text": "x", {numbers[1:]}\n')
+    folder = write_folder(tmp_path / "images", {"k.jpg": b"i", "k.json": numbers.encode()})
+    shard = write_tar(tmp_path / "s.tar", [("k.jpg", b"i"), ("k.json", numbers.encode())])
+    row = {"a": math.nan, "b": [math.inf, -math.inf], "c": {"d": math.inf}, "e": 1.5}
+    table = write(tmp_path / "t.parquet", pa.Table.from_pylist([{"text": "x", **row}]))
+    for path in (lines, folder, shard, table):
+        assert metadata_of(path, "*") == [wanted]
+        assert checked(build(tmp_path / f"of {path.name}", [path], metadata_columns=("*",))) == 1

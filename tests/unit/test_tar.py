@@ -222,7 +222,6 @@ def test_of_several_image_formats_the_first_in_the_list_is_taken(tmp_path: Path)
         ("a.json", b"{", "bad_metadata"),
         ("a.json", b"[1]", "bad_metadata"),
         ("a.json", b"\xff", "bad_metadata"),
-        ("a.json", b'{"n": 1e999}', "bad_metadata"),
         ("a.json", b"[" * 100_000, "bad_metadata"),
     ],
 )
@@ -234,8 +233,8 @@ def test_a_bad_text_or_metadata_fails_its_sample_only(tmp_path: Path, name: str,
 
 
 def test_metadata_survives_nan_and_half_surrogates(tmp_path: Path) -> None:
-    (a,) = read(tmp_path, archive([("a.jpg", b"a"), ("a.json", b'{"x": NaN, "y": "\\ud800"}')]))
-    assert a.metadata == '{"x":null,"y":"\\ud800"}'
+    (a,) = read(tmp_path, archive([("a.jpg", b"a"), ("a.json", b'{"x": NaN, "z": 1e999, "y": "\\ud800"}')]))
+    assert a.metadata == '{"x":null,"z":null,"y":"\\ud800"}'
 
 
 @pytest.mark.parametrize("flag", [b"1", b"2", b"3", b"4", b"6", b"S", b"Z"])
