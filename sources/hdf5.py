@@ -1,6 +1,7 @@
 """Kind "hdf5": datasets of strings in an HDF5 file, such as `batches/0/text`, `batches/1/text`, ... of a notebook.
 
-Nothing outside of the file is read: external links, external storage and virtual datasets are refused.
+Nothing outside of the file is read, and no link is followed: a file that has the texts, or those of a batch, behind a
+link, in external storage or in a virtual dataset is refused.
 """
 
 from __future__ import annotations
@@ -157,20 +158,35 @@ def _opened(unit: Unit, moved: Moved) -> Iterator[Any]:
 
 
 def _survey(file: Any, source: str) -> list[Found]:
-    """All datasets with one dimension that lie in this file itself, in order."""
+    """All datasets with one dimension that lie in this file itself, and what is not read, in order."""
     h5py = _h5py()
     found: list[Found] = []
 
+    def add(path: str | bytes, role: str, kind: str, rows: int = 0) -> None:
+        name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
+        found.append(Found(path=name, rows=rows, role=role, type=kind))
+
     def look(path: str | bytes, node: Any) -> None:
-        if isinstance(node, h5py.Dataset) and len(node.shape or ()) == 1 and not node.is_virtual and not node.external:
-            role, kind = ("integer" if node.dtype.kind in "iu" else "other"), str(node.dtype)
-            if h5py.check_string_dtype(node.dtype) is not None:
-                role, kind = "text", "strings"
-            name = path if isinstance(path, str) else path.decode("utf-8", "surrogateescape")
-            found.append(Found(path=name, rows=int(node.shape[0]), role=role, type=kind))
+        if not isinstance(node, h5py.Dataset):
+            return
+        role, kind = ("integer" if node.dtype.kind in "iu" else "other"), str(node.dtype)
+        if h5py.check_string_dtype(node.dtype) is not None:
+            role, kind = "text", "strings"
+        if len(node.shape or ()) != 1:
+            add(path, "unread", f"{kind} with {len(node.shape or ())} dimensions")
+        elif node.is_virtual or node.external:
+            where = "a virtual dataset" if node.is_virtual else "external storage"
+            add(path, "outside" if role == "text" else "unread", f"{kind} in {where}", int(node.shape[0]))
+        else:
+            add(path, role, kind, int(node.shape[0]))
+
+    def look_at_link(path: str | bytes, link: Any) -> None:
+        if not isinstance(link, h5py.HardLink):
+            add(path, "unread", "a soft link" if isinstance(link, h5py.SoftLink) else "an external link")
 
     with _file_errors(source):
         file.visititems(look)  # it follows no links
+        file.visititems_links(look_at_link)
     return sorted(found, key=lambda one: one.order)
 
 

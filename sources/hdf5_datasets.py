@@ -20,7 +20,8 @@ class Found:
     Attributes:
         path: from the root of the file, without a slash in front.
         rows: its length.
-        role: "text", "integer" or "other".
+        role: "text", "integer" or "other"; "outside" for texts that lie in another file, "unread" for what else is not
+            read: links, and datasets of several dimensions or none.
         type: for messages.
     """
 
@@ -43,20 +44,35 @@ class Found:
 def choose(found: Sequence[Found], unit: Unit) -> tuple[list[Found], str]:
     """The datasets of texts in order, and the name of the ids beside them, "" where there are none.
 
-    Raises SourceError `missing_column` or `ambiguous_column`.
+    Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """
     named = dict(unit.options)
     families: dict[str, list[Found]] = {}
+    unread = [one for one in found if one.role in ("outside", "unread")]
+    found = [one for one in found if one.role != "unread"]
     for one in found:
-        if one.role == "text":
+        if one.role in ("text", "outside"):
             families.setdefault(one.family, []).append(one)
     wanted = named.get("text_column", "").strip("/")
     chosen = (
         _wanted(found, families, wanted, unit) if wanted else _only(found, families, named.get("id_column", ""), unit)
     )
-    if [one.path for one in chosen] != [wanted]:
+    if [one.path for one in chosen] != [wanted] or chosen[0].role != "text":
+        _refuse_unread(unread, chosen, unit)
         _refuse_gaps(found, chosen, unit)
     return chosen, _ids(found, chosen, named.get("id_column", ""), unit)
+
+
+def _refuse_unread(unread: Sequence[Found], chosen: Sequence[Found], unit: Unit) -> None:
+    """Raise SourceError where something that is not read is a chosen dataset, belongs to them or leads to one."""
+    families = {f"{one.family}/" for one in chosen}
+    for one in unread:
+        if any(family.startswith(f"{one.family}/") for family in families):
+            raise SourceError(
+                f"{unit.source}: {one.path} is not read: it is {one.type}",
+                code="missing_column",
+                next_step="write its strings into the file itself, as a dataset with one dimension, or leave it out",
+            )
 
 
 def _refuse_gaps(found: Sequence[Found], chosen: Sequence[Found], unit: Unit) -> None:
@@ -128,6 +144,16 @@ def _ids(found: Sequence[Found], chosen: Sequence[Found], wanted: str, unit: Uni
             code="missing_column",
             next_step="check --id-column, or leave it away to have rows counted",
         )
+    others = {(one.path, one.rows): one for one in found if one.role not in ("text", "integer")}
+    for name in names:
+        for one in chosen:
+            if ids := others.get((beside_of(one.path, name), one.rows)):
+                raise SourceError(
+                    f"{unit.source}: no keys can be made of {_shown([ids])}",
+                    code="wrong_column_type",
+                    next_step="write them as strings or integers, name others with --id-column, or rename them to have "
+                    "the rows counted",
+                )
     return ""
 
 
