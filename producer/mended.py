@@ -62,7 +62,7 @@ class Mended:
         planned = replace(unit, retry=None)
         if unit.kind == "tar":
             return [replace(planned, stop=size, etag=version)]
-        if version == unit.etag:
+        if version == unit.etag and unit.samples is not None:
             return [planned]
         found = self._plan(u, unit)
         if unit.samples is None:
@@ -104,7 +104,10 @@ class Mended:
             try:
                 self._planned[unit.source] = list(SOURCES[unit.kind].split(unit.source, options))
             except InputError as error:
-                self.changed[f"{unit.source} ({error.message})"] = None
+                if error.code in GONE_CODES:
+                    self.gone[unit.source] = None
+                else:
+                    self.changed[f"{unit.source} ({error.message})"] = None
                 self._planned[unit.source] = []
         return self._planned[unit.source]
 

@@ -9,14 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from core.errors import InputError, SourceError, UsageError
+from core.log import Events
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.base import ReadOptions
-from sources.columns import ALL
+from sources.columns import ALL, named_columns
 from sources.kinds import SOURCES, detect, kind_of, modalities_of
-from sources.rows import UNUSABLE_CODES
+from sources.rows import COLUMN_CODES, UNUSABLE_CODES
 from sources.storage import stat_file
 from sources.urls import is_url
+
+log = Events("producer")
+
+UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
+"""What makes the only unit of one file fail, which is not looked into, and leaves all other inputs alone."""
+
+_BARE = ("jsonl", "lines")
+"""Kinds of which a file of zero bytes is whole and holds nothing; of all others it is damaged."""
+
+_OPTION_CODES = (*COLUMN_CODES, "missing_member")
+"""What one option may be the cause of, for all inputs of a kind."""
 
 _ROWS = ("parquet", "arrow", "csv", "jsonl")
 
@@ -49,6 +61,7 @@ class Survey:
         self._missing: list[str] = []
         self._repeated: list[str] = []
         self._empty: list[str] = []
+        self._refused: InputError | None = None  # why the first input that gives no sample does not
 
     def add(self, path: str) -> None:
         """Take one path: a file, or a folder for what it holds."""
@@ -70,17 +83,30 @@ class Survey:
             self._repeated.append(path)
             return
         self._seen.add(digest)
+        some = False
+        try:
+            for piece in self._pieces_of(kind, path):
+                self._pieces.add(piece)
+                some = True
+        except SourceError as error:
+            if kind == "files" or error.code not in UNREADABLE_CODES:
+                raise
+            self._pieces.add([kind, path])  # it is split in its turn, and fails
+            some = True
+        if some:
+            self._inspect(kind, path)
+        else:
+            self._empty.append(path)
+
+    def _pieces_of(self, kind: str, path: str) -> Iterator[Any]:
+        """An input as it is kept until it is planned: its units, or kind and path; nothing where it holds nothing."""
         if kind == "tar" or (kind == "files" and is_url(path)):
             # Split now: a shard takes one look at its status, which also tells whether it is there, and a remote folder
             # was just listed.
             for unit in SOURCES[kind].split(path, self._options):
-                self._pieces.add(unit.describe())
-        elif kind == "files" or stat_file(path).size:
-            self._pieces.add([kind, path])
-        else:
-            self._empty.append(path)
-            return
-        self._inspect(kind, path)
+                yield unit.describe()
+        elif kind == "files" or stat_file(path).size or kind not in _BARE:
+            yield [kind, path]
 
     def _detect(self, path: str) -> list[tuple[str, str]]:
         wanted = self._options.kind
@@ -95,20 +121,51 @@ class Survey:
         try:
             self.held[kind] = modalities_of(kind, path, self._options)
         except SourceError as error:
-            if error.code not in (*UNUSABLE_CODES, "missing_member"):
+            if error.code not in (*UNUSABLE_CODES, *UNREADABLE_CODES, "missing_member"):
                 raise
             self._unclear.setdefault(kind, error)
         else:
             self.kinds[kind] = path
 
     def units(self) -> Iterator[Unit]:
-        """The units of all inputs, in order."""
+        """The units of all inputs, in order.
+
+        Raises InputError where no input gives a unit that can be read.
+        """
+        held: list[Unit] = []
+        some = False
         for piece in self._pieces:
-            if isinstance(piece, dict):
-                yield Unit.from_description(piece)
-            else:
-                kind, path = piece
-                yield from SOURCES[kind].split(path, self._options)
+            for unit, readable in self._units_of(piece):
+                held.append(unit)
+                some = some or readable
+                if some:
+                    yield from held
+                    held.clear()
+        if not some and self._refused is not None:
+            raise self._refused
+
+    def _units_of(self, piece: Any) -> Iterator[tuple[Unit, bool]]:
+        """The units of one input, and of each whether it is more than the failure of a file that cannot be read."""
+        if isinstance(piece, dict):
+            yield Unit.from_description(piece), True
+            return
+        kind, path = piece
+        units = SOURCES[kind].split(path, self._options)
+        try:
+            first = next(units, None)
+        except InputError as error:
+            if kind == "files" or error.code not in (*UNREADABLE_CODES, "empty_input"):
+                raise
+            self._refused = self._refused or error
+            empty = error.code == "empty_input"
+            log.warning("input_empty" if empty else "table_unusable", path=path, code=error.code, why=error.message)
+            if not empty:
+                yield Unit(kind=kind, source=path, etag=_version(path), options=named_columns(self._options)), False
+            return
+        if first is not None:
+            yield first, True
+        for unit in units:
+            yield unit, True
 
     def check(self, known: Callable[[str], bool]) -> list[str]:
         """The missing inputs that were known before.
@@ -135,7 +192,7 @@ class Survey:
                 next_step="check how the files were made",
             )
         for kind, error in self._unclear.items():
-            if kind not in self.kinds:
+            if kind not in self.kinds and (not self.kinds or error.code in _OPTION_CODES):
                 raise error
         self._refuse_useless_options()
         return self._missing
@@ -159,6 +216,14 @@ class Survey:
         if self._empty:
             lines.append(f"{_some(self._empty)} empty, left out")
         return tuple(lines)
+
+
+def _version(path: str) -> str:
+    """Of a file that cannot be read; no version that it can have where the storage does not tell."""
+    try:
+        return stat_file(path).version
+    except SourceError:
+        return "unread"
 
 
 class _Pieces:

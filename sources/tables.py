@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from core.errors import SourceError
+from core.errors import InputError, SourceError
 from core.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
@@ -75,6 +75,7 @@ class TableSource:
         """Units from the table's own counts; no row is read.
 
         A table that is damaged, or lacks a column, still gives its units: they fail, and the rest of the run goes on.
+        Raises InputError `empty_input` where it has no row.
         """
         whole = self._whole(path, options)
         rows, groups = 0, []
@@ -89,6 +90,8 @@ class TableSource:
             if error.code not in COLUMN_CODES:
                 yield marked(whole) if error.code == DIED else whole
                 return
+        if not rows:
+            raise InputError(f"{path}: has no row", code="empty_input", next_step="leave it out")
         sizes = _sizes(groups, options.unit_samples)
         for first in range(0, rows, options.unit_samples):
             samples = min(options.unit_samples, rows - first)

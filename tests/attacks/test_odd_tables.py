@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gzip
 import json
 import math
+import os
 import random
+import shutil
+import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from build_output import build, write_folder, write_tar
 from contract.reading import Reading, reading
+from e2e.session import ended
 from pyarrow import ipc
 
-from core.errors import InputError, SourceError
+from core.errors import Exit, InputError, SourceError
 from core.units import Sample, Unit
 from embq.verify import verify
 from producer.plan import plan
@@ -335,3 +341,204 @@ def test_numbers_that_float64_does_not_hold_are_null_in_every_kind_of_metadata(t
     for path in (lines, folder, shard, table):
         assert metadata_of(path, "*") == [wanted]
         assert checked(build(tmp_path / f"of {path.name}", [path], metadata_columns=("*",))) == 1
+
+
+# --- HDF5 ---
+
+STRINGS = h5py.string_dtype()
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Iterator[h5py.File]:
+    """Batches 0 and 2 of strings in n.h5, and strings in other.h5 beside it."""
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other.create_dataset("b/text", data=["p", "q"], dtype=STRINGS)
+    (tmp_path / "raw").write_bytes(b"p" * 8)
+    with h5py.File(tmp_path / "n.h5", "w") as file:
+        for batch in (0, 2):
+            file.create_dataset(f"batches/{batch}/text", data=[f"{batch} a", f"{batch} b"], dtype=STRINGS)
+        yield file
+
+
+def outside(file: h5py.File, name: str) -> None:
+    file.create_dataset(name, shape=(2,), dtype="S4", external=[("raw", 0, 8)])
+
+
+def virtual(file: h5py.File, name: str) -> None:
+    layout = h5py.VirtualLayout(shape=(2,), dtype=STRINGS)
+    layout[:] = h5py.VirtualSource("other.h5", "b/text", shape=(2,))
+    file.create_virtual_dataset(name, layout)
+
+
+UNREAD: dict[str, Callable[[h5py.File], None]] = {
+    "1/text is not read: it is strings in external storage": lambda file: outside(file, "batches/1/text"),
+    "1/text is not read: it is strings in a virtual dataset": lambda file: virtual(file, "batches/1/text"),
+    "1/text is not read: it is an external link": lambda file: file.__setitem__(
+        "batches/1/text", h5py.ExternalLink("other.h5", "b/text")
+    ),
+    "1 is not read: it is an external link": lambda file: file.__setitem__(
+        "batches/1", h5py.ExternalLink("other.h5", "b")
+    ),
+    "1/text is not read: it is a soft link": lambda file: file.__setitem__(
+        "batches/1/text", h5py.SoftLink("/batches/0/text")
+    ),
+    "1/text is not read: it is strings with 0 dimensions": lambda file: file.__setitem__("batches/1/text", "alone"),
+}
+
+
+@pytest.mark.parametrize("says", UNREAD)
+def test_a_batch_of_texts_that_is_not_read_is_a_failure_with_its_name(
+    tmp_path: Path, notebook: h5py.File, says: str
+) -> None:
+    """Finding 11: the batch was left out, and the run complete without a word."""
+    UNREAD[says](notebook)
+    notebook.close()
+    error = refusal(tmp_path / "n.h5")
+    assert error.code == "missing_column"
+    assert f"batches/{says}" in error.message
+    one = samples_of(tmp_path / "n.h5", text_column="batches/2/text")
+    assert [sample.text for sample in one] == ["2 a", "2 b"], "one that is named is read alone"
+
+
+def test_texts_in_external_storage_do_not_send_titles_into_the_model(tmp_path: Path) -> None:
+    """Finding 11: the only other strings of the file were embedded in their place."""
+    (tmp_path / "raw").write_bytes(b"p" * 8)
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        outside(file, "text")
+        file["title"] = ["a", "b"]
+    assert "text is not read" in refusal(tmp_path / "t.h5").message
+    assert "text is not read" in refusal(tmp_path / "t.h5", text_column="text").message
+    assert [sample.text for sample in samples_of(tmp_path / "t.h5", text_column="title")] == ["a", "b"]
+
+
+def test_links_beside_the_batches_change_nothing(tmp_path: Path, notebook: h5py.File) -> None:
+    """Finding 11: only what belongs to the texts is missed."""
+    notebook["latest"] = notebook["batches/newest"] = h5py.SoftLink("/batches/2")
+    notebook.close()
+    assert [sample.text for sample in samples_of(tmp_path / "n.h5")] == ["0 a", "0 b", "2 a", "2 b"]
+
+
+@pytest.mark.parametrize("values", [[1.5, 2.5], [True, False]], ids=["float", "bool"])
+def test_ids_of_an_hdf5_file_that_cannot_be_keys_are_refused_by_their_name(tmp_path: Path, values: list[Any]) -> None:
+    """Finding 21: they were ignored without a word, and rows were counted."""
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file["text"] = ["a", "b"]
+        file["ids"] = values
+    error = refusal(tmp_path / "t.h5")
+    assert error.code == "wrong_column_type"
+    assert "keys can be made of ids" in error.message
+
+
+# --- files that cannot be read, and files without rows ---
+
+
+@pytest.mark.parametrize("name", ["nothing.parquet", "nothing.arrow", "nothing.h5", "nothing.csv", "nothing.csv.gz"])
+def test_a_table_of_zero_bytes_is_a_failure_and_the_rest_goes_on(tmp_path: Path, name: str) -> None:
+    """Finding 21: it was left out with a warning, where a shard of zero bytes is a failure."""
+    (tmp_path / name).touch()
+    assert refusal(tmp_path / name).code == "table_damaged"
+    (tmp_path / "good.jsonl").write_text('{"text": "x"}\n')
+    planned = plan([str(tmp_path / name), str(tmp_path / "good.jsonl")], ReadOptions())
+    assert planned.warnings == ()
+    bad, good = planned.units
+    with pytest.raises(SourceError) as failed:
+        list(read(bad, ()))
+    assert failed.value.code == "table_damaged"
+    assert [sample.text for sample in read(good, ())] == ["x"]
+
+
+def rowless(folder: Path, name: str) -> Path:
+    path = folder / name
+    if name.endswith(".csv"):
+        path.write_text("id,text\n")
+    elif name.endswith(".gz"):
+        path.write_bytes(gzip.compress(b""))
+    elif name.endswith(".h5"):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("text", shape=(0,), dtype=STRINGS)
+    else:
+        write(path, pa.table({"text": pa.array([], pa.string())}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.txt.gz", "t.h5", "t.parquet", "t.arrow"])
+def test_a_file_without_rows_is_left_out_by_its_name_and_the_rest_goes_on(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Finding 21: it refused the whole plan, or, where it was parquet, went by without a word."""
+    path = rowless(tmp_path, name)
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"text": "x"}\n')
+    planned = plan([str(path), str(good)], ReadOptions())
+    assert [unit.source for unit in planned.units] == [str(good)]
+    assert "input_empty" in caplog.text
+    assert str(path) in caplog.text
+    with pytest.raises(InputError) as refused:
+        list(plan([str(path)], ReadOptions()).units)
+    assert refused.value.code == "empty_input"
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.parquet", "x.arrow", "x.h5", "x.csv", "x.jsonl", "x.txt"])
+def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Finding 21: one such file refused the whole plan."""
+    folder = tmp_path / "in"
+    for one in (name, name.replace("x.", "z.")):
+        (folder / one).mkdir(parents=True)
+    with pytest.raises(InputError) as refused:
+        list(plan([str(folder)], ReadOptions()).units)
+    assert refused.value.code == "not_a_file"
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"text": "x"}\n')
+    *bad, last = plan([str(folder), str(good)], ReadOptions(), ["text"]).units
+    assert len(bad) == 2
+    assert last.source == str(good)
+    for unit in bad:
+        with pytest.raises(SourceError) as failed:
+            list(read(unit, ()))
+        assert failed.value.code == "not_a_file"
+    assert "table_unusable" in caplog.text
+
+
+# --- from the command to the check ---
+
+
+def without_the_rights_of_root() -> list[str]:
+    """What to put in front of a command so that it may not read every file."""
+    rights = "-dac_override,-dac_read_search"
+    prefix = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"] if os.getuid() == 0 else []
+    if prefix and (not shutil.which("setpriv") or subprocess.run([*prefix, "true"], check=False).returncode):
+        pytest.skip("root may read everything here, and cannot give up that right")
+    return prefix
+
+
+def test_odd_files_beside_good_ones_are_failures_with_codes_and_are_mended_by_retry(short_tmp: Path) -> None:
+    """Findings 12, 13 and 21: the plan was refused, or the worker ended three times, or `verify` with 65."""
+    prefix = without_the_rights_of_root()
+    tables, out = short_tmp / "in", short_tmp / "out"
+    tables.mkdir()
+    shutil.copy(POLARS, tables)
+    write(tables / "doubled.parquet", table_of(["text", "text"], ["x"], ["y"]))
+    (tables / "nothing.parquet").touch()
+    denied = [write(tables / "denied.parquet", odd_values("parquet")), short_tmp / "denied.jsonl"]
+    denied[1].write_text('{"text": "x", "n": 1e400}\n{"text": "y"}\n')
+    for path in denied:
+        path.chmod(0)
+    arguments = ("run", tables, denied[1], "-o", out, "-m", "stub:8", "--metadata-columns", "*")
+    status, _, said = ended(*arguments, prefix=prefix)
+    assert status == Exit.SOME_FAILED, said
+    assert failures_of(out) == {"ambiguous_column": 1, "table_damaged": 1, "source_denied": 2}
+    assert checked(out) == 10
+    for path in denied:
+        path.chmod(0o644)
+    status, _, said = ended("retry", out, "--code", "source_denied", prefix=prefix)
+    assert status == Exit.SOME_FAILED, said
+    assert failures_of(out) == {"ambiguous_column": 1, "table_damaged": 1}
+    assert checked(out) == 10 + 3 + 2
+
+
+def failures_of(output: Path) -> dict[str, int]:
+    """Code -> failures that stand."""
+    _, said, _ = ended("failures", output, "--json")
+    return {group["code"]: group["count"] for group in json.loads(said)["groups"]}
