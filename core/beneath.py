@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from core.errors import OutsideError
+from core.errors import MalformedError, OutsideError
 from core.objects import ObjectPath
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
-Root = TypeVar("Root", Path, ObjectPath)
+Root = TypeVar("Root", bound=Path | ObjectPath)
 
 
 def parts_of(root: Path | ObjectPath, name: str | PurePath) -> tuple[str, ...]:
@@ -47,12 +47,12 @@ def below(root: Root, name: str | PurePath) -> Root:
     leave no time between the check and the use.
     """
     parts = parts_of(root, name)
-    path = root
+    path: Path | ObjectPath = root
     for part in parts:
         path = path / part
         if isinstance(path, Path) and path.is_symlink():
             raise _link(root, name, part)
-    return path
+    return cast(Root, path)
 
 
 @contextmanager
@@ -102,10 +102,15 @@ def reader(root: Path, name: str | PurePath) -> BufferedReader:
     return open(open_file(root, name), "rb")
 
 
-def read_bytes(root: Path, name: str | PurePath) -> bytes:
-    """The content of the regular file `root / name`."""
+def read_bytes(root: Path | ObjectPath, name: str | PurePath, *, most_bytes: int) -> bytes:
+    """The content of the regular file, or object, `root / name`; MalformedError where it has more than `most_bytes`."""
+    if isinstance(root, ObjectPath):
+        return below(root, name).read_bytes()
     with reader(root, name) as file:
-        return file.read()
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise MalformedError(f"{root / name} has more than {most_bytes:,} bytes")
+    return data
 
 
 def listing(root: Path, name: str | PurePath = "") -> list[tuple[str, os.stat_result]]:

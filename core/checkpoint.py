@@ -8,23 +8,52 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import zlib
 from typing import Any
 
+import msgspec
+
+from core import wire
+from core.beneath import read_bytes
 from core.commit_log import LogState
+from core.commits import MOST_BYTES as RECORD_BYTES
 from core.commits import Commit
 from core.durable import drop
-from core.errors import OutputError
+from core.errors import MalformedError, OutputError
 from core.layout import Layout
 from core.objects import ObjectPath
 from core.places import Place
 from core.units import canonical_json
+from core.wire import Count, ShortText, UnitCount, Word
 
 EVERY = 1_000
 """Records between two checkpoints: reading so many takes about a quarter of a second."""
 
+MOST_BYTES = 1 << 26
+"""Of the file: the bitmap of the most units that a run can have, as text, is a quarter of it."""
+
 _COUNTS = ("n", "epoch", "next_id", "rows", "failures", "quarantined", "truncated", "tokens", "retries", "count")
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of the file."""
+
+    n: Count
+    epoch: Count
+    next_id: Count
+    rows: Count
+    failures: Count
+    quarantined: Count
+    truncated: Count
+    tokens: Count
+    retries: Count
+    count: Count
+    units: UnitCount
+    ended: bool
+    prev: Word
+    fingerprint: ShortText
+    widths: dict[str, Count]
+    done: str
 
 
 def save(layout: Layout, state: LogState) -> None:
@@ -53,23 +82,28 @@ def save(layout: Layout, state: LogState) -> None:
 def load(layout: Layout, units: int) -> LogState:
     """The state that was kept last, where it fits the record it names; else the state before the first record."""
     try:
-        body = json.loads(_path(layout).read_bytes())
-        digest = body.pop("sha256")
+        name = f"{layout.writer.name}/{_path(layout).name}"
+        data = read_bytes(layout.root, name, most_bytes=MOST_BYTES)
+        body = wire.read(dict[str, Any], data, what="checkpoint", most_bytes=MOST_BYTES)
+        digest = body.pop("sha256", None)
         if hashlib.sha256(canonical_json(body).encode()).hexdigest() != digest:
             return LogState(units=units)
-        name = f"{body['n']:08d}.json"
-        if Commit.parse((layout.commits / name).read_bytes(), name).sha256 != body["prev"]:
+        kept = wire.convert(_Kept, body, what="checkpoint")
+        name = f"{kept.n:08d}.json"
+        record = read_bytes(layout.root, f"{layout.commits.name}/{name}", most_bytes=RECORD_BYTES)
+        bitmap = zlib.decompressobj().decompress(base64.b64decode(kept.done), (kept.units + 7) // 8 + 1)
+        if Commit.parse(record, name).sha256 != kept.prev or len(bitmap) != (kept.units + 7) // 8:
             return LogState(units=units)
         state = LogState(
-            units=body["units"],
-            prev=body["prev"],
-            fingerprint=body["fingerprint"],
-            ended=body["ended"],
-            widths=body["widths"],
-            done=bytearray(zlib.decompress(base64.b64decode(body["done"]))),
-            **{name: body[name] for name in _COUNTS},
+            units=kept.units,
+            prev=kept.prev,
+            fingerprint=kept.fingerprint,
+            ended=kept.ended,
+            widths=kept.widths,
+            done=bytearray(bitmap),
+            **{name: getattr(kept, name) for name in _COUNTS},
         )
-    except (OSError, OutputError, ValueError, KeyError, TypeError, zlib.error):
+    except (OSError, OutputError, MalformedError, ValueError, zlib.error):
         return LogState(units=units)
     state.grow(units)
     return state

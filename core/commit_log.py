@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
-from core.commits import Commit, CommittedFile, CommittedUnit, damaged
-from core.durable import output_error, write_new
+from core.commits import MOST_BYTES, Commit, CommittedFile, CommittedUnit, damaged
+from core.durable import names_in, output_error, write_new
 from core.errors import OutputError
 from core.in_order import contents
 from core.layout import Layout
@@ -121,12 +122,14 @@ class CommitLog:
 
     def read(self, after: int = 0) -> Iterator[Commit]:
         """The records after number `after`, in order, up to the first number that is not there."""
-        names = (self.layout.commits / f"{n:08d}.json" for n in itertools.count(after + 1))
+        names = (f"{self.layout.commits.name}/{n:08d}.json" for n in itertools.count(after + 1))
+        found = contents(self.layout.root, names, most_bytes=MOST_BYTES)
         try:
-            for n, (path, data) in enumerate(contents(names), start=after + 1):
-                commit = Commit.parse(data, path.name)
+            for n, (path, data) in enumerate(found, start=after + 1):
+                name = PurePath(path).name
+                commit = Commit.parse(data, name)
                 if commit.n != n:
-                    raise damaged(path.name, f"it says that it is record {commit.n}")
+                    raise damaged(name, f"it says that it is record {commit.n}")
                 yield commit
         except OSError as error:
             raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
@@ -146,7 +149,7 @@ class CommitLog:
 
     def ends_with(self, n: int) -> bool:
         """Whether there is no record after number `n`; OutputError where the next one is missing before later ones."""
-        names = {path.name for path in self.layout.commits.glob("*.json")}
+        names = {name for name in names_in(self.layout.commits) if name.endswith(".json")}
         if max(names, default="") <= f"{n:08d}.json":
             return True
         if (following := f"{n + 1:08d}.json") not in names:

@@ -5,14 +5,24 @@ when a record names it. One that does not match its own hash stops the run: it i
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from core.errors import OutputError
+from msgspec import Meta
+
+from core import wire
+from core.beneath import below
+from core.errors import MalformedError, OutputError
+from core.places import Place
 from core.units import canonical_json
+from core.wire import Count, RelativePath, ShortText, UnitNumber, Word
 
 SCHEMA = 1
+
+MOST_BYTES = 1 << 28
+"""Of one record: more than a million units."""
+
+RowId = Annotated[int, Meta(ge=-1, le=2**62)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +39,22 @@ class CommittedFile:
         column: the column that a file of kind "vectors" holds, else "".
     """
 
-    path: str
-    kind: str
-    rows: int
-    bytes: int
-    sha256: str
-    first_id: int = -1
-    column: str = ""
+    path: RelativePath
+    kind: Word
+    rows: Count
+    bytes: Count
+    sha256: Word
+    first_id: RowId = -1
+    column: ShortText = ""
 
     @property
     def of_rows(self) -> bool:
         """Whether the file is one of those that hold the record's rows."""
         return self.kind in ("rows", "vectors")
+
+    def place(self, root: Place) -> Place:
+        """Where the file stands in the output folder `root`; OutsideError where a link is on the way."""
+        return below(root, self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +75,17 @@ class CommittedUnit:
         lifts: units of earlier records, 0 or 1, that are not quarantined any more because of it.
     """
 
-    u: int
-    unit_id: str
-    token: str
-    first_row: int
-    rows: int
-    failures: int
-    quarantined: str = ""
-    truncated: int = 0
-    tokens: int = 0
-    supersedes: int = 0
-    lifts: int = 0
+    u: UnitNumber
+    unit_id: Word
+    token: ShortText
+    first_row: Count
+    rows: Count
+    failures: Count
+    quarantined: ShortText = ""
+    truncated: Count = 0
+    tokens: Count = 0
+    supersedes: Count = 0
+    lifts: Count = 0
 
     def describe(self) -> dict[str, Any]:
         """The unit as a record holds it: what is not known, and what only retries have, is left out elsewhere."""
@@ -92,22 +106,22 @@ class Commit:
     information only.
     """
 
-    n: int
-    run: str
-    kind: str
-    prev: str
-    epoch: int
-    writer: str
-    version: str
-    generation: str = ""
-    fingerprint: str = ""
+    n: Count
+    run: Word
+    kind: Word
+    prev: Word
+    epoch: Count
+    writer: ShortText
+    version: ShortText
+    generation: ShortText = ""
+    fingerprint: ShortText = ""
     files: tuple[CommittedFile, ...] = ()
     units: tuple[CommittedUnit, ...] = ()
-    widths: dict[str, int] = field(default_factory=dict)
+    widths: dict[str, Count] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
-    created_at: str = ""
-    sha256: str = ""
+    created_at: ShortText = ""
+    sha256: Word = ""
 
     def seal(self) -> tuple[bytes, str]:
         """The record's file content and its hash."""
@@ -121,18 +135,15 @@ class Commit:
     def parse(cls, data: bytes, name: str) -> Commit:
         """The record in a file's content; OutputError where it is damaged."""
         try:
-            body = json.loads(data)
-            digest = body.pop("sha256")
-            schema = body.pop("schema")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise damaged(name, "it is not a commit record") from error
-        if hashlib.sha256(canonical_json({"schema": schema, **body}).encode()).hexdigest() != digest:
-            raise damaged(name, "its hash does not match its content")
-        if schema != SCHEMA:
-            raise OutputError(f"{name} has schema {schema}, this embq reads {SCHEMA}")
-        body["files"] = tuple(CommittedFile(**item) for item in body["files"])
-        body["units"] = tuple(CommittedUnit(**item) for item in body["units"])
-        return cls(**body, sha256=digest)
+            body = wire.read(dict[str, Any], data, what=f"commit record {name}", most_bytes=MOST_BYTES)
+            digest = body.pop("sha256", None)
+            if hashlib.sha256(canonical_json(body).encode("utf-8", "surrogatepass")).hexdigest() != digest:
+                raise damaged(name, "its hash does not match its content")
+            if body.get("schema") != SCHEMA:
+                raise OutputError(f"{name} has schema {body.get('schema')}, this embq reads {SCHEMA}")
+            return wire.convert(cls, {**body, "sha256": digest}, what=f"commit record {name}")
+        except MalformedError as error:
+            raise damaged(name, error.message) from error
 
 
 def damaged(name: str, why: str) -> OutputError:

@@ -10,12 +10,16 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from core import wire
+from core.beneath import read_bytes
 from core.durable import output_error, overwrite
-from core.errors import OutputError
+from core.errors import MalformedError, OutputError
 from core.layout import Layout
 
 SCHEMA = 1
+MOST_BYTES = 4_096
 STATES = ("running", "paused", "cancelled")
 PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
 
@@ -52,7 +56,8 @@ class Control:
 def load_control(layout: Layout) -> Control:
     """What was asked of the run in a folder; OutputError where the file cannot be understood."""
     try:
-        data = json.loads(layout.control.read_text(encoding="utf-8"))
+        found = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
+        data = wire.read(dict[str, Any], found, what=str(layout.control), most_bytes=MOST_BYTES)
         if data["schema"] != SCHEMA:
             raise OutputError(
                 f"{layout.control} has schema {data['schema']}, this embq reads {SCHEMA}",
@@ -61,7 +66,7 @@ def load_control(layout: Layout) -> Control:
         return Control().with_wishes({"state": str(data["state"]), "priority": str(data["priority"])})
     except FileNotFoundError:
         return Control()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, MalformedError, KeyError) as error:
         raise OutputError(
             f"{layout.control} cannot be read: {error}",
             next_step="remove it; the run then goes on with the default priority",

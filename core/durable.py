@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from core import beneath
 from core.errors import OutputError
 from core.objects import ObjectPath
 from core.places import Place
@@ -121,6 +122,25 @@ def drop(path: Place) -> None:
     """Remove a file that nobody needs and that may not be there. One that stays is litter, and hides no other error."""
     with suppress(OSError, OutputError):
         path.unlink(missing_ok=True)
+
+
+def names_in(folder: Place) -> list[str]:
+    """The names of what is in a folder of an output, none where it is missing; OutsideError where it is a link."""
+    try:
+        if isinstance(folder, ObjectPath):
+            return [path.name for path in folder.iterdir()]
+        return [name for name, _ in beneath.listing(folder.parent, folder.name)]
+    except FileNotFoundError:
+        return []
+
+
+def drop_in(folder: Place, name: str) -> None:
+    """`drop` of an entry of a folder of an output; nothing is removed behind a link that has the folder's name."""
+    if isinstance(folder, ObjectPath):
+        drop(folder / name)
+        return
+    with suppress(OSError, OutputError):
+        beneath.unlink(folder.parent, f"{folder.name}/{name}")
 
 
 def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from core.beneath import below
 from core.errors import InputError
 from core.layout import Layout
 from core.models import ModelConfig, Output
@@ -19,7 +20,7 @@ def row_folders(layout: Layout, info: RunInfo) -> tuple[Place, ...]:
     """The folders of an output folder that hold nothing but rows; all are there once a writer is at work."""
     if info.format != "npy":
         return (layout.parts,)
-    return tuple(layout.root / name for name in (METADATA, *vector_folders(info.model).values()))
+    return tuple(below(layout.root, name) for name in (METADATA, *vector_folders(info.model).values()))
 
 
 def vector_folders(model: ModelConfig) -> dict[str, str]:

@@ -10,17 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from core.durable import output_error, write_new
-from core.errors import OutputError, TryLaterError
+from msgspec import Meta
+
+from core import beneath, wire
+from core.durable import names_in, output_error, write_new
+from core.errors import MalformedError, OutputError, TryLaterError
 from core.places import Place
 from core.units import canonical_json
+from core.wire import Count, RunId, ShortText, UnitCount, Word
 
 SCHEMA = 1
+MOST_BYTES = 1 << 26
+"""Of run.json and of a generation's record: some hundred thousand names of inputs."""
+
+SegmentName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.parquet\Z")]
 PREFIX = "gen-"
 
 
@@ -42,17 +50,17 @@ class Generation:
         created: UTC time, ISO 8601; information only.
     """
 
-    number: int
-    run: str
-    first: int
-    units: int
-    samples: int | None
-    digest: str
-    segments: tuple[str, ...]
+    number: Annotated[int, Meta(ge=1, le=10**9)]
+    run: RunId
+    first: UnitCount
+    units: Annotated[int, Meta(ge=1, le=100_000_000)]
+    samples: Count | None
+    digest: Word
+    segments: tuple[SegmentName, ...]
     inputs: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
-    version: str
-    created: str
+    version: ShortText
+    created: ShortText
 
     @property
     def is_retry(self) -> bool:
@@ -74,7 +82,7 @@ def read_generations(folder: Place) -> Iterator[Generation]:
     while True:
         path = _path(folder, number)
         try:
-            data = path.read_bytes()
+            data = beneath.read_bytes(folder.parent, f"{folder.name}/{path.name}", most_bytes=MOST_BYTES)
         except FileNotFoundError:
             break
         except OSError as error:
@@ -84,7 +92,8 @@ def read_generations(folder: Place) -> Iterator[Generation]:
             raise _damaged(path, f"it does not follow generation {number - 1}")
         yield generation
         number, first = number + 1, generation.first + generation.units
-    if later := sorted(path.name for path in folder.glob(f"{PREFIX}*.json") if path.name > _path(folder, number).name):
+    names, missing = names_in(folder), _path(folder, number).name
+    if later := sorted(name for name in names if name.startswith(PREFIX) and name.endswith(".json") and name > missing):
         raise _damaged(_path(folder, number), f"it is missing, though {later[0]} is there")
 
 
@@ -115,8 +124,8 @@ def leftovers(folder: Place, first: Collection[str] = ()) -> list[Place]:
         first: the segments that run.json names.
     """
     named = {*first, *(name for generation in read_generations(folder) for name in generation.segments)}
-    there: Iterable[Place] = folder.glob(f"{PREFIX}*.parquet")
-    return [path for path in sorted(there, key=str) if path.name not in named]
+    there = (name for name in names_in(folder) if name.startswith(PREFIX) and name.endswith(".parquet"))
+    return [folder / name for name in sorted(there) if name not in named]
 
 
 def _path(folder: Place, number: int) -> Place:
@@ -128,22 +137,20 @@ def _digest(body: dict[str, Any]) -> str:
 
 
 def _parse(data: bytes, path: Place) -> Generation:
+    what = "a generation's record"
     try:
-        body = json.loads(data.decode("utf-8", "surrogateescape"))
-        said, schema = body.pop("sha256"), body["schema"]
-        if _digest(body) != said:
+        body = wire.read(dict[str, Any], data.decode("utf-8", "surrogateescape"), what=what, most_bytes=MOST_BYTES)
+        if _digest({name: value for name, value in body.items() if name != "sha256"}) != body.get("sha256"):
             raise _damaged(path, "its hash does not match its content")
-        if schema != SCHEMA:
-            raise OutputError(f"{path} has schema {schema}, this embq reads {SCHEMA}")
-        del body["schema"]
-        body["options"] = tuple(sorted(body["options"].items()))
-        body["segments"], body["inputs"] = tuple(body["segments"]), tuple(body["inputs"])
-        return Generation(**body)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _damaged(path, "it is not a generation's record") from error
+        if body.get("schema") != SCHEMA:
+            raise OutputError(f"{path} has schema {body.get('schema')}, this embq reads {SCHEMA}")
+        options = wire.convert(dict[str, str], body.get("options"), what=what)
+        return wire.convert(Generation, {**body, "options": sorted(options.items())}, what=what)
+    except (MalformedError, UnicodeEncodeError) as error:
+        raise _damaged(path, error) from error
 
 
-def _damaged(path: Place, why: str) -> OutputError:
+def _damaged(path: Place, why: object) -> OutputError:
     return OutputError(
         f"{path} is damaged: {why}",
         next_step="restore it from a backup; committed rows are safe",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from core.durable import output_error
+from core import beneath
+from core.durable import drop_in, output_error
 from core.errors import InputError
 from core.objects import ObjectPath, probe
 from core.places import Place
@@ -15,6 +20,26 @@ from core.units import content_hash
 
 INPUTS = "_inputs"
 """Folder below the output folder for inputs that were sent by value."""
+
+ENTRIES = frozenset(
+    {
+        "control.json",
+        "manifest",
+        "commits",
+        "parts",
+        "failures",
+        "_staging",
+        "_tmp",
+        "_writer",
+        "_broker",
+        "_logs",
+        "index",
+        INPUTS,
+    }
+)
+"""Entries that an output folder may have before there is a run in it."""
+RUN_ENTRIES = frozenset({"run.json", "metadata"})
+"""Entries that it has later, besides the folders of vectors of an npy run, whose names end in `_emb`."""
 
 PLANNED = ("manifest-", "run-")
 """How unfinished files of a plan are called; they belong to the holder of `_writer/plan.lock`."""
@@ -114,12 +139,42 @@ class Layout:
                 probe(self.root / "_writer")
             except OSError as error:
                 raise output_error(error, self.root) from error
+        self.refuse_links()
         _make(self.root, self.manifest, self.commits, self.failures, *rows)
         self.make_own()
 
     def make_own(self) -> None:
-        """Create the folders of this machine that `make` creates as well."""
+        """Create the folders of this machine that `make` creates as well.
+
+        Links in the folder of unfinished files are removed: files in it are written by their names.
+        """
         _make(self.staging, self.temporary, self.plan_lock.parent)
+        for name, status in beneath.listing(self.temporary.parent, self.temporary.name):
+            if stat.S_ISLNK(status.st_mode):
+                drop_in(self.temporary, name)
+
+    def refuse_links(self) -> None:
+        """Raise OutsideError where one of embq's entries of the output folder is a symbolic link.
+
+        What reads, writes and deletes below an entry would do so wherever the link leads to.
+        """
+        if not isinstance(self.root, Path):
+            return
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root) as entries:
+            for entry in entries:
+                ours = entry.name in ENTRIES or entry.name in RUN_ENTRIES or entry.name.endswith("_emb")
+                if ours and entry.is_symlink():
+                    beneath.below(self.root, entry.name)
+
+    def open_plan_lock(self) -> IO[str]:
+        """The file `plan_lock`, created where it is missing; OutputError where that is not possible."""
+        flags = os.O_RDWR | os.O_CREAT
+        try:
+            return open(
+                beneath.open_file(self.home, f"{self.plan_lock.parent.name}/{self.plan_lock.name}", flags, 0o666), "r+"
+            )
+        except OSError as error:
+            raise output_error(error, self.plan_lock) from error
 
 
 _NUMBERED = re.compile(r"(?:(?:part|failures|commit|checkpoint)-|(?:metadata|.*_emb)_)(\d+)(?:\.|$)")
@@ -146,27 +201,13 @@ def record_number(name: str) -> int:
 
 def refuse_foreign_files(layout: Layout) -> None:
     """Raise InputError where a folder that is to become a run's holds files that are not embq's."""
-    ours = {
-        "control.json",
-        "manifest",
-        "commits",
-        "parts",
-        "failures",
-        "_staging",
-        "_tmp",
-        "_writer",
-        "_broker",
-        "_logs",
-        "index",
-        INPUTS,
-    }
     try:
         names = sorted(entry.name for entry in layout.root.iterdir())
     except FileNotFoundError:
         return
     except OSError as error:
         raise output_error(error, layout.root) from error
-    if foreign := [name for name in names if name not in ours]:
+    if foreign := [name for name in names if name not in ENTRIES]:
         raise InputError(
             f"{layout.root} is not empty and holds no embq run (it has {', '.join(foreign[:3])})",
             next_step="choose an empty or a new folder",

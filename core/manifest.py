@@ -6,7 +6,6 @@ What is in the list never changes; further generations (see `core.generations`) 
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from core.durable import output_error, publish
+from core import beneath
+from core.durable import names_in, output_error, publish
 from core.errors import OutputError
 from core.extents import COLUMNS, Extent, Extents
 from core.generations import PREFIX, read_generations
@@ -26,6 +26,7 @@ from core.layout import Layout
 from core.places import opened
 from core.run_info import first_segments
 from core.units import Unit, canonical_json, id_of
+from core.wire import malformed, read
 
 SEGMENT_UNITS = 50_000
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -46,6 +47,12 @@ SCHEMA = pa.schema(
     ]
 )
 """`description` is the unit as canonical JSON (surrogate escapes kept as bytes); the rest is for people and tools."""
+
+REQUIRED = [SCHEMA.field(name) for name in ("unit_id", "kind", "source", "description")]
+"""What every version of embq wrote, without nulls."""
+
+MOST_UNIT_BYTES = 1 << 28
+"""Of one unit's description, which names all samples of a retry."""
 
 DICTIONARY = ["kind", "source", "etag"]
 """Columns whose values repeat; a dictionary of the others would be as large as they are."""
@@ -68,8 +75,8 @@ def first_segment_writer(layout: Layout) -> SegmentWriter:
     """
     if not isinstance(layout.root, Path):
         return SegmentWriter(layout, f"{PREFIX}0000-{secrets.token_hex(4)}-")
-    for leftover in layout.manifest.iterdir():
-        leftover.unlink()
+    for leftover in names_in(layout.manifest):
+        beneath.unlink(layout.root, f"{layout.manifest.name}/{leftover}", missing_ok=True)
     return SegmentWriter(layout, "")
 
 
@@ -130,16 +137,20 @@ class Manifest:
 
     def __init__(self, layout: Layout) -> None:
         self.generations = tuple(read_generations(layout.manifest))
-        self._paths = first_segments(layout)
-        self._paths += [layout.manifest / name for generation in self.generations for name in generation.segments]
+        names = [*first_segments(layout), *(name for one in self.generations for name in one.segments)]
+        self._paths = [beneath.below(layout.root, f"{layout.manifest.name}/{name}") for name in names]
         self._starts: list[int] = []
         total = 0
         for path in self._paths:
             self._starts.append(total)
             try:
-                total += pq.read_metadata(opened(path)).num_rows
-            except (OSError, pa.ArrowInvalid) as error:
+                metadata = pq.read_metadata(opened(path))
+                total += metadata.num_rows
+                there = list(metadata.schema.to_arrow_schema())
+            except (OSError, pa.ArrowException) as error:
                 raise OutputError(f"{path} cannot be read: {error}") from error
+            if missing := [field.name for field in REQUIRED if field not in there]:
+                raise OutputError(f"{path} is no segment of a manifest: it lacks the column {', '.join(missing)}")
         self.units = total
         self._loaded = -1
         self._ids: pa.Array = pa.array([], pa.string())
@@ -151,8 +162,12 @@ class Manifest:
 
     def unit(self, u: int) -> Unit:
         """The unit with index `u`."""
+        what = f"unit {u} of the manifest"
         text = self._at(u, ids=False).decode("utf-8", "surrogateescape")
-        return Unit.from_description(json.loads(text))
+        try:
+            return Unit.from_description(read(dict[str, Any], text, what=what, most_bytes=MOST_UNIT_BYTES))
+        except (KeyError, TypeError, ValueError) as error:
+            raise malformed(what, error) from error
 
     def unit_id(self, u: int) -> str:
         """The id of unit `u`, without building the unit."""

@@ -5,18 +5,41 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from core.durable import output_error, write_new
-from core.errors import InputError, OutputError, TryLaterError
-from core.generations import Generation, read_generations
+import msgspec
+from msgspec import Meta
+
+from core import beneath, wire
+from core.durable import names_in, output_error, write_new
+from core.errors import InputError, MalformedError, OutputError, TryLaterError
+from core.generations import MOST_BYTES, Generation, SegmentName, read_generations
 from core.layout import Layout
 from core.models import REFERENCE, ModelConfig
 from core.places import Place
-from core.rows import RowSpec
+from core.rows import FORMATS, RowSpec
 from core.units import content_hash
+from core.wire import Count, RunId, ShortText, UnitCount, Word
 
 SCHEMA = 1
+
+
+class _Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of run.json."""
+
+    run: RunId
+    inputs: tuple[str, ...]
+    options: dict[str, str]
+    model: dict[str, Any]
+    rows: dict[str, Any]
+    format: Annotated[str, Meta(pattern=rf"\A({'|'.join(FORMATS)})\Z")]
+    part_rows: Annotated[int, Meta(ge=1, le=2**40)]
+    units: UnitCount
+    samples: Count | None
+    manifest_digest: Word
+    version: ShortText
+    created: ShortText
+    segments: tuple[SegmentName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,52 +164,65 @@ def run_id(identity: dict[str, Any], output: Place) -> str:
 def load_run(root: Place) -> RunInfo:
     """The run of an output folder as it is now; InputError where the folder holds none."""
     layout = Layout(root)
+    layout.refuse_links()
     try:
-        data = json.loads(layout.run_json.read_text(encoding="utf-8"))
+        planned = _read(layout)
+        model, rows = ModelConfig.from_description(planned.model), RowSpec.from_description(planned.rows)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"{root} is not an embq output folder: it has no run.json",
             next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
-    if data.get("schema") != SCHEMA:
-        raise OutputError(
-            f"{layout.run_json} has schema {data.get('schema')}, this embq reads {SCHEMA}",
-            next_step="use the embq version that made the run",
-        )
     added = tuple(read_generations(layout.manifest))
-    if added and (added[0].first != data["units"] or any(generation.run != data["run"] for generation in added)):
+    if added and (added[0].first != planned.units or any(generation.run != planned.run for generation in added)):
         raise OutputError(
             f"{layout.manifest} holds generations of another run",
             next_step="restore the folder from a backup",
             code="manifest_damaged",
         )
-    counts = [data["samples"], *(generation.samples for generation in added)]
+    counts = [planned.samples, *(generation.samples for generation in added)]
     return RunInfo(
-        run=data["run"],
-        inputs=tuple(data["inputs"]),
-        options=tuple(sorted(data["options"].items())),
-        model=ModelConfig.from_description(data["model"]),
-        rows=RowSpec.from_description(data["rows"]),
-        format=data["format"],
-        part_rows=data["part_rows"],
-        units=data["units"] + sum(generation.units for generation in added),
-        samples=None if None in counts else sum(counts),
-        manifest_digest=data["manifest_digest"],
-        version=data["version"],
-        created=data["created"],
+        run=planned.run,
+        inputs=planned.inputs,
+        options=tuple(sorted(planned.options.items())),
+        model=model,
+        rows=rows,
+        format=planned.format,
+        part_rows=planned.part_rows,
+        units=planned.units + sum(generation.units for generation in added),
+        samples=None if None in counts else sum(count for count in counts if count is not None),
+        manifest_digest=planned.manifest_digest,
+        version=planned.version,
+        created=planned.created,
         added=added,
-        segments=tuple(data.get("segments", ())),
+        segments=planned.segments,
     )
 
 
-def first_segments(layout: Layout) -> list[Place]:
-    """The segments of the manifest that a run was planned with, in order."""
+def first_segments(layout: Layout) -> list[str]:
+    """The names of the segments of the manifest that a run was planned with, in order."""
     try:
-        named = json.loads(layout.run_json.read_bytes()).get("segments", ())
+        named = _read(layout).segments
     except FileNotFoundError:
         named = ()
-    except (OSError, ValueError, AttributeError) as error:
+    except OSError as error:
         raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
-    return [layout.manifest / name for name in named] or sorted(layout.manifest.glob("[0-9]*.parquet"), key=str)
+    found = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
+    return list(named) or sorted(found)
+
+
+def _read(layout: Layout) -> _Planned:
+    """What run.json says; OSError where it cannot be read, OutputError where it is damaged."""
+    data = beneath.read_bytes(layout.root, layout.run_json.name, most_bytes=MOST_BYTES)
+    try:
+        body = wire.read(dict[str, Any], data, what=str(layout.run_json), most_bytes=MOST_BYTES)
+        if body.get("schema") != SCHEMA:
+            raise OutputError(
+                f"{layout.run_json} has schema {body.get('schema')}, this embq reads {SCHEMA}",
+                next_step="use the embq version that made the run",
+            )
+        return wire.convert(_Planned, body, what=str(layout.run_json))
+    except MalformedError as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error.message}") from error

@@ -53,6 +53,11 @@ Word = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._+-]{0,64}\Z")]
 ShortText = Annotated[str, Meta(max_length=1_000, pattern=_NO_SURROGATES)]
 """One line for people; it may hold control characters, which `core.masking.printable` escapes where it is shown."""
 LongText = Annotated[str, Meta(max_length=16_000, pattern=_NO_SURROGATES)]
+RelativePath = Annotated[
+    str,
+    Meta(max_length=8_192, pattern=r"\A(?!\.\.?(?:/|\Z))[^/\0]+(?:/(?!\.\.?(?:/|\Z))[^/\0]+)*\Z"),
+]
+"""Path below a folder: no absolute one, without `.`, `..` and empty parts."""
 PathText = Annotated[str, Meta(min_length=1, max_length=8_192, pattern=r"\A[^\0]*\Z")]
 """Path or URL. Bytes of a path that are not UTF-8 stand in it as lone surrogates."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from core import beneath
 from core.commit_log import CommitLog, LogState
 from core.durable import output_error
 from core.formats import row_folders
@@ -140,7 +142,7 @@ class _Users:
 def _is_planned(layout: Layout) -> bool:
     """Whether somebody adds units to the run now."""
     try:
-        with open(layout.plan_lock) as lock:
+        with beneath.reader(layout.home, f"{layout.plan_lock.parent.name}/{layout.plan_lock.name}") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -156,7 +158,10 @@ def remove(layout: Layout, found: Found) -> None:
     for item in found.litter:
         path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
         try:
-            path.unlink(missing_ok=True)
+            if isinstance(path, ObjectPath):
+                path.unlink(missing_ok=True)
+            else:  # in one of the run's folders, which stand in the output folder, its home or the spool
+                beneath.unlink(path.parent.parent, f"{path.parent.name}/{path.name}", missing_ok=True)
         except OSError as error:
             raise output_error(error, path) from error
 
@@ -166,13 +171,9 @@ def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
         if isinstance(folder, ObjectPath):
             yield from folder.listing()
             return
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    if entry.is_file(follow_symlinks=False):
-                        yield Path(entry.path), entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
+        for name, status in beneath.listing(folder.parent, folder.name):
+            if stat.S_ISREG(status.st_mode):
+                yield folder / name, status
     except FileNotFoundError:
         return
     except OSError as error:
@@ -181,16 +182,22 @@ def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
 
 def _storage_time(folder: Place) -> float:
     """What time it is for the storage of a folder, whose clock may not be that of this machine."""
-    probe = folder / f".gc-{secrets.token_hex(4)}"
+    name = f".gc-{secrets.token_hex(4)}"
+    probe = folder / name
     try:
         if isinstance(probe, ObjectPath):
             probe.create(b"")
-        else:
-            probe.touch()
-        try:
-            return probe.stat().st_mtime
-        finally:
-            probe.unlink(missing_ok=True)
+            try:
+                return probe.stat().st_mtime
+            finally:
+                probe.unlink(missing_ok=True)
+        with beneath.folder(probe.parent.parent, probe.parent.name) as descriptor:
+            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=descriptor)
+            try:
+                return os.fstat(file).st_mtime
+            finally:
+                os.close(file)
+                os.unlink(name, dir_fd=descriptor)
     except OSError as error:
         raise output_error(error, probe) from error
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from core.durable import drop, fsync_folder
+from core import beneath
+from core.durable import fsync_folder
 from indexer.version import CURRENT, NAME, RECORD, Version, current_name, read_version
 from indexer.workshop import FILES, WORK, read_json, write_current
 from indexer.writing import disk_error
@@ -30,7 +31,7 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
     """
     index = version.index
     _drop_unannounced(index)
-    numbers = [_number(one.name) for one in index.glob("v*") if NAME.fullmatch(one.name)]
+    numbers = [_number(name) for name in names_below(index) if NAME.fullmatch(name)]
     named = replace(version, name=f"v{max(numbers, default=0) + 1:04d}")
     building = index / f".{named.name}.{secrets.token_hex(4)}"
     try:
@@ -56,24 +57,33 @@ def sweep(index: Path) -> int:
     What an interrupted build or change has made so far is needed. The caller holds the index's lock.
     """
     _drop_unannounced(index)
-    names = sorted((one.name for one in index.glob("v*") if NAME.fullmatch(one.name)), key=_number)
+    names = sorted((name for name in names_below(index) if NAME.fullmatch(name)), key=_number)
     kept = set(names[-KEPT:]) | {current_name(index)}
     removed = 0
     for name in names:
         if name not in kept:
             shutil.rmtree(index / name, ignore_errors=True)
             removed += 1
-    for litter in index.glob(".v*"):
-        shutil.rmtree(litter, ignore_errors=True)
-    for litter in index.glob(f".{CURRENT}.*"):
-        drop(litter)
+    for name in names_below(index):
+        if name.startswith(".v"):
+            shutil.rmtree(index / name, ignore_errors=True)
+        elif name.startswith(f".{CURRENT}."):
+            beneath.unlink(index, name, missing_ok=True)
     needed = {file.path for name in kept if name for file in read_version(index, name).files()}
     needed |= _under_way(index)
-    for path in (index / FILES).glob("*"):
-        if f"{FILES}/{path.name}" not in needed:
-            drop(path)
+    for name in names_below(index, FILES):
+        if f"{FILES}/{name}" not in needed:
+            beneath.unlink(index, f"{FILES}/{name}", missing_ok=True)
             removed += 1
     return removed
+
+
+def names_below(index: Path, folder: str = "") -> list[str]:
+    """The names of what is in a folder of an index, none where it is missing; OutsideError where it is a link."""
+    try:
+        return [name for name, _ in beneath.listing(index, folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _number(name: str) -> int:
@@ -83,16 +93,17 @@ def _number(name: str) -> int:
 def _drop_unannounced(index: Path) -> None:
     """Remove versions that were complete and never current, because their writer was killed in between."""
     current = current_name(index)
-    for path in index.glob("v*"):
-        if NAME.fullmatch(path.name) and (not current or _number(path.name) > _number(current)):
-            shutil.rmtree(path, ignore_errors=True)
+    for name in names_below(index):
+        if NAME.fullmatch(name) and (not current or _number(name) > _number(current)):
+            shutil.rmtree(index / name, ignore_errors=True)
 
 
 def _under_way(index: Path) -> set[str]:
     """The files that units of interrupted builds and changes have committed."""
     found: set[str] = set()
-    for path in (index / WORK).glob("*/*.json"):
-        files = read_json(path).get("files")
-        if isinstance(files, dict):
-            found |= {str(file["path"]) for file in files.values()}
+    for build in names_below(index, WORK):
+        for name in names_below(index, f"{WORK}/{build}"):
+            files = read_json(index / WORK / build / name).get("files") if name.endswith(".json") else None
+            if isinstance(files, dict):
+                found |= {str(file["path"]) for file in files.values()}
     return found

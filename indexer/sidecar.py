@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import OutputError
+from core.beneath import below
+from core.errors import MalformedError, OutputError
 from core.units import content_hash
+from core.wire import Count, RelativePath, Sha256, convert
 from indexer.units import IndexUnit
 from indexer.workshop import Workshop, read_json
 
@@ -25,9 +27,9 @@ class File:
         path: relative to the index's folder.
     """
 
-    path: str
-    bytes: int
-    sha256: str
+    path: RelativePath
+    bytes: Count
+    sha256: Sha256
 
     def describe(self) -> dict[str, Any]:
         """The file as JSON-ready values; `from_description` is its inverse."""
@@ -35,12 +37,15 @@ class File:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> File:
-        """The file that `describe` gave."""
-        return cls(path=str(described["path"]), bytes=int(described["bytes"]), sha256=str(described["sha256"]))
+        """The file that `describe` gave; OutputError for anything else, such as a path that leads out of the index."""
+        try:
+            return convert(cls, described, what="file of an index")
+        except MalformedError as error:
+            raise OutputError(error.message, code="index_damaged") from error
 
     def check(self, index: Path) -> Path:
         """Where it is; OutputError where it is missing or has another size."""
-        path = index / self.path
+        path = below(index, self.path)
         try:
             size = path.stat().st_size
         except OSError as error:

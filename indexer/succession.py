@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from indexer.publication import publish, sweep
+from indexer.publication import names_below, publish, sweep
 from indexer.report import INFOS, plain
 from indexer.sizes import sizes_of
 from indexer.units import CHANGES
@@ -49,9 +49,9 @@ def tidy(index: Path) -> None:
     """
     name = current_name(index)
     over = read_version(index, name).build if name else ""
-    for folder in (index / WORK).glob("*"):
-        if folder.name == over or folder.name.partition("-")[0] in CHANGES:
-            shutil.rmtree(folder, ignore_errors=True)
+    for build in names_below(index, WORK):
+        if build == over or build.partition("-")[0] in CHANGES:
+            shutil.rmtree(index / WORK / build, ignore_errors=True)
     with suppress(OSError):  # it is there no more, or holds what is under way
         (index / WORK).rmdir()
     sweep(index)

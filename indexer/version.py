@@ -9,13 +9,15 @@ INDEX/files/                  what versions consist of; a file is never changed,
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import InputError, OutputError
+from core import beneath
+from core.errors import InputError, MalformedError, OutputError
 from indexer.collection import Collection
 from indexer.plan import Plan
 from indexer.sidecar import File
@@ -171,10 +173,10 @@ class Version:
 def current_name(index: Path) -> str:
     """The name of the current version; "" where there is none."""
     try:
-        name = (index / CURRENT).read_text(encoding="ascii").strip()
+        name = beneath.read_bytes(index, CURRENT, most_bytes=100).decode("ascii").strip()
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MalformedError) as error:
         raise OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged") from error
     if not NAME.fullmatch(name):
         raise OutputError(f"{index / CURRENT} does not name a version", code="index_damaged")
@@ -192,7 +194,7 @@ def read_version(index: Path, name: str) -> Version:
         )
     try:
         return Version.from_description(data, index=index)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, MalformedError) as error:
         raise OutputError(f"{index / name / RECORD} is damaged: {error!r}", code="index_damaged") from error
 
 
@@ -218,7 +220,9 @@ def resolve_index(path: Path, output: str | None = None) -> Path:
         return path
     if NAME.fullmatch(path.name) and (path / RECORD).exists():
         return path.parent
-    found = {one.parent.name: one.parent for one in sorted((path / "index").glob(f"*/{CURRENT}"))}
+    below = path / "index"
+    names = sorted(os.listdir(below)) if below.is_dir() else []
+    found = {name: below / name for name in names if (below / name / CURRENT).exists()}
     if output is not None and output in found:
         return found[output]
     if not found or output is not None:

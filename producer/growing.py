@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.durable import drop, output_error
+from core.durable import drop, drop_in, names_in
 from core.errors import AwayError
 from core.generations import PREFIX, Generation, append, leftovers
 from core.layout import PLANNED, Layout
@@ -41,20 +41,15 @@ def alone(layout: Layout) -> Iterator[None]:
     Several machines may plan for one object store. There each plan's segments have names of their own, and the
     conditional create of run.json or of a generation's record decides whose are real.
     """
-    path = layout.plan_lock
     if not isinstance(layout.root, Path):
         layout.make_own()  # another machine may have made the run
-    try:
-        lock = open(path, "w")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise output_error(error, path) from error
-    with lock:
+    with layout.open_plan_lock() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Until run.json stands there is no writer, and control.json is written by plans alone.
         planned = PLANNED if layout.run_json.exists() else (*PLANNED, "control.")
-        for leftover in layout.temporary.glob("*"):
-            if leftover.name.startswith(planned):
-                drop(leftover)
+        for leftover in names_in(layout.temporary):
+            if leftover.startswith(planned):
+                drop_in(layout.temporary, leftover)
         yield
 
 

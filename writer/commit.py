@@ -7,6 +7,7 @@ removes after its fence; a crash after it leaves entries to acknowledge and stag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ import pyarrow as pa
 from core import checkpoint
 from core.commit_log import CommitLog, LogState, row_files
 from core.commits import Commit, CommittedFile, CommittedUnit
-from core.durable import claim, drop, fsync_folder, output_error, publish
+from core.durable import claim, drop, drop_in, fsync_folder, names_in, output_error, publish
 from core.errors import OutputError, TryLaterError
 from core.formats import row_folders
 from core.layout import PLANNED, Layout, record_number
@@ -104,8 +105,8 @@ class Committer:
             raise output_error(error, self.layout.root) from error
 
     def _epochs(self) -> list[int]:
-        names = (path.name.removeprefix("epoch-") for path in self.layout.writer.glob("epoch-*"))
-        return [int(name) for name in names if name.isdigit()]
+        found = (re.fullmatch(r"epoch-([0-9]{1,18})", name) for name in names_in(self.layout.writer))
+        return [int(match[1]) for match in found if match is not None]
 
     def sweep(self) -> None:
         """Remove what no record names, once the log ends with our fence or is closed. Staging files stay: live workers
@@ -117,15 +118,15 @@ class Committer:
         fence = self.state.n
         named = {file.path for commit in self.log.read(after=self._swept) if commit.n <= fence for file in commit.files}
         for folder in (self.layout.temporary, *row_folders(self.layout, self.info), self.layout.failures):
-            for path in folder.iterdir():
-                if folder == self.layout.temporary and path.name.startswith(PLANNED):
+            for name in names_in(folder):
+                if folder == self.layout.temporary and name.startswith(PLANNED):
                     continue  # of who adds units to the run now
-                number = record_number(path.name)
+                number = record_number(name)
                 first = 0 if folder == self.layout.temporary else self._swept
                 if number and not first < number <= fence:
                     continue
-                if self.layout.relative(path) not in named:
-                    drop(path)
+                if self.layout.relative(folder / name) not in named:
+                    drop_in(folder, name)
         if isinstance(self.layout.root, ObjectPath):
             for upload in unfinished(self.layout.root):
                 if record_number(upload.path.name) <= fence:

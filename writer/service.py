@@ -11,7 +11,7 @@ import redis
 from core import checkpoint, generations
 from core.commit_log import CommitLog
 from core.control import load_control, save_control
-from core.durable import drop
+from core.durable import drop_in
 from core.layout import Layout
 from core.ledger import Ledger
 from core.log import Events
@@ -251,7 +251,7 @@ class RunWriter:
             self.queue.mark([(result.entry, result.u) for result in results])
             for result in results:
                 if result.staged:
-                    drop(self.layout.staging / result.staged)
+                    drop_in(self.layout.staging, result.staged)
             self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
         self._grow()
         state = self.committer.state

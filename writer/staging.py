@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 from pathlib import Path
 
-from core.durable import drop, output_error
+from core.beneath import folder
+from core.durable import drop_in, names_in, output_error
 from core.layout import Layout
 from core.result_stream import Entry
 
@@ -15,11 +18,14 @@ _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
 
 def leave_nonce(layout: Layout, nonce: str) -> None:
     """Workers that can read this file share storage with us and may hand over large results by name."""
-    path = layout.staging / ".shared"
+    name = f".shared.{secrets.token_hex(4)}"
     try:
-        path.write_text(nonce)
+        with folder(layout.home, layout.staging.name) as staging:
+            with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=staging), "w") as file:
+                file.write(nonce)
+            os.rename(name, ".shared", src_dir_fd=staging, dst_dir_fd=staging)
     except OSError as error:
-        raise output_error(error, path) from error
+        raise output_error(error, layout.staging / ".shared") from error
 
 
 def staged_path(layout: Layout, ref: str) -> Path | None:
@@ -31,7 +37,7 @@ def drop_staged(layout: Layout, entry: Entry) -> None:
     """Remove the file of a result that will not be taken, where it names one."""
     ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
     if path := staged_path(layout, ref):
-        drop(path)
+        drop_in(layout.staging, path.name)
 
 
 def sweep(layout: Layout, *, unfinished: bool) -> None:
@@ -43,6 +49,6 @@ def sweep(layout: Layout, *, unfinished: bool) -> None:
     Args:
         unfinished: also what is still being written.
     """
-    for path in layout.staging.iterdir():
-        if unfinished or not path.name.startswith("."):
-            drop(path)
+    for name in names_in(layout.staging):
+        if unfinished or not name.startswith("."):
+            drop_in(layout.staging, name)

@@ -109,7 +109,7 @@ class Receiver:
 
     def _finish(self, name: str, arrival: Arrival) -> int:
         """All pieces are here: make the run, or add to the one that is there."""
-        with open(arrival.layout.plan_lock, "w") as lock:
+        with arrival.layout.open_plan_lock() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

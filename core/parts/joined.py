@@ -124,7 +124,7 @@ def opened(root: Place, files: Sequence[CommittedFile]) -> Iterator[Part]:
     copies = ExitStack()
     try:
         for file in files:
-            path = root / file.path
+            path = file.place(root)
             if (size := path.stat().st_size) != file.bytes:
                 raise ValueError(f"it has {size} bytes, its record says {file.bytes}")
             open_files.append((file, _open(path, file, copies)))

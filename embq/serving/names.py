@@ -59,7 +59,8 @@ def _index_folders(folder: Path) -> list[Path]:
     folder = folder.resolve()
     if (folder / "CURRENT").is_file():
         return [folder]
-    below = sorted(path.parent for path in (folder / "index").glob("*/CURRENT"))
+    indices = folder / "index"
+    below = sorted(path for path in indices.iterdir() if (path / "CURRENT").is_file()) if indices.is_dir() else []
     if not below:
         raise InputError(
             f"there is no index in {folder}", next_step=f"embq index {folder}, for the output of a run", code="no_index"

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from core.commits import Commit, CommittedFile
-from core.durable import file_sha256
-from core.errors import OutputError
+from core.durable import file_sha256, names_in
+from core.errors import OutputError, OutsideError
 from core.formats import row_folders
 from core.layout import Layout
 from core.parts.joined import Cursor, Part, opened
@@ -78,10 +78,10 @@ class Files:
         """Files that no record names: among parts and failures, unfinished ones, and results that nobody took."""
         layout = self._layout
         there = (
-            f"{folder.name}/{path.name}"
+            f"{folder.name}/{name}"
             for folder in (*row_folders(layout, self._info), layout.failures, layout.temporary, layout.staging)
             if folder.is_dir()
-            for path in folder.iterdir()
+            for name in names_in(folder)
         )
         return sorted(set(there) - self._named - {f"{layout.staging.name}/{SHARED_NONCE}"})
 
@@ -99,7 +99,10 @@ class Files:
             add("file_once", file.path, f"record {commit.n} names it, and an earlier record does too")
         self._named.add(file.path)
         try:
-            size = (self._layout.root / file.path).stat().st_size
+            size = file.place(self._layout.root).stat().st_size
+        except OutsideError as error:
+            add("file_readable", file.path, error.message)
+            return False
         except FileNotFoundError:
             add("file_there", file.path, f"record {commit.n} names it and it is not there")
             return False
@@ -112,7 +115,7 @@ class Files:
 
     def _check_hash(self, file: CommittedFile) -> bool:
         try:
-            digest = file_sha256(self._layout.root / file.path)
+            digest = file_sha256(file.place(self._layout.root))
         except OSError as error:
             self._findings.add("file_readable", file.path, f"it cannot be read: {error.strerror}")
             return False

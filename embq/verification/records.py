@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.commits import Commit, damaged
+from core.beneath import read_bytes
+from core.commits import MOST_BYTES, Commit, damaged
 from core.errors import OutputError
 from core.layout import Layout
 from core.manifest import Manifest
@@ -53,7 +54,7 @@ class Records:
         for number in range(1, self._last_number() + 1):
             name = f"{number:08d}.json"
             try:
-                data = (self.layout.commits / name).read_bytes()
+                data = read_bytes(self.layout.root, f"{self.layout.commits.name}/{name}", most_bytes=MOST_BYTES)
             except FileNotFoundError:
                 self._findings.add("log_numbers", name, "there is no such record, and there are later ones")
                 self.broken = self.after_gap = True

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from build_output import build, file_path, reseal, write_jsonl
 
+from core import checkpoint
 from core.broker import connect
+from core.commit_log import CommitLog
+from core.commits import Commit
+from core.control import Control, load_control, save_control
+from core.durable import drop_in
 from core.embedded import EmbeddedServer, keep_to_ourselves, kept_off
-from core.errors import EmbqError, OutsideError
+from core.errors import EmbqError, OutputError, OutsideError
+from core.generations import Generation, append
+from core.layout import Layout
+from core.manifest import Manifest
+from core.reader import row_tables
+from core.run_info import RunInfo, load_run
+from core.settings import Settings
+from core.units import canonical_json
 from embq.children import Child
+from embq.export import Wish, export
+from embq.gc import collect
+from embq.litter import Found, Litter, find, remove
+from embq.verify import verify
+from writer.staging import leave_nonce, sweep
 
 # --- the state of the private server ---
 
@@ -106,3 +134,257 @@ def test_logs_are_not_written_through_a_link(tmp_path: Path, linked: str) -> Non
     finally:
         child.stop(10.0)
     assert log.read_text() == "mine"
+
+
+# --- entries of the output folder ---
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A finished run over texts, with one failure."""
+    lines = [{"id": f"k{n}", "text": f"text {n}"} for n in range(5)]
+    return build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [*lines, b"not json\n"])])
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A folder of the user beside the output, with files that gc and sweep would take for litter."""
+    folder = tmp_path / "priv"
+    folder.mkdir()
+    for name in ("a.arrow", "failures-00000001.parquet", "part-00000001.parquet", "notes.txt"):
+        (folder / name).write_text("mine")
+        os.utime(folder / name, (1, 1))
+    return folder
+
+
+def untouched(private: Path) -> bool:
+    """Whether all of it is still there, and nothing else."""
+    return len([path for path in private.iterdir() if path.read_text() == "mine"]) == len(list(private.iterdir())) == 4
+
+
+def replace_by_link(entry: Path, target: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry)
+    entry.unlink(missing_ok=True)
+    entry.symlink_to(target)
+
+
+ENTRIES = ["_staging", "_tmp", "_writer", "_inputs", "failures", "parts", "manifest", "commits", "index", "run.json"]
+FOLDERS = [name for name in ENTRIES if name not in ("run.json", "index", "_inputs")]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_that_is_a_link_is_refused_by_every_reader_and_deleter(out: Path, private: Path, entry: str) -> None:
+    """Finding 6: `embq resume` emptied what `_staging` led to, and `embq gc` what `failures` led to."""
+    replace_by_link(out / entry, private / "notes.txt" if entry == "run.json" else private)
+    layout = Layout(out)
+
+    uses: list[Callable[[], object]] = [
+        lambda: load_run(out),
+        lambda: collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=False),
+        lambda: verify(out),
+        lambda: verify(out, mode="quick"),
+        lambda: export(out, out.parent / "exported", Wish(format="parquet")),
+        lambda: layout.make(layout.parts),
+    ]
+    for use in uses:
+        with pytest.raises(OutsideError, match=f"'{entry}' is a symbolic link") as caught:
+            use()
+        assert str(out) in caught.value.message
+        assert caught.value.next_step
+    assert untouched(private)
+    assert not (out.parent / "exported").exists()
+
+
+@pytest.mark.parametrize("entry", FOLDERS)
+def test_nothing_is_removed_behind_a_link_that_came_after_the_folder_was_looked_at(
+    out: Path, private: Path, entry: str
+) -> None:
+    """Finding 6: whoever may write to a shared folder can put a link there at any time."""
+    layout, info = Layout(out), load_run(out)
+    state = CommitLog(layout).replay(info.units)
+    found = Found((Litter(f"{entry}/notes.txt", 4, 9e9), Litter(f"{entry}/a.arrow", 4, 9e9)), 0, 0)
+    replace_by_link(out / entry, private)
+    for use in (
+        lambda: sweep(layout, unfinished=True),
+        lambda: remove(layout, found),
+        lambda: find(layout, info, state, live=set, older_than_s=0.0),
+        lambda: leave_nonce(layout, "nonce"),
+        lambda: drop_in(out / entry, "notes.txt"),
+    ):
+        with suppress(OutsideError, FileNotFoundError, OutputError):
+            use()
+    assert untouched(private)
+
+
+def test_links_among_unfinished_files_are_removed_before_a_file_is_written_there(out: Path, private: Path) -> None:
+    """Finding 6: parts are written in `_tmp` under names that can be known, and went where a link of that name led."""
+    for name in ("part-00000009.9.rows.unfinished", "manifest-00000.parquet", "checkpoint-00000003.json"):
+        (out / "_tmp" / name).symlink_to(private / "notes.txt")
+    Layout(out).make()
+    assert list((out / "_tmp").iterdir()) == []
+    assert untouched(private)
+
+
+def test_the_nonce_is_not_written_through_a_link_of_a_worker(out: Path, private: Path) -> None:
+    """Finding 6: workers may write to `_staging`, and the writer writes a file of a known name there."""
+    (out / "_staging" / ".shared").symlink_to(private / "notes.txt")
+    leave_nonce(Layout(out), "nonce")
+    assert untouched(private)
+    assert (out / "_staging" / ".shared").read_text() == "nonce"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../priv/secret.parquet", "/etc/hostname", "parts/../../priv/secret.parquet", "parts//x", "./parts/x", "", "a\0b"],
+)
+def test_a_record_that_names_a_file_elsewhere_is_damaged(out: Path, path: str) -> None:
+    """Finding 6: a record with `path: "../priv/..."` and a hash that fits passed `verify --quick` and was exported."""
+    secret = out.parent / "priv" / "secret.parquet"
+    secret.parent.mkdir()
+    shutil.copyfile(file_path(out), secret)
+
+    def elsewhere(commit: Commit) -> Commit:
+        return replace(commit, files=tuple(replace(one, path=path) if one.of_rows else one for one in commit.files))
+
+    reseal(out, elsewhere)
+    for use in (
+        lambda: verify(out),
+        lambda: verify(out, mode="quick"),
+        lambda: export(out, out.parent / "exported", Wish(format="parquet")),
+        lambda: list(row_tables(out)),
+    ):
+        with pytest.raises(OutputError, match="is damaged") as caught:
+            use()
+        assert caught.value.code == "commit_damaged"
+    assert not (out.parent / "exported").exists()
+
+
+def test_a_part_that_is_a_link_is_neither_verified_nor_exported(out: Path) -> None:
+    """Finding 6: its content was read wherever the link led to, and stood in the export."""
+    part = file_path(out)
+    secret = out.parent / "secret.parquet"
+    os.rename(part, secret)
+    part.symlink_to(secret)
+    assert not verify(out, mode="quick").ok
+    assert not verify(out).ok
+    with pytest.raises(OutputError, match="is a symbolic link"):
+        export(out, out.parent / "exported", Wish(format="parquet"))
+
+
+@pytest.mark.parametrize("entry", ["run.json", "control.json", "commits/00000001.json", "_writer/checkpoint.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(out: Path, entry: str) -> None:
+    """Finding 6: a reader waited for it for ever."""
+    (out / entry).unlink(missing_ok=True)
+    os.mkfifo(out / entry)
+    with suppress(EmbqError):
+        info = load_run(out)
+        load_control(Layout(out))
+        checkpoint.load(Layout(out), info.units)
+        CommitLog(Layout(out)).replay(info.units)
+
+
+# --- what the files of an output folder say ---
+
+HOSTILE_VALUES = [None, True, -1, 2**63, 1e400, "", "x" * 2_000, "../..", [], {}, [[]], {"a": {}}, "\ud800", ["\0"]]
+
+
+def generation_after(info: RunInfo) -> Generation:
+    """One more unit, which no segment holds."""
+    return Generation(
+        number=1,
+        run=info.run,
+        first=info.units,
+        units=1,
+        samples=1,
+        digest="d" * 32,
+        segments=("gen-0001-0000.parquet",),
+        inputs=("more.jsonl",),
+        options=(("unit_samples", "3"),),
+        version="0",
+        created="now",
+    )
+
+
+def _bodies(out: Path) -> dict[str, tuple[Path, Callable[[dict[str, Any]], bytes]]]:
+    def plain(body: dict[str, Any]) -> bytes:
+        return json.dumps(body).encode()
+
+    def sealed(body: dict[str, Any]) -> bytes:
+        body.pop("sha256", None)
+        try:
+            text = canonical_json(body).encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return plain(body)
+        return canonical_json({**body, "sha256": hashlib.sha256(text).hexdigest()}).encode("utf-8", "surrogateescape")
+
+    return {
+        "run.json": (out / "run.json", plain),
+        "commit": (sorted((out / "commits").iterdir())[1], sealed),
+        "control.json": (out / "control.json", plain),
+        "checkpoint": (out / "_writer" / "checkpoint.json", sealed),
+        "generation": (out / "manifest" / "gen-0001.json", sealed),
+    }
+
+
+@pytest.mark.parametrize("form", ["run.json", "commit", "control.json", "checkpoint", "generation"])
+def test_no_value_of_a_record_is_anything_but_an_error_of_ours(out: Path, form: str) -> None:
+    """Finding 6: a field that is missing, or of another type, was a traceback."""
+    layout, units = Layout(out), load_run(out).units
+    checkpoint.save(layout, CommitLog(layout).replay(units))
+    save_control(layout, Control())
+    append(layout.manifest, generation_after(load_run(out)), temporary=layout.temporary)
+    path, encode = _bodies(out)[form]
+    before = path.read_bytes()
+
+    def read() -> None:
+        info = load_run(out)
+        load_control(layout)
+        checkpoint.load(layout, info.units)
+        CommitLog(layout).replay(info.units)
+
+    read()
+    body = json.loads(before)
+    texts = [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000]
+    for name in body:
+        texts += [encode({**copy.deepcopy(body), name: value}) for value in HOSTILE_VALUES]
+        texts.append(encode({key: value for key, value in copy.deepcopy(body).items() if key != name}))
+    for text in texts:
+        path.write_bytes(text)
+        with suppress(EmbqError):
+            read()
+    path.write_bytes(before)
+    read()
+
+
+@pytest.mark.parametrize("name", ["../../priv/a.parquet", "/etc/passwd", "a/b.parquet", "", ".parquet", "x" * 5_000])
+def test_a_segment_of_the_manifest_is_a_name_in_its_folder(out: Path, name: str) -> None:
+    """Finding 6: `run.json` named the files that were read as the list of units."""
+    body = json.loads((out / "run.json").read_bytes())
+    (out / "run.json").write_text(json.dumps({**body, "segments": [name]}))
+    for use in (lambda: load_run(out), lambda: Manifest(Layout(out))):
+        with pytest.raises(OutputError, match="malformed"):
+            use()
+
+
+@pytest.mark.parametrize("column", ["unit_id", "kind", "source", "description"])
+def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, column: str) -> None:
+    """Finding 6: a column that is missing, or holds something else, was a traceback."""
+    (path,) = (out / "manifest").glob("*.parquet")
+    table = pq.read_table(path)
+    at, count = table.column_names.index(column), table.num_rows
+    others: list[list[Any]] = [[7] * count, [None] * count, [[1]] * count, [b"[]"] * count, [b"{}"] * count]
+    for tampered in (
+        table.drop_columns([column]),
+        *(table.set_column(at, column, pa.array(cells)) for cells in others),
+    ):
+        pq.write_table(tampered, path)
+        with suppress(EmbqError):
+            manifest = Manifest(Layout(out))
+            for u in range(len(manifest)):
+                with suppress(EmbqError):
+                    manifest.unit(u)
+                with suppress(EmbqError):
+                    manifest.unit_id(u)
+            with suppress(EmbqError):
+                verify(out, mode="quick")

@@ -152,8 +152,8 @@ def test_many_files_are_read_in_order_up_to_the_first_that_is_not_there(root: Pl
     for number in range(40):
         if number != 37:
             write_new(root / f"{number:02d}", b"%d" % number, temporary=tmp_path / "t")
-    found = list(contents(root / f"{number:02d}" for number in itertools.count()))
-    assert [(path.name, data) for path, data in found] == [(f"{n:02d}", b"%d" % n) for n in range(37)]
+    found = list(contents(root, (f"{number:02d}" for number in itertools.count()), most_bytes=100))
+    assert found == [(f"{n:02d}", b"%d" % n) for n in range(37)]
 
 
 # --- object stores ---

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core import beneath
-from core.errors import OutsideError
+from core.errors import MalformedError, OutsideError
 from core.objects import ObjectPath
 
 OUTSIDE = ["", ".", "..", "../x", "a/../../x", "a/./b", "a//b", "/etc/passwd", "a/", "a\0b", "x/../../.."]
@@ -39,7 +39,7 @@ def test_a_name_that_could_lead_out_is_refused(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["link/file", "a/linked", "dangling"])
 def test_a_link_is_refused_wherever_it_stands(root: Path, name: str) -> None:
-    for use in (beneath.below, beneath.open_file, beneath.read_bytes):
+    for use in (beneath.below, beneath.open_file, beneath.reader):
         with pytest.raises(OutsideError, match="is a symbolic link"):
             use(root, name)
     with pytest.raises(OutsideError, match="is a symbolic link"):
@@ -65,7 +65,7 @@ def test_what_is_inside_is_used(root: Path) -> None:
     assert beneath.below(root, "a/b/file") == root / "a" / "b" / "file"
     assert beneath.below(root, "not/there") == root / "not" / "there"
     assert beneath.below(ObjectPath("s3://bucket/prefix"), "a/b") == ObjectPath("s3://bucket/prefix/a/b")
-    assert beneath.read_bytes(root, Path("a/b/file")) == b"inside"
+    assert beneath.read_bytes(root, Path("a/b/file"), most_bytes=6) == b"inside"
     assert sorted(name for name, _ in beneath.listing(root, "a")) == ["b", "linked"]
     with beneath.folder(root, "new/deep", make=True) as descriptor:
         os.close(os.open("made", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
@@ -77,10 +77,15 @@ def test_what_is_inside_is_used(root: Path) -> None:
     assert not (root / "a").exists()
 
 
+def test_a_file_that_is_too_long_is_not_read(root: Path) -> None:
+    with pytest.raises(MalformedError, match="more than 5 bytes"):
+        beneath.read_bytes(root, "a/b/file", most_bytes=5)
+
+
 def test_the_root_itself_may_be_a_link(root: Path) -> None:
     alias = root.parent / "alias"
     alias.symlink_to(root)
-    assert beneath.read_bytes(alias, "a/b/file") == b"inside"
+    assert beneath.read_bytes(alias, "a/b/file", most_bytes=6) == b"inside"
     assert beneath.below(alias, "a/b") == alias / "a" / "b"
 
 
