@@ -142,6 +142,8 @@ def odd_jpegs() -> Iterator[tuple[str, bytes, str]]:
     yield "jpeg with 65 scans of everything", plain[:-2] + whole_scan * 64 + plain[-2:], "corrupt"
     slow = encoded(rgb, "JPEG", quality=90, progressive=True)
     yield "jpeg with 74 scans", slow[:-2] + slow[slow.rindex(b"\xff\xda") : -2] * 64 + slow[-2:], "too_large"
+    tables = plain.index(b"\xff\xdb")
+    yield "jpeg without quantisation tables", plain[:tables] + plain[frame:], "corrupt"
     yield "jpeg with two frames", plain[:-2] + plain[frame:], "corrupt"
 
 

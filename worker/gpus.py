@@ -89,7 +89,7 @@ def processes_for(gpu: Gpu, gpus: int) -> int:
     """Worker processes for a GPU of which there are so many: one for `CORES_OF_PROCESS` cores, as memory allows.
 
     Threads that prepare samples take turns at the interpreter's lock: on an H100 with 16 cores one process of 16
-    threads embeds 2,800 photographs/s, four of 4 threads 7,800 (bench/results/gpu_processes.json).
+    threads embeds 1,860 photographs/s, four of 4 threads 7,420 (bench/results/gpu_profile.json).
     """
     by_cores = cores() // gpus // CORES_OF_PROCESS
     by_memory = min(gpu.memory_bytes // PROCESS_CARD_BYTES, memory_bytes() // gpus // PROCESS_BYTES)

@@ -56,7 +56,7 @@ LEAST, MEAN = 36, 44
 """PSNR of photographs, in dB, that a GPU has to reach. It repeats the chroma of subsampled JPEGs: with a decoder of a
 CPU that does the same, those of `SIZES` have 39 dB at least and 47 in the mean."""
 
-FAILING = "jpeg with two frames"
+FAILING = "jpeg without quantisation tables"
 """A file that suits the device, and that libjpeg refuses."""
 
 ON = [

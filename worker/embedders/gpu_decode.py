@@ -41,6 +41,9 @@ END = b"\xff\xd9"
 """Last bytes of a whole JPEG. A GPU's decoder may fill up what is cut off without an error, so a file that ends
 otherwise is for the CPU."""
 
+FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]")
+"""Begin of a frame. Of a JPEG with a second one nvJPEG decodes the first, where libjpeg refuses the file."""
+
 STORED_RGB = re.compile(rb"Adobe.{6}\0", re.DOTALL)
 """Segment of a JPEG whose colours are stored as red, green and blue; no document says that nvJPEG looks at it."""
 
@@ -152,6 +155,7 @@ def suits(data: bytes, frame: Frame) -> bool:
         and frame.has_one_scan
         and frame.height * frame.width <= MAX_PIXELS
         and data.endswith(END)
+        and FRAME.search(data, frame.scan_at) is None
         and STORED_RGB.search(data, 0, frame.scan_at) is None
     )
 
