@@ -66,7 +66,7 @@ def assert_a_correct_run_can_be_made(root: Path, folder: Path, broker: EmbeddedS
         ("{a,b.tar", "bad_input"),
         ("nothing-inside", "empty_input"),
         ("nothing.jsonl", "empty_input"),
-        ("table.csv", "empty_input"),
+        ("table.csv", "table_damaged"),
         ("table.xlsx", "bad_input"),
         ("a-folder.tar", "not_a_file"),
         ("pipe:cat shard.tar", "shard_scheme_denied"),
