@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import open_clip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,8 +24,11 @@ from build_output import build, go_on
 from e2e.check import check_complete
 from e2e.session import ended, succeed
 from PIL import Image
+from safetensors.torch import save_file
+from tiny_models import word_pieces
 
-from core.errors import SampleError, SourceError
+from core.errors import ModelError, SampleError, SourceError
+from core.models import ModelConfig
 from core.units import Sample, Unit
 from embq.verification.findings import Findings
 from embq.verification.manifest import Coverage
@@ -34,8 +38,10 @@ from producer.enqueue import Request, prepare
 from producer.retry import Chosen, retry
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, kind_of
+from worker.embedders.base import Embedder
 from worker.embedders.images import Picture, open_image
 from worker.embedders.pixels import pixels_of
+from worker.embedders.registry import load
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -437,3 +443,38 @@ def test_captions_and_metadata_of_shards_may_begin_with_a_byte_order_mark(tmp_pa
     members = member(b"a.jpg", b"a") + member(b"a.txt", MARK + b"caption") + member(b"a.json", MARK + b'{"n": 1}')
     path.write_bytes(archive(members))
     assert [(s.text, s.metadata) for s in read_twice(path)] == [("caption", '{"n":1}')]
+
+
+# --- 21: the codes of the documentation ---
+
+
+def loaded_clip(folder: Path, **text: object) -> Embedder:
+    """An open_clip model of texts, whose tokeniser may make other ids than it has vectors for."""
+    folder.mkdir(exist_ok=True)
+    text |= {"context_length": 16, "width": 32, "heads": 2, "layers": 1}
+    vision = {"image_size": 32, "patch_size": 16, "head_width": 16, "layers": 1, "width": 32}
+    described = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, "custom_text": True}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": described, "preprocess_cfg": {}}))
+    model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
+    return load(ModelConfig(spec=f"open_clip:local-dir:{folder}", modalities=("text",), precision="fp32"), "cpu")
+
+
+def test_a_token_that_a_clip_model_has_no_vector_for_fails_its_text_alone(tmp_path: Path) -> None:
+    """Finding 21: the documentation promises `unknown_token`, and an open_clip model ended its worker."""
+    tokenizer = word_pieces()
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(tmp_path)
+    embedder = loaded_clip(tmp_path, hf_tokenizer_name="words", vocab_size=len(tokenizer) - 1, pool_type="first")
+    texts = ["fox", "a zebra", "half \ud800 a pair"]
+    good, beyond, half = embedder.prepare([Sample(ordinal=n, key=str(n), text=text) for n, text in enumerate(texts)])
+    assert isinstance(beyond, SampleError)
+    assert isinstance(half, SampleError)
+    assert (beyond.code, half.code) == ("unknown_token", "text_not_utf8")
+    assert np.isfinite(embedder.embed([good])["text"]).all()
+
+
+def test_a_clip_model_that_knows_no_token_of_its_tokeniser_is_refused(tmp_path: Path) -> None:
+    """Finding 21: each text would fail, as the ids that begin and end it are the highest ones of the tokeniser."""
+    with pytest.raises(ModelError, match="tokeniser"):
+        loaded_clip(tmp_path, vocab_size=1000)

@@ -222,7 +222,7 @@ def test_samples_that_cannot_be_embedded_say_why_and_spare_their_neighbours(
     }
     if "text" in config.modalities:
         broken["empty_text"] = Sample(ordinal=3, key="empty", text=" \n\t", image=good.image)
-        broken["corrupt"] = Sample(ordinal=4, key="surrogate", text="a \ud800 b", image=good.image)
+        broken["text_not_utf8"] = Sample(ordinal=4, key="surrogate", text="a \ud800 b", image=good.image)
     answers = embedder.prepare([good, *broken.values(), good])
     codes = [answer.code if isinstance(answer, SampleError) else "" for answer in answers]
     assert codes == ["", *broken, ""]
@@ -375,7 +375,7 @@ def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: Family, config: 
 def test_a_text_without_chunks_says_why(embedder: Family, config: ModelConfig, samples: list[Sample]) -> None:
     skip_without_chunks(config)
     cutting = CuttingEmbedder(embedder, Chunking(tokens=16))
-    for text, code in ((" \n", "empty_text"), ("a \ud800 b", "corrupt")):
+    for text, code in ((" \n", "empty_text"), ("a \ud800 b", "text_not_utf8")):
         with pytest.raises(SampleError) as caught:
             cutting.chunks(text_sample(text, samples), lambda: None)
         assert caught.value.code == code

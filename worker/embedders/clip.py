@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 from transformers import dynamic_module_utils
 
-from core.errors import SampleError
+from core.errors import ModelError, SampleError
 from core.model_spec import EMBEDS, ModelSpec
 from core.models import REFERENCE, Chunking, ModelConfig
 from core.units import Sample
@@ -38,7 +38,7 @@ from worker.embedders.network import Network
 from worker.embedders.params import unit_length, whole_number
 from worker.embedders.preprocess import of_open_clip
 from worker.embedders.splitting import TokenSplitter
-from worker.embedders.text_tower import causal_tower
+from worker.embedders.text_tower import causal_tower, tower_vocabulary
 
 EMBEDDER_VERSION = "clip 1"
 """Its number goes up when the same model and sample give another vector."""
@@ -89,7 +89,7 @@ class ClipEmbedder:
             self.image_bytes = self._images.row_bytes
             self._image_path = ImagePath(model.visual, lambda numbers: model.encode_image(numbers, normalize=False))
         self._spec = config.spec
-        self._tokens = ClipTokens(tokenizer)
+        self._tokens = ClipTokens(tokenizer, tower_vocabulary(model) if tokenizer is not None else None)
         self._text_tower = causal_tower(model) if "text" in config.modalities else None
         # Every image is as large as every other, and weighs more than its text.
         self._costs_tokens = "image" not in config.modalities
@@ -107,10 +107,16 @@ class ClipEmbedder:
         }
         self.fingerprint = fingerprint(config, EMBEDDER_VERSION, model.state_dict(), content)
         self._model = model
-        example = {
-            modality: self._tokens.row("a") if modality == "text" else self._images.black()
-            for modality in config.modalities
-        }
+        try:
+            example = {
+                modality: self._tokens.row("a") if modality == "text" else self._images.black()
+                for modality in config.modalities
+            }
+        except SampleError as error:
+            raise ModelError(
+                f"{config.spec}: its tokeniser is not that of its text tower: {error.message}",
+                next_step="check tokenizer and vocab_size in open_clip_config.json",
+            ) from error
         dtype = dtype_of(config, device)
         self._network: Network[Ready] = Network(model, self._run, device=device, dtype=dtype, example=example)
         self.dims: Mapping[str, int] = self._network.dims

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from core.models import Chunking
 from worker.embedders.splitting import TokenSplitter, counted_splitter, no_splitter
-from worker.embedders.tokens import ThreadCopies, tokenizer_content
+from worker.embedders.tokens import ThreadCopies, tokenizer_content, unknown_token
 
 WORD_CACHE_MAX = 200_000
 """Words that a thread's tokeniser may remember; open_clip's cache has no bound, and a billion captions fill it."""
@@ -22,14 +22,21 @@ class ClipTokens:
 
     Args:
         tokenizer: what `open_clip.get_tokenizer` gives.
+        vocabulary: how many ids the tower has a vector for; None where that is not known.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, vocabulary: int | None) -> None:
         self._copies = ThreadCopies(tokenizer)
+        self._vocabulary = vocabulary
 
     def row(self, text: str) -> torch.Tensor:
-        """Token ids of a text as the tower reads them: int64 (context,), cut off or padded."""
+        """Token ids of a text as the tower reads them: int64 (context,), cut off or padded.
+
+        Raises SampleError `unknown_token` for an id that the tower has no vector for.
+        """
         row: torch.Tensor = self._tokenizer()([text])[0]
+        if self._vocabulary is not None and (most := int(row.max())) >= self._vocabulary:
+            raise unknown_token(most, self._vocabulary)
         return row
 
     def is_cut(self, text: str, row: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ def text_of(sample: Sample) -> str:
     """The sample's text, exactly as it came.
 
     Raises SampleError `missing_member` without a text, `empty_text` where it is empty or only white space (a
-    vector of nothing would be a near neighbour of every short text), `corrupt` where it cannot be written as
+    vector of nothing would be a near neighbour of every short text), `text_not_utf8` where it cannot be written as
     UTF-8, which JSON escapes such as "\\ud800" can produce and no tokeniser accepts.
     """
     if sample.text is None:
@@ -33,7 +33,7 @@ def text_of(sample: Sample) -> str:
     try:
         sample.text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise SampleError("corrupt", f"the text is not valid Unicode: {error.reason}") from error
+        raise SampleError("text_not_utf8", f"the text is not valid Unicode: {error.reason}") from error
     return sample.text
 
 

@@ -9,6 +9,7 @@ from open_clip import CLIP, CustomTextCLIP
 from open_clip.transformer import TextTransformer
 
 from worker.embedders.device import on_device
+from worker.embedders.limits import vocabulary_of
 
 
 class CausalTower:
@@ -61,6 +62,13 @@ def causal_tower(model: Any) -> CausalTower | None:
     else:
         return None
     return CausalTower(tower, pool, end_id) if pool in ("argmax", "eos") and _is_causal(tower.attn_mask) else None
+
+
+def tower_vocabulary(model: Any) -> int | None:
+    """How many token ids the text tower of an open_clip model has a vector for; None where it does not say."""
+    tower = getattr(model, "text", model)
+    table = getattr(tower, "token_embedding", None)
+    return vocabulary_of(tower.transformer) if table is None else int(table.num_embeddings)
 
 
 def _is_causal(mask: torch.Tensor | None) -> bool:

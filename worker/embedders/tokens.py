@@ -47,6 +47,12 @@ class ThreadCopies:
         return self._local.copy
 
 
+def unknown_token(token: int, vocabulary: int) -> SampleError:
+    """The failure of a text of which the tokeniser makes a token that the model has no vector for."""
+    message = f"the tokeniser makes token {token} of the text, and the model has {vocabulary}"
+    return SampleError("unknown_token", message)
+
+
 class Tokens:
     """A transformers tokeniser that any thread may use.
 
@@ -127,9 +133,7 @@ class Tokens:
         if not len(ids):
             return SampleError("empty_text", "the model's tokeniser finds no token in the text")
         if self._vocabulary is not None and (most := int(ids.max())) >= self._vocabulary:
-            return SampleError(
-                "unknown_token", f"the tokeniser makes token {most} of the text, and the model has {self._vocabulary}"
-            )
+            return unknown_token(most, self._vocabulary)
         return row
 
     def _is_long(self, text: str) -> bool:
