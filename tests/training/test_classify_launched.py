@@ -53,7 +53,7 @@ def members(out: Path) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if f"--out={out}".encode() in words and b"torch.distributed.run" not in words:
+        if f"--out={out}".encode() in words and b"training.launch.torchrun" not in words:
             found.append(int(folder.name))
     return found
 

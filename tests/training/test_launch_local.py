@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_nvml import Card, fake_nvml
 from launching import alive, descendants, environment, finished, ranks, started
@@ -70,6 +71,22 @@ def test_all_processes_begin_again_after_one_failed(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(2 * ["here is 0 of 2", "here is 1 of 2"])
     assert "error[" not in done.stderr
+
+
+@pytest.mark.parametrize("restarts", ["0", pytest.param("1", marks=pytest.mark.slow)])
+def test_other_machines_do_not_reach_the_stores_of_one(tmp_path: Path, restarts: str) -> None:
+    """Finding 11: torchrun unpickles what stands in its store, and a store takes it from anybody."""
+    with started(*CPU, "2", "--max-restarts", restarts, "--", str(tmp_path), "--sum", "--wait") as process:
+        ranks(tmp_path, 2)
+        family = [psutil.Process(pid) for pid in descendants(process.pid)]
+        listening = {
+            one.laddr.ip
+            for member in family
+            for one in member.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN
+        }
+    assert "127.0.0.1" in listening
+    assert not listening & {"::", "0.0.0.0"}
 
 
 @pytest.mark.slow
@@ -144,8 +161,8 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path) -> None
     assert done.returncode == 0
     assert done.stdout.startswith("env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     assert done.stdout.endswith(
-        "-m torch.distributed.run --log-dir /dev/null --standalone --nproc-per-node 2 --max-restarts 1 -m -- "
-        f"training.launch.member launched {tmp_path} 'a b'\n"
+        "-m training.launch.torchrun --log-dir /dev/null --standalone --local-addr 127.0.0.1 --nproc-per-node 2 "
+        f"--max-restarts 1 -m -- training.launch.member launched {tmp_path} 'a b'\n"
     )
     assert not list(tmp_path.iterdir())
 

@@ -65,7 +65,7 @@ def test_one_process_is_started_by_python_and_several_by_torchrun() -> None:
 def test_torchrun_takes_the_flags_for_the_training() -> None:
     run = pytest.importorskip("torch.distributed.run")
     arguments = list(planned(2).command)
-    read = run.get_args_parser().parse_args(arguments[arguments.index("torch.distributed.run") + 1 :])
+    read = run.get_args_parser().parse_args(arguments[arguments.index("training.launch.torchrun") + 1 :])
     assert read.training_script == "training.launch.member"
     assert list(planned(2).flags) == read.training_script_args[1:]
 

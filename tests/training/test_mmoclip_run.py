@@ -139,7 +139,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[Command, Path]]:
 
 def trainers(command: Command) -> list[psutil.Process]:
     """The processes that train."""
-    return [one for one in command.descendants() if "torch.distributed.run" not in one.cmdline()]
+    return [one for one in command.descendants() if "training.launch.torchrun" not in one.cmdline()]
 
 
 @pytest.mark.slow

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from core.errors import UsageError
+from training.launch.torchrun import LOOPBACK
 
 TORCHRUN = "torch.distributed.run"
+ON_ONE_HOST = "training.launch.torchrun"
+"""The same, with stores that other machines do not reach."""
 EACH_START_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Environment of a torchrun that may start its processes again. Else they meet in the store of the start before, find
 the addresses of processes that have ended, and fail (dynamic_rendezvous.py of torch 2.15)."""
@@ -33,6 +36,8 @@ def torchrun_command(
 ) -> list[str]:
     """torchrun, by the name of its module, so that it is the one of this Python.
 
+    On several hosts its store listens on all addresses of the first one, and trusts whoever reaches it.
+
     Args:
         processes: on this host; "gpu" for one on each of its GPUs.
         nodes: hosts; with more than one, `rendezvous` has to be given.
@@ -43,9 +48,9 @@ def torchrun_command(
         max_restarts: how often all processes are started again after one of them failed.
     """
     # Else it makes a folder for logs, into which nothing goes, and leaves it in the temporary directory.
-    command = [python, "-m", TORCHRUN, "--log-dir", os.devnull]
+    command = [python, "-m", ON_ONE_HOST if nodes == 1 else TORCHRUN, "--log-dir", os.devnull]
     if nodes == 1:
-        command += ["--standalone"]
+        command += ["--standalone", "--local-addr", LOOPBACK]
     elif not rendezvous:
         raise UsageError(
             f"{nodes} hosts need to know where they meet", next_step="give HOST:PORT of the first one, such as a:29500"

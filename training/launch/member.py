@@ -19,6 +19,7 @@ from core.errors import EmbqError, Exit
 from core.masking import masked
 from embq.cli import show_error
 from training.launch.outcomes import ENDED_WELL, Outcome
+from training.launch.torchrun import LOOPBACK, stay_on_loopback
 
 OUTCOMES = "--outcomes"
 TORCHRUN = "TORCHELASTIC_RUN_ID"
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
         if TORCHRUN in os.environ and not _is_of(folder, os.getppid()):
             sys.exit(Exit.INTERRUPTED)  # torchrun was killed before the kernel knew what to do then
         _take_screen()
+    if (os.environ.get("MASTER_ADDR"), os.environ.get("TORCHELASTIC_USE_AGENT_STORE")) == (LOOPBACK, "False"):
+        stay_on_loopback()  # the first process serves the store itself
     outcome = attempt(arguments[0], arguments[1:], int(os.environ.get("RANK", "0")))
     if folder is not None and folder.is_dir():
         outcome.write(folder)

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     failed = given.folder / "failed"
     again = given.once and failed.exists()  # asked before the sum, behind which another process may fail at once
-    total = summed(rank) if given.sum else 0
+    total = summed(rank, keep=given.wait) if given.sum else 0
     told = f"{os.getpid()} {world} {total} {os.environ.get('OMP_NUM_THREADS', '')}"
     (given.folder / f".{rank}").write_text(told, encoding="utf-8")
     (given.folder / f".{rank}").rename(given.folder / str(rank))
@@ -53,8 +53,12 @@ def main(arguments: Sequence[str]) -> int:
     return given.status
 
 
-def summed(rank: int) -> int:
-    """The sum of rank + 1 over all processes."""
+def summed(rank: int, *, keep: bool) -> int:
+    """The sum of rank + 1 over all processes.
+
+    Args:
+        keep: the group of the processes, and the store in which they met.
+    """
     import torch
     from torch import distributed
 
@@ -63,7 +67,7 @@ def summed(rank: int) -> int:
         distributed.init_process_group("gloo")
     value = torch.tensor([rank + 1])
     distributed.all_reduce(value)
-    if mine:
+    if mine and not keep:
         distributed.destroy_process_group()
     return int(value)
 
