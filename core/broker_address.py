@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class BrokerAddress:
         host, port: "" and 0 for a unix socket.
         checked: whether the certificate is checked here, as embq wants it; a URL that has ssl_ parameters of its own
             leaves that to redis-py.
+        unchecked_by: the parameter of the URL by which redis-py takes any server for the broker; "" for none.
     """
 
     scheme: str
@@ -44,6 +46,7 @@ class BrokerAddress:
     host: str = ""
     port: int = 0
     checked: bool = False
+    unchecked_by: str = ""
 
     @classmethod
     def of(cls, url: str) -> BrokerAddress:
@@ -56,7 +59,15 @@ class BrokerAddress:
             return cls(scheme=scheme, user=user)
         host, port = str(found.get("host", "localhost")), int(found.get("port", PORT))
         own = any(name.startswith("ssl_") for name in found)
-        return cls(scheme=scheme, user=user, host=host, port=port, checked=scheme == "rediss" and not own)
+        is_secure = scheme == "rediss"
+        return cls(
+            scheme=scheme,
+            user=user,
+            host=host,
+            port=port,
+            checked=is_secure and not own,
+            unchecked_by=_unchecked_by(found) if is_secure else "",
+        )
 
     def options(self) -> dict[str, Any]:
         """What redis-py must know of it; ConfigError where our password would be for everybody to read."""
@@ -64,6 +75,14 @@ class BrokerAddress:
             ca = broker_ca()
             context(ca)
             return {"connection_class": _TlsConnection, "ssl_ca_certs": ca or None}
+        if self.unchecked_by and not plain_broker_allowed():
+            raise ConfigError(
+                f"the broker's URL has {self.unchecked_by}: any server on the way to {self.host} is then taken for the "
+                "broker, and is shown the password",
+                next_step="leave it out, and set EMBQ_BROKER_CA to the certificate of the broker's authority; "
+                "EMBQ_PLAIN_BROKER=yes where that network is as good as your own",
+                code="unchecked_broker",
+            )
         if self.scheme == "redis" and not plain_broker_allowed() and (public := public_addresses(self.host)):
             raise ConfigError(
                 f"the broker {self.host} has the public address {public[0]}, and redis:// would send the password and "
@@ -89,3 +108,9 @@ class BrokerAddress:
                 next_step="write rediss:// instead, and set EMBQ_BROKER_CA to the broker's ca.crt",
                 code="tls",
             )
+
+
+def _unchecked_by(found: Mapping[str, Any]) -> str:
+    if str(found.get("ssl_cert_reqs", "")).lower() == "none":
+        return "ssl_cert_reqs=none"
+    return "ssl_check_hostname=false" if found.get("ssl_check_hostname") is False else ""

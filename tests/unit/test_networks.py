@@ -94,3 +94,22 @@ def test_tls_may_go_anywhere_and_a_socket_is_always_here() -> None:
     for url in ("rediss://203.0.113.9:6380", "unix:///run/embq/broker.sock", "redis://no-such-host.invalid"):
         with connect(url):
             pass
+
+
+@pytest.mark.parametrize("parameter", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
+def test_a_certificate_that_is_not_checked_is_asked_for_twice(parameter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 11: redis-py then shows the password to whoever answers, and says nothing."""
+    url = f"rediss://worker:PASS@10.0.0.5:6380?{parameter}"
+    with pytest.raises(ConfigError, match=parameter) as caught:
+        connect(url)
+    assert (caught.value.code, caught.value.exit_code) == ("unchecked_broker", Exit.CONFIG)
+    assert "EMBQ_BROKER_CA" in caught.value.next_step
+    assert "PASS" not in caught.value.message + caught.value.next_step
+    monkeypatch.setenv("EMBQ_PLAIN_BROKER", "yes")
+    with connect(url):
+        pass
+
+
+def test_a_certificate_that_redis_py_checks_is_its_own_matter() -> None:
+    with connect("rediss://10.0.0.5:6380?ssl_cert_reqs=required&ssl_ca_certs=/etc/ssl/certs/ca-certificates.crt"):
+        pass
