@@ -56,6 +56,16 @@ def command(unit: Path) -> list[str]:
     return shlex.split(line)
 
 
+def test_runs_are_written_where_the_units_may_write_and_nowhere_else() -> None:
+    """Finding 11: without EMBQ_OUTPUTS a laptop names any folder that the services' user may write."""
+    lines = (FOLDER / "environment").read_text(encoding="utf-8").splitlines()
+    said = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    for verb in ("producer", "writer"):
+        (allowed,) = section(FOLDER / f"embq-{verb}.service", "Service")["ReadWritePaths"]
+        assert said["EMBQ_OUTPUTS"] == allowed
+    assert said["EMBQ_OUTPUTS"] in said["EMBQ_ROOTS"].split(":")
+
+
 def test_there_is_a_unit_for_each_service() -> None:
     assert [unit.stem for unit in UNITS] == [f"embq-{verb}" for verb in VERBS]
 
