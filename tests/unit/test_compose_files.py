@@ -5,8 +5,10 @@ No engine is needed; `make test-compose` starts what stands here.
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,33 @@ def test_the_broker_keeps_what_it_is_told_and_asks_who_is_there() -> None:
     found = mounts(as_started(STACK)["broker"])
     assert conf["dir"] in found
     assert str(Path(conf["aclfile"]).parent) in found
+
+
+@pytest.mark.parametrize("made_here", [False, True])
+def test_every_base_image_can_be_named_by_its_digest(tmp_path: Path, made_here: bool) -> None:
+    """Finding 11: a tag is moved by whoever publishes it."""
+    digest, engine = "sha256:" + "0" * 64, tmp_path / "engine"
+    answer = '"<no value>"' if made_here else f'"library/x@{digest}"'
+    engine.write_text(f"#!/bin/sh\n[ $1 = pull ] || echo {answer}\n", encoding="utf-8")
+    engine.chmod(0o755)
+    told = subprocess.run(
+        ["sh", ROOT / "deploy" / "pin.sh"],
+        env={"PATH": os.environ["PATH"], "DOCKER": str(engine)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made_here:
+        assert (told.returncode, told.stdout) == (1, "")
+        assert "has no digest" in told.stderr
+        return
+    images = {name: image for file in FILES for name, _, image in VARIABLE.findall(text_of(file)) if "_IMAGE" in name}
+    assert told.stdout.splitlines() == [f"{name}={images[name]}@{digest}" for name in sorted(images)]
+    named = {service["image"] for file in WHOLE for service in as_started(file).values() if "build" not in service}
+    assert named <= set(images.values())
+    assert re.findall(r"^FROM (?!base|\w+-packages)(.*?) AS", text_of("Dockerfile"), re.MULTILINE) == [
+        "${PYTHON_IMAGE}"
+    ]
 
 
 def test_images_install_what_the_project_asks_for() -> None:
