@@ -44,10 +44,36 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps({**said, "fields": _plain(told)}, ensure_ascii=False)
 
 
+class _Repeated(logging.Filter):
+    """Leaves out lines that repeat: a client can cause those of other libraries, and bugs, as often as it asks.
+
+    By the place in the code that logs, because the text may hold what the client sent.
+    """
+
+    MOST, WITHIN_S = 30, 60.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counted: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "fields", None) is not None and getattr(record, "event", "") != "bug":
+            return True
+        place = (record.pathname, record.lineno)
+        began, count = self._counted.get(place, (record.created, 0))
+        if record.created - began >= self.WITHIN_S:
+            began, count = record.created, 0
+        self._counted[place] = began, count + 1
+        if count == self.MOST - 1:
+            record.msg, record.args = f"{record.getMessage()} (more of these are left out for a minute)", ()
+        return count < self.MOST
+
+
 def configure(level: str = "info") -> None:
     """Send every event at `level` and above to stderr, as EMBQ_LOG says; secrets are masked, see `core.masking`."""
     handler = logging.StreamHandler(sys.stderr)
     in_json = log_format() == "json"
+    handler.addFilter(_Repeated())
     handler.setFormatter(_JsonFormatter() if in_json else _TextFormatter())
     logging.captureWarnings(in_json)  # which Python would print between the objects
     root = logging.getLogger()

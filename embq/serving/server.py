@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,11 @@ from core import listening
 from core.listening import Address
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
+
+BACKLOG = 128
+"""Connections that wait to be accepted, and so many asyncio accepts at once, before any of them can be refused."""
 
 DRAIN_S = 30
 """For requests that are being answered when a stop is asked for; longer than any of them takes."""
@@ -35,14 +40,13 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]) -> None:
-    """Answer until SIGTERM or SIGINT; what has begun by then is finished, for up to DRAIN_S.
-
-    Args:
-        announce: called with the URL when requests can be sent there.
-    """
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """uvicorn with bounded connections."""
     import uvicorn
 
+    from embq.serving.connections import MOST_OF_CLIENT, BoundedConnection, Connections, room
+
+    bounds = Connections(room(), MOST_OF_CLIENT)
     config = uvicorn.Config(
         app,
         log_config=None,  # embq's own log, which `core.log` has set up
@@ -51,13 +55,23 @@ def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]
         server_header=False,
         lifespan="on",
         loop="asyncio",
-        http="h11",
+        http=partial(BoundedConnection, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         proxy_headers=False,
+        backlog=BACKLOG,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]) -> None:
+    """Answer until SIGTERM or SIGINT; what has begun by then is finished, for up to DRAIN_S.
+
+    Args:
+        announce: called with the URL when requests can be sent there.
+    """
+    server = server_of(app)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -65,6 +79,6 @@ def serve(app: ASGIApp, listener: socket.socket, announce: Callable[[str], None]
     # For a signal that comes before uvicorn's own handlers are there, which it gives back to these when it has ended.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    listener.listen(1024)
+    listener.listen(BACKLOG)
     announce(_url(listener))
     server.run(sockets=[listener])
