@@ -242,7 +242,11 @@ class Manifest:
     def _at(self, u: int, *, ids: bool) -> bytes:
         segment = self._segment(u)
         if segment != self._loaded:
-            table = pq.read_table(opened(self._paths[segment]), columns=["unit_id", "description"])
+            path = self._paths[segment]
+            try:
+                table = pq.read_table(opened(path), columns=["unit_id", "description"])
+            except (OSError, pa.ArrowException) as error:
+                raise OutputError(f"{path} cannot be read: {error}") from error
             self._ids = table["unit_id"].combine_chunks()
             self._descriptions = table["description"].combine_chunks()
             self._loaded = segment

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from core.beneath import below
 from core.errors import MalformedError, OutputError
 from core.units import content_hash
-from core.wire import Count, RelativePath, Sha256, convert
+from core.wire import Count, RelativePath, Seconds, Sha256, ShortText, Word, convert
 from indexer.units import IndexUnit
 from indexer.workshop import Workshop, read_json
 
 HASH_BYTES = 1 << 22
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,7 @@ class File:
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> File:
         """The file that `describe` gave; OutputError for anything else, such as a path that leads out of the index."""
-        try:
-            return convert(cls, described, what="file of an index")
-        except MalformedError as error:
-            raise OutputError(error.message, code="index_damaged") from error
+        return _read(cls, described, "file of an index")
 
     def check(self, index: Path) -> Path:
         """Where it is; OutputError where it is missing or has another size."""
@@ -76,14 +74,14 @@ class Sidecar:
         peak_rss_bytes: most memory of the process while it was at it, the libraries included.
     """
 
-    digest: str
-    files: Mapping[str, File]
+    digest: Word
+    files: Mapping[ShortText, File]
     stats: Mapping[str, Any]
-    seconds: float
-    cpu_seconds: float
-    peak_rss_bytes: int
-    versions: Mapping[str, str]
-    worker: str
+    seconds: Seconds
+    cpu_seconds: Seconds
+    peak_rss_bytes: Count
+    versions: Mapping[ShortText, ShortText]
+    worker: ShortText
 
     def describe(self) -> dict[str, Any]:
         """The sidecar as JSON-ready values; `from_description` is its inverse."""
@@ -100,24 +98,22 @@ class Sidecar:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> Sidecar:
-        """The sidecar that `describe` gave."""
-        return cls(
-            digest=described["digest"],
-            files={role: File.from_description(file) for role, file in described["files"].items()},
-            stats=described["stats"],
-            seconds=described["seconds"],
-            cpu_seconds=described["cpu_seconds"],
-            peak_rss_bytes=described["peak_rss_bytes"],
-            versions=described["versions"],
-            worker=described["worker"],
-        )
+        """The sidecar that `describe` gave; OutputError for anything else."""
+        return _read(cls, described, "sidecar of an index")
+
+
+def _read(form: type[T], described: Mapping[str, Any], what: str) -> T:
+    try:
+        return convert(form, described, what=what)
+    except MalformedError as error:
+        raise OutputError(error.message, code="index_damaged") from error
 
 
 def find(unit: IndexUnit) -> Sidecar | None:
     """The unit's sidecar, where it is done and its payload is there; None otherwise."""
     if not unit.sidecar.exists():
         return None
-    with suppress(OutputError, KeyError, TypeError):
+    with suppress(OutputError):
         sidecar = Sidecar.from_description(read_json(unit.sidecar))
         for file in sidecar.files.values():
             file.check(Path(unit.index))

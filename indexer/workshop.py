@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core import wire
 from core.durable import overwrite, write_new
-from core.errors import OutputError, TryLaterError
+from core.errors import MalformedError, OutputError, TryLaterError
 from indexer.writing import disk_error
 
+MOST_BYTES = 1 << 26
+"""Of a record: the list of what thousands of units have made."""
 FILES, WORK, LOCK = "files", "_work", "_lock"
 
 
@@ -93,16 +96,14 @@ class Workshop:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of ours; OutputError where it cannot be read."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        with open(path, "rb") as file:
+            return wire.read(dict[str, Any], file.read(MOST_BYTES + 1), what=str(path), most_bytes=MOST_BYTES)
+    except (OSError, MalformedError) as error:
         raise OutputError(
             f"{path} cannot be read: {error}",
             next_step="build the index again with `embq index --rebuild`",
             code="index_damaged",
         ) from error
-    if not isinstance(data, dict):
-        raise OutputError(f"{path} does not hold what embq wrote", code="index_damaged")
-    return data
 
 
 def write_current(path: Path, data: bytes) -> None:
