@@ -24,7 +24,10 @@ from embq.verification.rereading import IMAGES, count, is_as_planned
 
 
 def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
-    """The manifest, after one pass over it; None where it cannot be read. Holds eight bytes per unit, and retried sources."""
+    """The manifest, after one pass over it; None where it cannot be read.
+
+    Held are eight bytes per unit, and the names of sources that were retried.
+    """
     try:
         manifest = Manifest(layout)
         if len(manifest) != info.units:
