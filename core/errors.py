@@ -12,6 +12,7 @@
     ├── UnwellError           a service is not well: see its log           exit 69
     ├── ServerError           start the server of searches, or reach it    exit 69
     ├── DeviceError           replace this process: its device is broken   exit 71
+    ├── ExhaustedError        give this process more memory or threads     exit 72
     ├── NoDeviceError         mend the driver, or choose another device    exit 69
     ├── DeviceFullError       embed fewer samples at once                  exit 71
     ├── OutputError           the output cannot be written: make room      exit 74
@@ -40,6 +41,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 69
     BUG = 70
     DEVICE = 71
+    EXHAUSTED = 72
     OUTPUT = 74
     TRY_LATER = 75
     CONFIG = 78
@@ -142,6 +144,13 @@ class DeviceError(EmbqError):
 
     exit_code = Exit.DEVICE
     default_code = "device"
+
+
+class ExhaustedError(EmbqError):
+    """The memory, threads or processes that this process may have are used up; `core.memory.exhausted` makes it."""
+
+    exit_code = Exit.EXHAUSTED
+    default_code = "exhausted"
 
 
 class NoDeviceError(EmbqError):

@@ -14,6 +14,7 @@ import click
 from core.errors import ConfigError, EmbqError, Exit
 from core.log import Events, is_json
 from core.masking import masked
+from core.memory import exhausted
 from embq.arguments import keep_off_the_process_list
 from embq.lazy import Lazy
 
@@ -124,8 +125,10 @@ def run(arguments: list[str]) -> int:
 def _nobodys_bug(error: Exception) -> EmbqError | None:
     """The error for a user where the disk or the broker refused something, or a package of an extra is not there.
 
-    None for any other.
+    The same where memory or threads are used up. None for any other.
     """
+    if (known := exhausted(error)) is not None:
+        return known
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
         return ConfigError(
             f"this needs the package {package}, which is not installed here",

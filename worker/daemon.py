@@ -19,9 +19,9 @@ from worker.freeing import Death, LeaseFreer
 from worker.gpus import Gpu, find_gpus, no_gpu, processes_for, rooms_beside
 from worker.slot import BLAMELESS, NEVER, Fleet, Slot
 
-EARLY_DEATHS = 5
-"""Deaths in a row before the model was ready, after which starting it again is not worth trying. Later ones are the
-fault of a unit, which will be isolated, or of the device."""
+IDLE_DEATHS = 5
+"""Deaths in a row without progress, after which starting the process again is not worth trying. Others are the fault of
+a unit, which will be isolated, or of the device."""
 RESTART_PAUSE_S = 0.5
 POLL_S = 0.1
 PAUSE_S = 5.0
@@ -169,6 +169,7 @@ class Supervisor:
         slot.read_report()
         self._free_leases(slot, status)
         broken = slot.is_broken(status)
+        slot.count_death(status)
         slot.paths.ended(status)
         stuck = bool(slot.stuck_in)
         slot.clear()
@@ -177,17 +178,15 @@ class Supervisor:
             return
         self.deaths[slot.device, "stuck" if stuck else str(status)] += 1
         self.log.warning("worker_died", worker=slot.name, status=status)
-        slot.early_deaths += not slot.ready
         if status in NO_RESTART:
             self._give_up(slot, status, f"its process ended with status {status}, which starting it again cannot mend")
         elif broken:
             self._give_up(slot, Exit.UNAVAILABLE, "it failed with one unit after the other", DEVICE_NEXT)
-        elif slot.early_deaths >= (EARLY_DEATHS if slot.host is None else 1):
-            self._give_up(
-                slot, status, f"its process has died {EARLY_DEATHS} times in a row before its model was ready"
-            )
+        elif slot.idle_deaths >= (most := IDLE_DEATHS if slot.ready or slot.host is None else 1):
+            before = "a unit was finished" if slot.ready else "its model was ready"
+            self._give_up(slot, status, f"its process has died {most} times in a row before {before}")
         else:
-            slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.early_deaths
+            slot.start_at = time.monotonic() + RESTART_PAUSE_S * slot.idle_deaths
 
     def _give_up(self, slot: Slot, status: int, why: str, next_step: str = "its messages stand in the log") -> None:
         """Leave a device to itself. What is wrong with the whole machine shows by every device of it."""

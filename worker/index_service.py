@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,12 +61,15 @@ class IndexService:
         turn: the right to do so.
     """
 
-    def __init__(self, place: Workplace, turn: Turn, build: IndexBuild) -> None:
+    def __init__(
+        self, place: Workplace, turn: Turn, build: IndexBuild, *, finished: Callable[[], None] = lambda: None
+    ) -> None:
         self.options = place.options
         self.settings = place.settings
         self.stopped = place.stopped
         self.board = place.board
         self.build = build
+        self.finished = finished
         self.log = Events("worker")
         self._place = place
         self._client = place.connect()
@@ -189,6 +192,7 @@ class IndexService:
         if accepted != 1:
             self.log.info("result_not_taken", run=unit.hint.run, u=unit.hint.u, answer=accepted)
         self._units += 1
+        self.finished()
         self._let_go(unit)
 
     def _beat(self, unit: _InHand) -> None:

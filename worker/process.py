@@ -20,6 +20,7 @@ from core.broker import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
 from core.indexing import IndexBuild
 from core.log import Events, configure
+from core.memory import exhausted, shared_by
 from core.models import ModelConfig
 from core.settings import Settings
 from core.stopping import StopFlag
@@ -74,7 +75,7 @@ def _serve(place: Workplace, report: Report) -> None:
         if isinstance(turn.model, IndexBuild):
             log.info("index_turn", index=turn.model.index, build=turn.model.build)
             report.say(READY)
-            turn = IndexService(place, turn, turn.model).serve()
+            turn = IndexService(place, turn, turn.model, finished=report.finished).serve()
         else:
             turn = _serve_model(place, turn, turn.model, report)
             free_memory(place.options.torch_device)  # before the next model is loaded: a device may hold only one
@@ -99,7 +100,7 @@ def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Repor
     load_s = time.monotonic() - began
     log.info("model_loaded", model=model.spec, device=place.options.device, seconds=round(load_s, 2))
     report.say(READY)
-    following = ModelService(place, turn, model, embedder, load_s=load_s).serve()
+    following = ModelService(place, turn, model, embedder, load_s=load_s, finished=report.finished).serve()
     if following is not None:
         log.info("turn_ended", model=model.spec, next=following.name)
     return following
@@ -130,6 +131,7 @@ def main() -> None:
     # For the supervisor, which asks a process that is stuck where: this handler needs no interpreter.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     report = Report(options.report_fd)
+    shared_by(options.siblings)
     try:
         try:
             settings = Settings.from_environment()
@@ -142,6 +144,10 @@ def main() -> None:
         report.end(error.message, error.next_step)
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - process boundary
+        if (known := exhausted(error)) is not None:
+            log.error("stopped", code=known.code, why=known.message, next=known.next_step)
+            report.end(known.message, known.next_step)
+            sys.exit(known.exit_code)
         log.bug("bug")
         report.end(f"{type(error).__name__}: {error}", "see its traceback in the log")
         sys.exit(Exit.BUG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ class PublishStage:
         transport: "payload" (through the broker), "staging" (a file in the output folder) or "auto": a file where the
             result is large and this machine sees the writer's folder.
         dims: output of the model -> vector length.
+        finished: called for each unit whose result was taken.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PublishStage:
         fingerprint: str,
         dims: Mapping[str, int],
         transport: str,
+        finished: Callable[[], None] = lambda: None,
     ) -> None:
         self.leases = leases
         self.stats = stats
@@ -57,6 +59,7 @@ class PublishStage:
         self.fingerprint = fingerprint
         self.dims = dims
         self.transport = transport
+        self.finished = finished
         self.log = Events("worker")
         self._shared: dict[tuple[str, str], bool] = {}
         self._staging_is_full = False
@@ -86,6 +89,7 @@ class PublishStage:
         accepted = self._hand_over(work, fields, len(data))
         if accepted == 1:
             self.stats.unit_done(len(work.failures))
+            self.finished()
         else:
             # Another attempt's result stands, or the lease is gone: only our own file goes.
             if staged is not None:

@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Collection, Mapping
 
-WAITING, LOADING, READY = b"W", b"L", b"R"
-"""It waits for work; loads a model; the model is loaded and has embedded something. Between them stand lines of JSON,
-each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
+WAITING, LOADING, READY, FINISHED = b"W", b"L", b"R", b"F"
+"""It waits for work; loads a model; the model is loaded and has embedded something; it has finished a unit. Between
+them stand lines of JSON, each between two line ends: see `Report.refuse`, `Report.end` and `Report.paths`."""
 DEVICE_FULL = "device_full"
 """Code of the error of a model that is too large for what is free of a device."""
 PIPE_BYTES = 4096
@@ -25,12 +25,19 @@ class Report:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._said = b""
+        self._has_finished = False
 
     def say(self, word: bytes) -> None:
         """Say WAITING, LOADING or READY, where that was not said last."""
         if self._descriptor >= 0 and word != self._said:
             self._said = word
             os.write(self._descriptor, word)
+
+    def finished(self) -> None:
+        """Say, once, that this process has finished a unit."""
+        if self._descriptor >= 0 and not self._has_finished:
+            self._has_finished = True
+            os.write(self._descriptor, FINISHED)
 
     def refuse(self, model: str, why: str, code: str = "") -> None:
         """Say that a model cannot be loaded here, and why."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,9 +46,19 @@ class ModelService:
     Args:
         turn: the right to do so.
         load_s: what loading the model has taken.
+        finished: called for each unit whose result was taken.
     """
 
-    def __init__(self, place: Workplace, turn: Turn, model: ModelConfig, embedder: Embedder, *, load_s: float) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        turn: Turn,
+        model: ModelConfig,
+        embedder: Embedder,
+        *,
+        load_s: float,
+        finished: Callable[[], None] = lambda: None,
+    ) -> None:
         self.options = place.options
         self.settings = place.settings
         self.stopped = place.stopped
@@ -57,6 +68,7 @@ class ModelService:
         self.model = model
         self.embedder = embedder
         self.load_s = load_s
+        self.finished = finished
         self.device_name = device_name(self.options.torch_device)
         self.slices = Slices(self.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
         self._place = place
@@ -174,6 +186,7 @@ class ModelService:
                 fingerprint=embedder.fingerprint,
                 dims=embedder.dims,
                 transport=self.options.transport,
+                finished=self.finished,
             ),
         )
 

@@ -22,7 +22,7 @@ from worker.embedders.hardware import simulated_speed
 from worker.gpus import Gpu, shown
 from worker.path_memory import PathMemory
 from worker.progress import InHand, ProgressBoard, Span
-from worker.report import DEVICE_FULL, LOADING, READY, WAITING
+from worker.report import DEVICE_FULL, FINISHED, LOADING, READY, WAITING
 
 DEVICE_FAULTS, DEVICE_FAULTS_S = 3, 600.0
 """So many device faults with different units within this time are the fault of the device, and not of a unit."""
@@ -105,8 +105,8 @@ class Slot:
         self.report: int = -1
         self.board_fd: int = -1
         self.board: ProgressBoard | None = None
-        self.ready = False
-        self.early_deaths = 0
+        self.ready = self.finished = False
+        self.idle_deaths = 0
         self.stuck_in: list[InHand] = []
         self._faults: list[tuple[float, set[int]]] = []
         self.start_at = 0.0
@@ -149,7 +149,7 @@ class Slot:
         """Start a fresh process under a fresh name; a name that is used twice could not be told from a zombie."""
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
-        self.ready = self.lacks_room = False
+        self.ready = self.finished = self.lacks_room = False
         self._said = "starting"
         self.refused = {}
         self.ended = ("", "")
@@ -209,7 +209,7 @@ class Slot:
         self._said = WORDS.get(words[-1], self._said) if words else self._said
         if READY in words:
             self.ready = True
-            self.early_deaths = 0
+        self.finished = self.finished or FINISHED in words
 
     def replace_stuck(self, limit_s: float) -> InHand | None:
         """End a process of which one step has not advanced for that long; gives the step.
@@ -245,6 +245,17 @@ class Slot:
             different += not units & seen
             seen |= units
         return different >= DEVICE_FAULTS
+
+    def count_death(self, status: int) -> None:
+        """Count a death without progress: of a process that had finished no unit, and that no unit can have ended.
+
+        A unit in hand is charged with the death, and is tried three times at most. A process that leaves of its own
+        accord after its model was ready waits for something else, such as room on the disk of the output.
+        """
+        if self.finished or self.in_hand():
+            self.idle_deaths = 0
+        elif not self.ready or status not in BLAMELESS:
+            self.idle_deaths += 1
 
     def clear(self) -> None:
         """Forget a process that has ended."""

@@ -596,7 +596,23 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
     cluster.until_closed()
     cluster.assert_exact(tracebacks=True)
     assert machine.said_times("worker_died") == 1
-    assert "MemoryError" in machine.log or do == "kill"
+    assert "code=exhausted" in machine.log or do == "kill"
+
+
+@pytest.mark.fault("H1", "no thread can be started once the model is ready: five deaths, then the machine ends with 72")
+def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery) -> None:
+    """Finding 14: it was started again for ever, and ended with 70."""
+    cluster.begin(20, QUICK)
+    starved = cluster.workers(sabotage={"at": "worker.pipeline:Pipeline.start", "do": "no_room"})
+    assert starved.wait() == 72, starved.said
+    recovery.injected(starved.said_times("worker_died"))
+    assert starved.said_times("worker_died") == 5
+    assert cluster.attempts() == {}
+    assert "no further thread or process can be started" in starved.said
+    assert "ulimit -v" in starved.said
+    cluster.workers()
+    cluster.until_closed()
+    cluster.assert_exact()
 
 
 # --- V2: asked to end ---

@@ -14,7 +14,8 @@ from core.settings import Settings
 from embq.machines import Fleet as Machines
 from worker.daemon import Supervisor
 from worker.gpus import Gpu
-from worker.report import Report
+from worker.progress import ProgressBoard, Span
+from worker.report import FINISHED, Report
 from worker.slot import Fleet, Slot, _child_env
 from worker.workplace import Options
 
@@ -85,6 +86,31 @@ def test_a_slot_hears_why_its_process_ends_and_what_it_cannot_load(slot: Any) ->
     slot.give_up("it died", "look into its log")
     assert slot.why == f"{'é' * 300}; {'ü' * 300}"
     assert (slot.doing, slot.over) == ("given_up", True)
+
+
+@pytest.mark.parametrize(
+    ("said", "holds_unit", "status", "counted"),
+    [
+        (b"WL", False, Exit.UNAVAILABLE, 1),
+        (b"WLR", False, Exit.EXHAUSTED, 1),
+        (b"WLR", False, -9, 1),
+        (b"WLR", True, Exit.EXHAUSTED, 0),  # charged to the unit, which is tried three times
+        (b"WLRF", False, Exit.EXHAUSTED, 0),
+        (b"WLR", False, Exit.OUTPUT, 0),  # it waits for room on a disk
+    ],
+)
+def test_a_death_without_progress_counts_whatever_its_moment(
+    slot: Any, said: bytes, holds_unit: bool, status: int, counted: int
+) -> None:
+    """Finding 14: a death after the model was ready was not counted."""
+    slot, report = slot
+    for word in said:
+        report.finished() if word == FINISHED[0] else report.say(bytes([word]))
+    slot.read_report()
+    slot.board = ProgressBoard()
+    with slot.board.step("read", [Span("token", 7)] if holds_unit else []):
+        slot.count_death(status)
+    assert slot.idle_deaths == counted
 
 
 def test_a_supervisor_ends_when_its_last_device_is_given_up_and_not_before() -> None:

@@ -42,7 +42,8 @@ that never returns and keeps every other thread from running), ``pause`` (``seco
 ``raise_oom`` (torch.OutOfMemoryError),
 ``raise_no_kernel`` (as of a card for which torch has no code), ``raise_sticky`` (an illegal memory access, after which
 every call to the simulated cards of ``cards`` fails),
-``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows),
+``raise`` (``error``: name of a built-in exception), ``allocate`` (more memory than RLIMIT_AS allows), ``no_room``
+(RLIMIT_AS of what is used now, so that no thread can be started any more),
 ``signal`` (``number``, to itself), ``segfault`` (a C call that reads what is not its own), ``abort`` (what an assertion
 in C does).
 
@@ -122,11 +123,11 @@ def _act(entry):
         cuda = _of_tests("fake_cuda")
         cuda.break_device()
         raise cuda.accelerator_error(cuda.ILLEGAL)
+    elif do == "no_room":
+        resource.setrlimit(resource.RLIMIT_AS, (_used() + 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]))
     elif do == "allocate":
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[0]) * resource.getpagesize()
         before = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20, before[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (_used() + 64 * 2**20, before[1]))
         try:
             bytearray(2**30)
         finally:
@@ -135,6 +136,11 @@ def _act(entry):
         raise getattr(builtins, entry["error"])("sabotage")
     else:
         raise ValueError(f"nothing is known of {entry}")
+
+
+def _used():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def _allowed(entry):

@@ -1,0 +1,52 @@
+"""What this process may use, and what a user reads where it is used up."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.memory import container_bytes, machine_bytes
+
+AT_THE_BOUNDARY = """
+import resource, sys, threading
+from embq import cli
+
+def starved(*_, **__):
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
+    threading.Thread(target=print).start() if sys.argv[1] == "thread" else bytearray(2**30)
+
+cli.cli.main = starved
+sys.exit(cli.run(["status"]))
+"""
+
+
+@pytest.mark.parametrize(("what", "says"), [("memory", "memory that this process may use"), ("thread", "ulimit -u")])
+def test_memory_and_threads_that_are_used_up_are_no_bug(what: str, says: str) -> None:
+    """Finding 14: exit 70, and a file of details."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_BOUNDARY, what], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (72, False), done.stderr
+    assert "error[exhausted]: " in done.stderr
+    assert says in done.stderr
+
+
+def test_a_limit_of_the_container_or_of_the_process_is_what_it_may_use(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert container_bytes(tmp_path) == 1_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_bytes(tmp_path) == 0
+    limit = machine_bytes() // 4
+    told = subprocess.run(
+        [sys.executable, "-c", "from core.memory import memory_bytes; print(memory_bytes())"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        check=True,
+    )
+    assert 0 < int(told.stdout) <= limit
