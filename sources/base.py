@@ -12,6 +12,9 @@ from core.units import Sample, Unit
 SAMPLE_MAX_BYTES = 32_000_000
 """Largest file, member or line that is taken as one sample; images.md gives 32 MB as the limit of an encoded image."""
 
+FILE_UNITS_MAX = 1 << 24
+"""Units of one file. More are what a small file says that was made to keep planning busy."""
+
 Memory = bytes | mmap.mmap
 """A file in memory: for both, a slice is bytes and an item is a number."""
 

@@ -22,7 +22,7 @@ from sources.storage import open_unchanged
 SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 """What may follow the name of a text file; what counts is how the file begins."""
 
-DAMAGE_CODES = ("source_truncated", "source_damaged", "unsupported_compression")
+DAMAGE_CODES = ("source_truncated", "source_damaged", "unsupported_compression", "too_large")
 """Codes of a compressed file that cannot be read to its end."""
 
 HEAD_BYTES = 13
@@ -42,7 +42,9 @@ _PADDED = ("gzip", "xz")
 _INPUT_BYTES = 1 << 18
 OUTPUT_BYTES = 1 << 20
 _XZ_MEMORY_BYTES = 256 << 20
-"""What decompressing may take: a header can ask for 4 GB."""
+"""What decompressing may take: a header can ask for 4 GB. zstd's own limit is a window of 128 MiB."""
+_BEYOND_WINDOW = ("Memory usage limit exceeded", "requires too much memory for decoding")
+"""Ends of what xz and zstd say of a header that asks for more."""
 
 
 class _Decoder(Protocol):
@@ -158,11 +160,11 @@ class Members(io.RawIOBase):
             try:
                 out = self._decoder.decompress(data, most)
             except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
-                raise self._damage(f"it is damaged: {error}") from error
+                raise self._refused(error) from error
             except Exception as error:
                 if type(error).__name__ != "ZstdError":  # its module is imported only where it is needed
                     raise
-                raise self._damage(f"it is damaged: {error}") from error
+                raise self._refused(error) from error
             if out:
                 return out
 
@@ -177,6 +179,16 @@ class Members(io.RawIOBase):
         if data and not data.startswith(MAGICS[self._compression]):
             raise self._damage("there is something else behind its end")
         return data
+
+    def _refused(self, error: Exception) -> SourceError:
+        """What a library said about the content."""
+        if not str(error).endswith(_BEYOND_WINDOW):
+            return self._damage(f"it is damaged: {error}")
+        return SourceError(
+            f"{self._path}: as {self._compression}, its window is larger than what readers have memory for",
+            code="too_large",
+            next_step="compress it again with a smaller one: zstd without --ultra and --long, xz -6",
+        )
 
     def _damage(self, what: str, code: str = "source_damaged") -> SourceError:
         return SourceError(
@@ -201,9 +213,10 @@ def unpack(data: Memory, path: str, moved: Moved, most: int) -> Memory:
             moved()
             if whole.tell() + len(piece) > most:
                 raise SourceError(
-                    f"{path}: holds more than {most} bytes when it is decompressed",
+                    f"{path}: holds more than the {max(0, most):,} bytes that a reader may have here when it is "
+                    "decompressed",
                     code="too_large",
-                    next_step="split it into smaller files",
+                    next_step="split it into smaller files, or give the worker more memory; then embq retry",
                 )
             whole.write(piece)
     return whole.getvalue()

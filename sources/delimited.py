@@ -15,11 +15,13 @@ from itertools import chain, islice
 
 from core.errors import InputError, SampleError, SourceError
 from core.log import Events
+from core.memory import decoded_bytes
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import Choice, Column, choose, named_columns, refuse_doubled
 from sources.compressed import SUFFIXES as COMPRESSED
 from sources.fields import decode_text
+from sources.inspection import UNREADABLE_CODES, marked, refuse_marked
 from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
 from sources.text_files import Cut, Text, check_head, damage_of, open_planned, open_text, whole_first
@@ -29,6 +31,11 @@ log = Events("sources")
 
 FIELD_MAX_BYTES = 2 * SAMPLE_MAX_BYTES
 """A longer field or line makes its row a `bad_csv`; between this and `SAMPLE_MAX_BYTES` it is `too_large`."""
+
+COLUMNS_MAX = 10_000
+
+_MANY_FIELDS, _FIELD_BYTES = 1 << 20, 150
+"""A line up to this size is split without a look at it. A field of few bytes takes so many in each of two forms."""
 
 _CHUNK_ROWS = 64
 """Turned into samples at a time, so that images behind URLs are fetched several at a time."""
@@ -84,13 +91,14 @@ class DelimitedSource:
             if first or error.code not in UNUSABLE_CODES:
                 raise
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield unit
+            yield marked(unit, error.code) if error.code in UNREADABLE_CODES else unit
             return
         if not first:
             raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per row."""
+        refuse_marked(unit)
         if unit.samples is None:
             with open_text(unit, moved) as text:
                 check_head(text, unit)
@@ -145,6 +153,8 @@ def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
     try:
         line = next(lines, "").removeprefix(_MARK)
         delimiter = "\t" if _is_tabbed(path) else next((one for one in ",;\t" if one in line), ",")
+        if line.count(delimiter) >= COLUMNS_MAX:
+            raise csv.Error(f"it has more than {COLUMNS_MAX:,} names")
         fields = next(csv.reader(chain([line], lines), delimiter=delimiter, strict=True), [])
         names = [decode_text(field.encode("latin-1")) for field in fields]
     except (csv.Error, SampleError) as error:
@@ -183,10 +193,11 @@ class _Lines:
 
     Attributes:
         offset: of the byte behind the last line that was given.
+        begun: where the row that is being read begins: set to `offset` before each row.
     """
 
     def __init__(self, text: Text, offset: int) -> None:
-        self.offset = offset
+        self.offset = self.begun = offset
         self._text = text
 
     def __iter__(self) -> Iterator[str]:
@@ -201,6 +212,10 @@ class _Lines:
             while not line.endswith(b"\n") and (line := self._text.readline(1 << 20)):
                 self.offset += len(line)
             raise csv.Error(f"a line has more than {FIELD_MAX_BYTES} bytes")
+        if self.offset - self.begun > FIELD_MAX_BYTES:
+            raise csv.Error(f"a row has more than {FIELD_MAX_BYTES} bytes")
+        if len(line) > _MANY_FIELDS and _FIELD_BYTES * sum(map(line.count, (b",", b";", b"\t"))) > decoded_bytes():
+            raise csv.Error("a line has more fields than a reader has memory for here")
         return line.decode("latin-1")
 
 
@@ -210,6 +225,7 @@ def _rows(text: Text, offset: int, delimiter: str, columns: int) -> Iterator[tup
     lines = _Lines(text, offset)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
+        lines.begun = lines.offset
         try:
             fields = next(reader)
         except StopIteration:

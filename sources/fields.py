@@ -8,10 +8,15 @@ from codecs import BOM_UTF8
 from typing import Any
 
 from core.errors import SampleError
+from core.memory import decoded_bytes
 from core.units import json_text
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Lower-case extensions of images. Where a key has several, the first in this order is embedded."""
+
+_SMALL_JSON_CHARS, _VALUE_BYTES = 1 << 20, 120
+"""JSON up to this size is parsed without a look at it. A parsed value takes up to so many bytes: an empty object 64,
+its place in a list or object 8 to 40, and both are there twice while they grow."""
 
 # JSON has no NaN; Python writes it all the same, and img2dataset's metadata holds it for "unknown".
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
@@ -37,6 +42,10 @@ def parse_object(text: str, code: str) -> dict[str, Any]:
 
     A number beyond float64, such as 1e400, is an infinite float, which `compact_json` makes null as well.
     """
+    if len(text) > _SMALL_JSON_CHARS:
+        values = text.count(",") + text.count("[") + text.count("{")
+        if values * _VALUE_BYTES > decoded_bytes():
+            raise SampleError("too_large", f"JSON of about {values:,} values, more than a reader has memory for here")
     try:
         value = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:

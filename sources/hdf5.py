@@ -7,6 +7,7 @@ link, in external storage or in a virtual dataset is refused.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -15,13 +16,14 @@ from typing import Any
 
 from core.errors import ConfigError, InputError, SourceError
 from core.log import Events
+from core.memory import decoded_bytes
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
-from sources.base import Moved, ReadOptions, unwatched
+from sources.base import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, ReadOptions, unwatched
 from sources.columns import Choice, named_columns
 from sources.hdf5_datasets import Found, beside_of, choose
-from sources.inspection import DIED, inspect, marked, refuse_marked
+from sources.inspection import UNREADABLE_CODES, inspect, marked, refuse_marked
 from sources.rows import UNUSABLE_CODES, RowSamples, readable_now
-from sources.storage import open_unchanged, stat_file
+from sources.storage import beyond_memory, beyond_units, open_unchanged, stat_file
 from sources.tables import table_errors
 
 log = Events("sources")
@@ -59,11 +61,13 @@ class Hdf5Source:
         unit = self._whole(path, options)
         try:
             chosen, ids = choose(_datasets(inspect(unit)), unit)
+            if sum(one.rows for one in chosen) > FILE_UNITS_MAX * options.unit_samples:
+                raise beyond_units(path)
         except SourceError as error:
             if error.code not in UNUSABLE_CODES:
                 raise
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield marked(unit) if error.code == DIED else unit
+            yield marked(unit, error.code) if error.code in UNREADABLE_CODES else unit
             return
         if ids:
             unit = replace(unit, options=tuple(sorted({**dict(unit.options), "ids": ids}.items())))
@@ -94,9 +98,10 @@ class Hdf5Source:
                 text = _dataset(file, path, unit)
                 ids = _dataset(file, beside_of(path, named["ids"]), unit) if named.get("ids") else None
                 choice = Choice(text=path, image="", is_link=False, key=named.get("ids", ""), metadata=())
-                for at in range(start, start + rows, _SLICE_ROWS):
+                at_once = min(_rows_at_once(one, unit) for one in (text, ids) if one is not None)
+                for at in range(start, start + rows, at_once):
                     moved()
-                    stop = min(at + _SLICE_ROWS, start + rows)
+                    stop = min(at + at_once, start + rows)
                     with _file_errors(unit.source):
                         texts = text[at:stop]
                         keys = ids[at:stop] if ids is not None else [None] * len(texts)
@@ -211,6 +216,21 @@ def _dataset(file: Any, path: str, unit: Unit) -> Any:
         code="source_changed",
         next_step="put the planned file back, or plan a new run",
     )
+
+
+def _rows_at_once(dataset: Any, unit: Unit) -> int:
+    """Rows of a dataset to read at a time; SourceError `too_large` where an item is larger than a sample may be, or a
+    chunk larger than a reader may hold."""
+    size = int(dataset.dtype.itemsize)
+    if size > SAMPLE_MAX_BYTES:
+        raise SourceError(
+            f"{unit.source}: {dataset.name} has items of {size:,} bytes, more than {SAMPLE_MAX_BYTES:,}",
+            code="too_large",
+            next_step="write it with strings of variable length",
+        )
+    if 2 * size * math.prod(dataset.chunks or ()) > decoded_bytes():  # as it is stored, and decompressed
+        raise beyond_memory(unit.source, f"reading a chunk of {dataset.name}")
+    return max(1, min(_SLICE_ROWS, SAMPLE_MAX_BYTES // max(1, size)))
 
 
 def _key(value: Any) -> bytes | int | None:

@@ -6,10 +6,12 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from sys import getsizeof
 
 from core.errors import InputError, SourceError
+from core.memory import unit_bytes
 from core.units import Sample, Unit
-from sources import compressed
+from sources import compressed, inspection
 from sources.arrow import ARROW
 from sources.arrow import SUFFIXES as ARROW_SUFFIXES
 from sources.base import Described, Inspected, Moved, ReadOptions, Source, unwatched
@@ -18,7 +20,7 @@ from sources.files import FilesSource
 from sources.folder_walk import is_image, shown, walk_images
 from sources.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from sources.hdf5 import Hdf5Source
-from sources.inspection import DIED
+from sources.inspection import DIED, GUARDED
 from sources.parquet import PARQUET
 from sources.parquet import SUFFIXES as PARQUET_SUFFIXES
 from sources.rows import within
@@ -225,7 +227,10 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
         roots: the folders and URLs that units may lie in, links resolved; empty allows all.
         moved: called whenever bytes have come in.
 
-    Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source does.
+    Tables are read in a process of their own, under a limit of memory: see `sources.inspection`.
+
+    Raises SourceError `shard_scheme_denied`, `source_denied` or `unknown_kind` at once, later what the source does, and
+    `too_large` where the texts of the unit are more than a unit may have.
     """
     check_source(unit.source)
     if not _is_allowed(unit.source, roots):
@@ -234,8 +239,28 @@ def read(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Itera
             code="source_denied",
             next_step="start that worker with the input's folder in EMBQ_ROOTS, or move the input; then embq retry",
         )
-    source = source_for(unit.kind)
-    return read_wanted(source, within(unit, roots) if roots else unit, moved)
+    source_for(unit.kind)
+    samples = inspection.read(unit, roots, moved) if unit.kind in GUARDED else read_here(unit, roots, moved=moved)
+    return _bounded(unit, samples)
+
+
+def read_here(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> Iterator[Sample]:
+    """What `read` gives, read in this process whatever the kind; nothing is checked before."""
+    return read_wanted(source_for(unit.kind), within(unit, roots) if roots else unit, moved)
+
+
+def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
+    """The samples; SourceError `too_large` where their texts together are more than `core.memory.unit_bytes`."""
+    left = most = unit_bytes()
+    for sample in samples:
+        left -= getsizeof(sample.text) + getsizeof(sample.metadata)
+        if left < 0:
+            raise SourceError(
+                f"{unit.source}: texts and metadata of one unit take more than {most:,} bytes",
+                code="too_large",
+                next_step="plan it with a smaller --unit-size, or give the worker more memory",
+            )
+        yield sample
 
 
 def _is_allowed(source: str, roots: Sequence[str]) -> bool:

@@ -84,6 +84,8 @@ class RowSamples:
                 raise SampleError("too_large", f"the image has {len(image)} bytes, more than {SAMPLE_MAX_BYTES}")
             if others:
                 metadata = compact_json({name: plain(value) for name, value in others.items()}, "bad_metadata")
+                if len(metadata) > SAMPLE_MAX_BYTES:
+                    raise SampleError("too_large", f"the metadata have {len(metadata)} characters as JSON")
         except SampleError as problem:
             return Sample(ordinal=ordinal, key=key, error=(problem.code, problem.message))
         return Sample(ordinal=ordinal, key=key, image=image, text=decoded, metadata=metadata)

@@ -9,6 +9,7 @@ from core.errors import InputError, SourceError
 from core.log import Events
 from core.units import Unit
 from sources.compressed import DAMAGE_CODES
+from sources.inspection import UNREADABLE_CODES, marked, refuse_marked
 from sources.storage import SAMPLE_MAX_BYTES, stat_file
 from sources.text_files import Text, damage_of, open_planned, whole_first
 
@@ -39,7 +40,8 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
     except SourceError as error:
         if error.code in DAMAGE_CODES:
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield replace(planned, start=0, stop=0)
+            failing = replace(planned, start=0, stop=0)
+            yield marked(failing, error.code) if error.code in UNREADABLE_CODES else failing
             return
         if error.code != "source_changed":
             raise
@@ -92,6 +94,7 @@ def read_lines(file: Text, unit: Unit) -> Iterator[bytes | None]:
     Raises SourceError `source_changed` where the slice does not hold the lines that were planned, and what is wrong
     with a file that was damaged when it was planned.
     """
+    refuse_marked(unit)
     if unit.samples is None:
         raise damage_of(file, unit)
     file.seek(unit.start)

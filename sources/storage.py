@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import io
 import mmap
@@ -12,11 +13,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from core.errors import SourceError
+from core.memory import decoded_bytes
 from core.ranges import RangedFile
 from core.units import Unit
 from sources import ahead, listings, remote, urls
+from sources.base import FILE_UNITS_MAX, FileStatus, Memory, Moved
 from sources.base import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
-from sources.base import FileStatus, Memory, Moved
 from sources.urls import is_url
 
 PIECE_BYTES = 1 << 20
@@ -32,8 +34,8 @@ def etag(status: os.stat_result) -> str:
 def source_errors(path: str) -> Iterator[None]:
     """Translate what the operating system says about `path` into SourceError.
 
-    Codes: `source_missing`, `source_denied`, and `source_unreadable`, which alone is transient: the storage may
-    come back.
+    Codes: `source_missing`, `source_denied`, `too_large` where memory is short, and `source_unreadable`, which alone is
+    transient: the storage may come back.
     """
     try:
         yield
@@ -49,13 +51,35 @@ def source_errors(path: str) -> Iterator[None]:
             code="source_denied",
             next_step="give the user that runs embq the right to read it",
         ) from error
-    except OSError as error:
+    except BrokenPipeError:  # of who reads the samples
+        raise
+    except (MemoryError, OSError) as error:
+        if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+            raise beyond_memory(path) from error
         raise SourceError(
             f"{path}: cannot be read: {error.strerror or error}",
             code="source_unreadable",
             next_step="check the disk or the network share",
             transient=True,
         ) from error
+
+
+def beyond_memory(path: str, what: str = "reading it") -> SourceError:
+    """The error for a file of which a reader would hold more than `core.memory.decoded_bytes`."""
+    return SourceError(
+        f"{path}: {what} takes more memory than a reader may have here, {decoded_bytes():,} bytes",
+        code="too_large",
+        next_step="split it into smaller files or row groups, or give the worker more memory; then embq retry",
+    )
+
+
+def beyond_units(path: str) -> SourceError:
+    """The error for a file with more units than one file may have."""
+    return SourceError(
+        f"{path}: has more than {FILE_UNITS_MAX:,} units",
+        code="too_large",
+        next_step="split it into smaller files, or plan it with a larger --unit-size",
+    )
 
 
 def stat_file(path: str) -> FileStatus:
@@ -194,20 +218,23 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
 def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
     """All of the unit's file, in memory, the version that was planned; what there is of it where it became shorter.
 
-    Raises as `open_unchanged` does.
+    Raises as `open_unchanged` does, and SourceError `too_large` where that is more than a reader may hold.
     """
     if is_url(unit.source):
         whole = ahead.fetched(unit, moved)
         if whole is None:
             status = listings.stat(unit.source)
             _require_same(unit, status.version, code)
+            _require_room(unit.source, status.size)
             whole = remote.load(unit.source, status.size, moved)
         _require_same(unit, listings.stat(unit.source).version, code)
         return whole
     with open_unchanged(unit, code, moved) as file:
         raw = file.raw
         assert isinstance(raw, WatchedFile)
-        return load(raw, os.fstat(raw.fileno()).st_size)
+        size = os.fstat(raw.fileno()).st_size
+        _require_room(unit.source, size)
+        return load(raw, size)
 
 
 def forget_cached(path: str) -> None:
@@ -221,6 +248,11 @@ def _require_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise SourceError(f"{path}: is {what}", code="not_a_file", next_step="name a file")
+
+
+def _require_room(path: str, size: int) -> None:
+    if size > decoded_bytes():
+        raise beyond_memory(path, f"holding its {size:,} bytes at once")
 
 
 def _require_same(unit: Unit, version: str, code: str) -> None:

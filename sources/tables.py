@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from core.errors import InputError, SourceError
 from core.log import Events
 from core.units import Sample, Unit
-from sources.base import Moved, ReadOptions, unwatched
+from sources.base import FILE_UNITS_MAX, Moved, ReadOptions, unwatched
 from sources.columns import Choice, Column, choose, left_out, named_columns, shown
 from sources.cursors import LastCursor
-from sources.inspection import DIED, inspect, marked, refuse_marked
+from sources.inspection import UNREADABLE_CODES, inspect, marked, refuse_marked
 from sources.rows import COLUMN_CODES, UNUSABLE_CODES, RowSamples, metadata_of, readable_now
-from sources.storage import open_unchanged, source_errors, stat_file
+from sources.storage import beyond_memory, beyond_units, open_unchanged, source_errors, stat_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,6 +81,8 @@ class TableSource:
         rows, groups = 0, []
         try:
             found = inspect(whole)
+            if found["rows"] > FILE_UNITS_MAX * options.unit_samples:
+                raise beyond_units(path)
             rows, groups = found["rows"], found["groups"]
             choose(_columns(found), whole.options, path)
         except SourceError as error:
@@ -88,7 +90,7 @@ class TableSource:
                 raise
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
             if error.code not in COLUMN_CODES:
-                yield marked(whole) if error.code == DIED else whole
+                yield marked(whole, error.code) if error.code in UNREADABLE_CODES else whole
                 return
         if not rows:
             raise InputError(f"{path}: has no row", code="empty_input", next_step="leave it out")
@@ -207,7 +209,8 @@ _LAST: LastCursor[_TableCursor] = LastCursor()
 
 @contextmanager
 def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
-    """Translate what a library says about the content of a file into SourceError `table_damaged`.
+    """Translate what a library says about the content of a file into SourceError `table_damaged`, or `too_large` where
+    it asks for more memory than there is.
 
     Errors of the storage have a number, or a class of their own, and pass.
 
@@ -219,9 +222,13 @@ def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     # A size that is damaged may be negative (SystemError), or ask for more memory than there is.
-    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, MemoryError, *more) as error:
+    except MemoryError as error:
+        raise beyond_memory(path) from error
+    except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, *more) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise
+        if "allocation failed" in str(error):  # as HDF5 says it
+            raise beyond_memory(path) from error
         raise SourceError(
             f"{path}: cannot be read as what its name says: {' '.join(str(error).split())[:300]}",
             code="table_damaged",

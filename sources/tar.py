@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from core.errors import SampleError, SourceError
 from core.log import Events
+from core.memory import decoded_bytes
 from core.units import Sample, Unit
 from sources.base import LOOKED_AT_BYTES, Memory, Moved, ReadOptions, unwatched
 from sources.compressed import beginning, unpack
@@ -32,8 +33,8 @@ log = Events("sources")
 SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
-UNPACKED_MAX_BYTES = 8 << 30
-"""Most that a compressed shard may hold; it is in memory as a whole."""
+MEMBER_BYTES = 1500
+"""Memory that a member takes beside its content: itself, its name, and its entry in a sample."""
 
 _AGAIN = DAMAGE_CODES | {"source_truncated", "source_damaged"}
 """What is read once more before it is believed."""
@@ -137,8 +138,19 @@ def _load(unit: Unit, moved: Moved) -> tuple[Memory, list[Member]]:
             next_step="check the disk or the network share",
             transient=True,
         )
-    data = unpack(data, unit.source, moved, UNPACKED_MAX_BYTES)
-    return data, walk(data, unit.source)
+    return unpacked(data, unit.source, moved)
+
+
+def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member]]:
+    """A shard that is in memory, decompressed where it is compressed, and its members, all of them checked.
+
+    Raises SourceError as `unpack` and `walk`, and `too_large` where all of it is more than a reader may hold.
+    """
+    most = decoded_bytes() - len(data)
+    whole = unpack(data, path, moved, most)
+    if whole is not data:
+        most -= len(whole)
+    return whole, walk(whole, path, max(0, most) // MEMBER_BYTES)
 
 
 def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, list[Member]]:

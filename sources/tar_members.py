@@ -6,6 +6,7 @@ passes as a small one. Here every header is checked, and the archive itself must
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 from zlib import adler32
 
@@ -17,11 +18,14 @@ NAME_MAX_BYTES = 4096
 """PATH_MAX on Linux; a longer name is damage or an attack."""
 EXTENSION_MAX_BYTES = 1 << 20
 """Largest PAX or GNU header extension; real ones are below 10 kB."""
+RECORDS_MAX = 1_000
+"""PAX records of one member; real ones have below 30. Those of all members are copied for each."""
 
 DAMAGE_CODES = frozenset({"shard_truncated", "shard_bad_header", "shard_no_end_marker", "shard_trailing_data"})
 """What `walk` calls an archive that is not whole."""
 
 _ZERO = bytes(BLOCK)
+_PIECE_BYTES = 1 << 20
 _REGULAR = b"0\x007"
 _FOLDER = ord("5")
 _SPARSE = ord("S")
@@ -57,12 +61,16 @@ class _DamageError(Exception):
         self.code = code
 
 
-def walk(data: Memory, path: str) -> list[Member]:
+def walk(data: Memory, path: str, most: int = sys.maxsize) -> list[Member]:
     """All members of the archive `data` in order, without folders. `path` is named in errors.
 
-    Raises SourceError `shard_truncated`, `shard_bad_header`, `shard_no_end_marker` or `shard_trailing_data`.
+    Args:
+        most: members that may be there.
+
+    Raises SourceError `shard_truncated`, `shard_bad_header`, `shard_no_end_marker`, `shard_trailing_data` or
+    `too_large`.
     """
-    members, at, damage = _walk(data)
+    members, at, damage = _walk(data, most)
     if damage is not None:
         raise SourceError(
             f"{path}: {damage} (at byte {at} of {len(data)}, after {len(members)} whole members)",
@@ -77,7 +85,7 @@ def walk_beginning(data: Memory) -> list[Member]:
     return [member for member in _walk(data)[0] if member.stop <= len(data)]
 
 
-def _walk(data: Memory) -> tuple[list[Member], int, _DamageError | None]:
+def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _DamageError | None]:
     """The members, the byte at which the walk ended, and what is wrong there."""
     members: list[Member] = []
     shared: dict[str, bytes] = {}  # PAX records of all members that follow
@@ -97,6 +105,8 @@ def _walk(data: Memory) -> tuple[list[Member], int, _DamageError | None]:
                 at += BLOCK
                 continue
             members.append(member)
+            if len(members) > most:
+                raise _DamageError(f"a reader has memory for {most:,} members here, and there are more", "too_large")
             at = _end_of(data, member.stop)
         if pending:
             raise _DamageError("the archive ends between a header extension and its member")
@@ -176,6 +186,8 @@ def _read_extension(data: Memory, at: int, header: bytes, shared: dict[str, byte
         return after
     target = shared if flag == ord("g") else pending
     target.update(_pax_records(content))
+    if len(target) > RECORDS_MAX:
+        raise _DamageError(f"more than {RECORDS_MAX:,} PAX records for one member")
     return after
 
 
@@ -218,18 +230,20 @@ def _check_end(data: Memory, at: int) -> None:
 
     One zero block instead of two is accepted: every member is there.
     """
-    end = data[at:]
-    odd = len(end) % BLOCK
-    if end.count(0) != len(end):
-        raise _DamageError(
-            "data behind the end-of-archive marker: two archives in one file, or a lost header",
-            "shard_trailing_data",
-        )
-    if odd and len(end) < 2 * BLOCK:
+    for start in range(at, len(data), _PIECE_BYTES):
+        piece = data[start : start + _PIECE_BYTES]
+        if piece.count(0) != len(piece):
+            raise _DamageError(
+                "data behind the end-of-archive marker: two archives in one file, or a lost header",
+                "shard_trailing_data",
+            )
+    zeros = len(data) - at
+    odd = zeros % BLOCK
+    if odd and zeros < 2 * BLOCK:
         raise _DamageError("the shard ends inside its end-of-archive marker", "shard_truncated")
     if odd:
         raise _DamageError(
-            f"the last {odd} of {len(end)} zero bytes are no whole block of {BLOCK}: all members are there, and bytes "
+            f"the last {odd} of {zeros} zero bytes are no whole block of {BLOCK}: all members are there, and bytes "
             "were added behind the end-of-archive marker, or cut off",
             "shard_trailing_data",
         )

@@ -12,15 +12,14 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import Protocol
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.base import Moved, unwatched
+from sources.base import FILE_UNITS_MAX, Moved, unwatched
 from sources.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
 from sources.cursors import LastCursor
-from sources.storage import base_name, open_unchanged
+from sources.storage import base_name, beyond_units, open_unchanged
 
 OPTION = "compression"
 """The option by which a unit says how its file is compressed; units of plain files have none."""
@@ -125,7 +124,11 @@ def whole_first(unit: Unit, cuts: Iterator[Cut]) -> Iterable[Cut]:
     """
     if OPTION not in dict(unit.options):
         return cuts
-    flat = array("q", chain.from_iterable(cuts))
+    flat = array("q")
+    for cut in cuts:
+        flat.extend(cut)
+        if len(flat) > 3 * FILE_UNITS_MAX:
+            raise beyond_units(unit.source)
     return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 

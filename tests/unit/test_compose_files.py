@@ -97,6 +97,29 @@ def test_a_service_has_no_rights_a_root_that_cannot_be_written_and_bounded_logs(
     assert name == "init" or service["init"] is True
 
 
+def size_of(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([mg])b?", text).groups()  # type: ignore[union-attr]
+    return int(number) << {"m": 20, "g": 30}[unit]
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_service_has_a_bound_for_memory_and_for_processes(file: str, name: str) -> None:
+    """Finding 9: containers had neither."""
+    service = as_started(file)[name]
+    assert 64 << 20 <= size_of(service["mem_limit"]) <= 32 << 30
+    assert 64 <= service["pids_limit"] <= 8192
+    # Files in memory count as well.
+    assert sum(size_of(folder.partition("size=")[2].split(",")[0]) for folder in service["tmpfs"]) < size_of(
+        service["mem_limit"]
+    )
+
+
+def test_the_broker_has_room_for_what_it_holds_twice() -> None:
+    broker = as_started(STACK)["broker"]
+    memory = broker["command"][broker["command"].index("--maxmemory") + 1]
+    assert size_of(broker["mem_limit"]) >= 2 * size_of(memory)
+
+
 def test_the_one_service_that_is_root_reaches_no_network_and_ends() -> None:
     init = as_started(STACK)["init"]
     assert init["network_mode"] == "none"

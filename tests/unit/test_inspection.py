@@ -20,17 +20,14 @@ from sources.kinds import SOURCES, read
 CHILD = """
 import os
 from sources import inspection
-answer = inspection._answer
-def fatal(unit, cpu_s, first_metadata):
+look = inspection._look
+def fatal(unit, metadata_of):
     if "aborts" in unit.source:
         os.abort()
     while "spins" in unit.source:
         pass
-    return answer(unit, cpu_s, first_metadata)
-def limited(unit, cpu_s, first_metadata):
-    answer(unit, cpu_s, first_metadata)  # sets the limit
-    return fatal(unit, cpu_s, first_metadata)
-inspection._answer = limited
+    return look(unit, metadata_of)
+inspection._look = fatal
 inspection.serve()
 """
 """A process that looks as always, except that two libraries are as bad as some are."""

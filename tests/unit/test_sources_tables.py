@@ -18,7 +18,7 @@ from core.units import Sample, Unit
 from embq.verify import verify
 from producer.plan import plan
 from sources.base import ReadOptions
-from sources.kinds import SOURCES, detect, modalities_of, read
+from sources.kinds import SOURCES, detect, modalities_of, read, read_here
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -190,7 +190,7 @@ def test_an_odd_value_is_one_failure(tmp_path: Path, suffix: str, monkeypatch: p
     broken = pa.array([b"caf\xe9"]).cast(pa.binary()).view(pa.string())
     values = pa.concat_arrays([pa.array(["ok", None, "", " \n", "x" * 101]), broken, pa.array(["twice", "twice"])])
     path = write(tmp_path / f"t.{suffix}", text=values, id=["a", "b", "c", "d", None, "f", "g", "g"])
-    samples = samples_of(path)
+    samples = [sample for unit in units_of(path) for sample in read_here(unit, ())]
     assert [(s.key, code(s)) for s in samples] == [
         ("a", None),
         ("b", "missing_text"),

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from core.errors import SampleError, SourceError
 from sources.base import Memory, ReadOptions, unwatched
-from sources.compressed import unpack
 from sources.fields import IMAGE_EXTENSIONS, decode_file, decode_metadata
 from sources.storage import SAMPLE_MAX_BYTES, load_unchanged
-from sources.tar import UNPACKED_MAX_BYTES, TarSource, split_name
-from sources.tar_members import Member, walk
+from sources.tar import TarSource, split_name, unpacked
+from sources.tar_members import Member
 
 SHOWN = 20
 """Violations of a kind that a shard tells of; the others are counted."""
@@ -69,8 +68,7 @@ def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
     """
     try:
         (unit,) = TarSource().split(url, ReadOptions())
-        data = unpack(load_unchanged(unit, "shard_changed", unwatched), url, unwatched, UNPACKED_MAX_BYTES)
-        members = walk(data, url)
+        data, members = unpacked(load_unchanged(unit, "shard_changed", unwatched), url, unwatched)
     except SourceError as error:
         message = error.message.removeprefix(f"{url}: ")
         return Inspected(url=url, violations=(Violation(code=error.code, where=url, message=message),), total=1)
