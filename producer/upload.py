@@ -21,6 +21,7 @@ from core.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
 from core.uploads import WINDOW, End
 from producer.announce import record_of
 from sources.extensions import extensions_of
+from sources.storage import source_errors
 
 LOOK_S = 0.05
 LISTEN_S = 2.5
@@ -98,6 +99,8 @@ def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None
 
     Its id follows from where it goes, so planning it again gives the same upload. Of inputs the oldest come
     first: where more is sent to a run, the writer has those, and asks for what follows.
+
+    Raises SourceError where one of the files cannot be read: it cannot be sent.
     """
     layout = Layout(planned)
     info = load_run(planned)
@@ -110,13 +113,14 @@ def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None
     paths["run.json"] = planned / "run.json"
     files = []
     for name, path in paths.items():
-        status = path.stat()
+        with source_errors(str(path)):
+            status, digest = path.stat(), file_sha256(path)
         files.append(
             UploadFile(
                 path=name,
                 bytes=status.st_size,
                 mtime_ns=status.st_mtime_ns if name in by_value else 0,
-                sha256=file_sha256(path),
+                sha256=digest,
             )
         )
     record = record_of(info, Path(output)).to_json()

@@ -228,11 +228,11 @@ def hdf5_rows(unit: Unit, _images: bool) -> Iterator[Row]:
     import h5py
 
     named = dict(unit.options)
-    pattern = "/".join("[0-9]+" if part.isdigit() else re.escape(part) for part in unit.items[0][0].split("/"))
+    pattern = "/".join(r"\d+" if part.isdecimal() else re.escape(part) for part in unit.items[0][0].split("/"))
     with h5py.File(unit.source, "r") as file:
         wanted = named.get("text_column", "").strip("/")
         paths = [wanted] if wanted in file else [path for path, _ in _datasets(file) if re.fullmatch(pattern, path)]
-        paths.sort(key=lambda path: [int(part) if part.isdigit() else part for part in path.split("/")])
+        paths.sort(key=lambda path: [int(part) if part.isdecimal() else part for part in path.split("/")])
         at = 0
         stop = unit.first + (unit.samples or 0)
         for path in paths:

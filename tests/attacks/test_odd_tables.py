@@ -28,7 +28,9 @@ from pyarrow import ipc
 from core.errors import Exit, InputError, SourceError
 from core.units import Sample, Unit
 from embq.verify import verify
+from producer.enqueue import Request, prepare
 from producer.plan import plan
+from producer.upload import Inputs, pack
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, detect, read
 
@@ -303,7 +305,11 @@ def test_keys_are_made_of_types_that_text_says_exactly(
 
 
 @TABLES
-@pytest.mark.parametrize("values", [[1.5, 2.5], [True, False], [b"a", b"b"], [["a"], ["b"]]], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [[1.5, 2.5], [True, False], [b"a", b"b"], [["a"], ["b"]]],
+    ids=["float", "bool", "bytes", "list"],
+)
 def test_an_id_column_that_cannot_hold_keys_is_refused_by_its_name(
     tmp_path: Path, suffix: str, values: list[Any]
 ) -> None:
@@ -418,6 +424,14 @@ def test_links_beside_the_batches_change_nothing(tmp_path: Path, notebook: h5py.
     assert [sample.text for sample in samples_of(tmp_path / "n.h5")] == ["0 a", "0 b", "2 a", "2 b"]
 
 
+def test_batches_numbered_in_other_digits_are_verified(tmp_path: Path) -> None:
+    """Finding 15: `embq verify` knew the digits 0 to 9 alone, and exited with 65."""
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        for number in ("0", "\u0661", "\u0662"):
+            file.create_dataset(f"batches/{number}/text", data=[f"of {number}"], dtype=STRINGS)
+    assert checked(build(tmp_path / "out", [tmp_path / "t.h5"])) == 3
+
+
 @pytest.mark.parametrize("values", [[1.5, 2.5], [True, False]], ids=["float", "bool"])
 def test_ids_of_an_hdf5_file_that_cannot_be_keys_are_refused_by_their_name(tmp_path: Path, values: list[Any]) -> None:
     """Finding 21: they were ignored without a word, and rows were counted."""
@@ -499,6 +513,26 @@ def test_a_file_that_cannot_be_read_is_one_failure_unless_it_is_all_there_is(
             list(read(unit, ()))
         assert failed.value.code == "not_a_file"
     assert "table_unusable" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_cannot_be_sent(tmp_path: Path) -> None:
+    """Finding 21: where the plan goes on without such a file, `embq enqueue --inline` must not end with a traceback."""
+    (tmp_path / "in" / "x.jsonl").mkdir(parents=True)
+    (tmp_path / "in" / "z.jsonl").write_text('{"text": "x"}\n')
+    inputs = Inputs("/out")
+    request = Request(
+        inputs=(str(tmp_path / "in"),),
+        output=tmp_path / "run",
+        models=("stub:8",),
+        modalities=("text",),
+        precision="fp32",
+        part_rows=1000,
+        options=ReadOptions(),
+        version="0",
+    )
+    assert prepare(request, relocate=inputs.relocate).info.units == 2
+    with pytest.raises(SourceError, match=r"x\.jsonl: cannot be read"):
+        pack(tmp_path / "run", "/out", inputs)
 
 
 # --- from the command to the check ---
