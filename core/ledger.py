@@ -6,6 +6,7 @@ Thin and typed: the decisions are in the scripts of `core.lua`, so that they are
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,18 @@ from core.scripts import Script, load_scripts
 
 BULK_BYTES = 256 * 1024
 """A larger result may take longer to send than another answer takes to come."""
+
+
+_NUMBERS = frozenset(
+    (
+        *("priority", "total", "cursor", "done", "bytes", "limit_bytes", "limit_entries", "rows", "failures", "n"),
+        *("quarantined", "truncated", "tokens", "tokens_left", "tokens_waiting", "opened_ms", "began_ms"),
+        *("last_commit_ms", "rows_before", "unit_ms", "fed_ms", "helped_ms"),
+    )
+)
+"""Fields of `meta` that hold numbers."""
+_FINGERPRINT = re.compile(r"[A-Za-z0-9._+-]{1,64}")
+_PLAIN = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,22 @@ class Ledger:
     def meta(self) -> dict[str, str]:
         """The run's counters and settings; empty where the broker does not know the run."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
-        return {name.decode(): value.decode() for name, value in raw.items()}
+        found = {_text(name): _text(value) for name, value in raw.items()}
+        return {name: _plain(name, value) for name, value in found.items()}
+
+    def mend(self, fields: Mapping[str, int | str]) -> list[str]:
+        """Put back what `meta` should hold of `fields`, and 0 for what should be a number; gives the names of those
+        that were otherwise. For the writer: whoever else may write there may have written anything."""
+        raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
+        there = {_text(name): _text(value) for name, value in raw.items()}
+        wanted = {name: _plain(name, value) for name, value in there.items()}
+        if int(wanted.get("cursor", 0)) > int(fields.get("total", 0)):
+            wanted["cursor"] = "0"
+        wanted |= {name: str(value) for name, value in fields.items()}
+        wrong = {name: value for name, value in wanted.items() if there.get(name) != value}
+        if wrong and "gen" in there:
+            self.client.hset(self.keys[0], mapping=cast("Any", wrong))
+        return sorted(wrong)
 
     def holders(self, units: Sequence[int]) -> list[str]:
         """The token of the lease on each of some units; "" where there is none."""
@@ -90,6 +118,14 @@ class Ledger:
         names = [str(u) for u in units]
         found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("owner")], names))
         return [_text(token) for token in found]
+
+    def published(self, units: Sequence[int]) -> list[str]:
+        """The published result of each of some units, as "<token> <stream id>"; "" where there is none."""
+        if not units:
+            return []
+        names = [str(u) for u in units]
+        found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("pub")], names))
+        return [_text(one) for one in found]
 
     def gen(self) -> str:
         """The queue's generation; "" where the broker does not know the run, or only in another protocol version."""
@@ -110,7 +146,8 @@ class Ledger:
         gen = token.split(":", 1)[0]
         own_ms = math.ceil(unit_s * 1000)
         word, detail, poison = self._call("claim", u, token, gen, int(lease_s * 1000), fingerprint, int(idle), own_ms)
-        return Claim(_text(word), _text(detail), frozenset(int(ordinal) for ordinal in _text(poison).split()))
+        named = (ordinal for ordinal in _text(poison).split() if ordinal.isascii() and ordinal.isdigit())
+        return Claim(_text(word), _text(detail), frozenset(int(ordinal[:18]) for ordinal in named))
 
     def start(self, held: Iterable[tuple[int, str]]) -> set[str]:
         """Charge an attempt to each (u, token) that is now begun; gives the tokens whose lease is lost."""
@@ -300,4 +337,13 @@ def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _plain(name: str, value: str) -> str:
+    """A field of `meta`; "0" where it should be a number and is none, "" where a fingerprint is none."""
+    if name == "fingerprint":
+        return value if _FINGERPRINT.fullmatch(value) else ""
+    if name not in _NUMBERS or _PLAIN.fullmatch(value) or (name == "tokens_left" and not value):
+        return value
+    return "0"

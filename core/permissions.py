@@ -79,6 +79,7 @@ PERMISSIONS = {
         "writer admin",
         f"XREADGROUP GROUP {GROUP} c STREAMS {_RES} >",
         f"XRANGE {_RES} - +",
+        f"MEMORY USAGE {_RES}",
         f"HGET {upload_key(_RUN, 'pieces')} 0",
     ),
     "commit": _may("commit units (set done bits)", "writer admin", f"SETBIT {_DONE} 0 1"),

@@ -70,9 +70,13 @@ class ResultStream:
         if messages and isinstance(messages[0], list) and messages[0] and isinstance(messages[0][0], (list, tuple)):
             messages = messages[0]
         return [
-            Entry(id_.decode(), {name.decode(): value for name, value in (fields or {}).items()})
+            Entry(id_.decode(), {name.decode(errors="replace"): value for name, value in (fields or {}).items()})
             for id_, fields in messages
         ]
+
+    def is_overfull(self) -> bool:
+        """Whether it holds more bytes than workers that keep to the bound can have put there."""
+        return int(self._client.memory_usage(self._key, samples=0) or 0) > LIMIT_BYTES
 
     def has_room(self) -> bool:
         """Whether it is below its bounds, without sending a result to find out."""
@@ -81,6 +85,8 @@ class ResultStream:
         entries = self._client.xlen(self._key)
         if most_bytes is None or most_entries is None or not entries:
             return True
+        if not all((number or b"0").isdigit() for number in (waiting, most_bytes, most_entries)):
+            return True  # the writer puts them right
         return int(waiting or 0) < int(most_bytes) and entries < int(most_entries)
 
     def unacknowledged(self) -> int:

@@ -8,6 +8,7 @@ Failures: ordinal int32 (null for the whole unit), key, code, message, attempt i
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def unlike(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
 
 
 def _without_width(field: pa.Field) -> pa.Field:
-    return field.with_type(pa.list_(field.type.value_field)) if pa.types.is_fixed_size_list(field.type) else field
+    return field.with_type(pa.list_(field.type.value_field, 1)) if pa.types.is_fixed_size_list(field.type) else field
 
 
 def vector_type(rows: RowSpec, dim: int) -> pa.DataType:
@@ -229,12 +230,103 @@ class Result:
     failures: pa.Table
 
 
-def decode_result(data: Any) -> Result:
-    """The result in a bytes-like object, without copying it; OutputError where it is not one."""
+def decode_result(data: Any, schema: pa.Schema) -> Result:
+    """The result in a bytes-like object, without copying it; OutputError where it is not one.
+
+    The bytes may be hostile. Arrow verifies the metadata of each message; what it leaves to its caller is done here:
+    the metadata is no longer than that of the schema that is expected, only the messages that `encode_result` writes
+    are there, the schema is compared before rows are read, no body is compressed (a few bytes can say that they become
+    many), and all offsets, lengths and texts are validated. So reading takes no more memory than `data` itself.
+
+    Args:
+        schema: what `row_schema` gives for the run; lengths of vectors are not compared.
+    """
     try:
-        reader = pa.BufferReader(data)
-        rows = pa.ipc.open_stream(reader).read_all()
-        failures = pa.ipc.open_stream(reader).read_all()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise OutputError(f"a result is not readable: {error}", code="bad_result") from error
+        view = memoryview(data).cast("B")
+        stream = pa.BufferReader(data)
+        rows = _read_table(stream, view, schema)
+        failures = _read_table(stream, view, FAILURE_SCHEMA)
+        if stream.tell() != len(view):
+            raise _bad("there are bytes behind its end")
+    except (pa.ArrowException, ValueError, TypeError, OSError, EOFError, struct.error) as error:
+        raise _bad(error) from error
     return Result(rows, failures)
+
+
+def _bad(why: object, code: str = "bad_result") -> OutputError:
+    return OutputError(f"a result is not readable: {' '.join(str(why).split())[:300]}", code=code)
+
+
+_MESSAGE = struct.Struct("<Ii")
+_MARK = 0xFFFFFFFF
+
+
+def _read_table(stream: pa.BufferReader, view: memoryview, wanted: pa.Schema) -> pa.Table:
+    """The next stream of one schema, one batch and an end."""
+    most = 2 * wanted.serialize().size + 1024
+    told = pa.ipc.read_schema(_next_message(stream, view, "schema", most))
+    if differing := unlike(told, wanted):
+        raise _bad(f"its columns are not those of the run: {', '.join(differing)[:200]}", "wrong_schema")
+    schema = pa.schema([_with_width(field, told.field(i).type) for i, field in enumerate(wanted)])
+    message = _next_message(stream, view, "record batch", most)
+    if _is_compressed(memoryview(message.metadata)):
+        raise _bad("it is compressed")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    for field, column in zip(schema, batch.columns, strict=True):
+        if (not field.nullable and column.null_count) or (_is_vector(field) and _has_nulls(column)):
+            raise _bad(f"its column {field.name} has nulls")
+    if _MESSAGE.unpack_from(view, stream.tell()) != (_MARK, 0):
+        raise _bad("there is no end behind its rows")
+    stream.seek(_MESSAGE.size, 1)
+    return pa.Table.from_batches([batch])
+
+
+def _next_message(stream: pa.BufferReader, view: memoryview, type_: str, most: int) -> pa.Message:
+    # Looked at before Arrow walks through the metadata, which may take time and memory many times its length.
+    mark, length = _MESSAGE.unpack_from(view, stream.tell())
+    if mark != _MARK or not 0 < length <= most:
+        raise _bad(f"there is no {type_} of at most {most} bytes of metadata")
+    message = pa.ipc.read_message(stream)
+    if message.type != type_:
+        raise _bad(f"there is a {message.type} for a {type_}")
+    return message
+
+
+def _is_vector(field: pa.Field) -> bool:
+    return bool(pa.types.is_fixed_size_list(field.type))
+
+
+def _with_width(field: pa.Field, told: pa.DataType) -> pa.Field:
+    if not _is_vector(field):
+        return field
+    if told.list_size < 1:
+        raise _bad(f"its vectors have {told.list_size} numbers")
+    return field.with_type(pa.list_(field.type.value_field, told.list_size))
+
+
+def _has_nulls(vectors: pa.FixedSizeListArray) -> bool:
+    return bool(vectors.null_count or vectors.values.null_count)
+
+
+def _is_compressed(metadata: memoryview) -> bool:
+    """Whether a record batch names a compression, by its flatbuffer (Arrow's Message.fbs; it is verified by now).
+
+    pyarrow tells of it nowhere, and inflates as it reads.
+    """
+    header = _table(metadata, _field(metadata, _table(metadata, 0), 2))
+    return _field(metadata, header, 3) != 0
+
+
+def _table(data: memoryview, at: int) -> int:
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table stands; 0 where the table lacks it."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    slot = 4 + 2 * number
+    if slot + 2 > struct.unpack_from("<H", data, vtable)[0]:
+        return 0
+    (offset,) = struct.unpack_from("<H", data, vtable + slot)
+    return table + int(offset) if offset else 0

@@ -140,11 +140,13 @@ ROLES = {
                 keys=_of_runs("meta", "owner", "spare", "busy", "att", "poison"),
                 access="RW",
             ),
-            Grant(commands="hset", keys=_of_runs("pub"), access="W"),
+            # A result that is published stays: nobody but the writer changes it or takes it away.
+            Grant(commands="hsetnx", keys=_of_runs("pub"), access="W"),
             Grant(commands="zadd zrem", keys=_of_runs("hinted", "due"), access="RW"),
             Grant(commands="xadd", keys=_of_runs("res"), access="W"),
             # What it says of itself, and what it measures.
-            Grant(commands="zadd zrem set del", keys=[*_OF_WORKERS, *_SERVICES], access="W"),
+            Grant(commands="zadd zrem", keys=[WORKERS, SERVICES], access="W"),
+            Grant(commands="set del", keys=[worker_key("*"), service_key("*")], access="W"),
             Grant(commands="hset hdel hexists hrandfield", keys=[RATES], access="RW"),
             Grant(commands="set", keys=[TURNS], access="W"),
             # Hints are taken, put back and dropped; the data of one is never written.
@@ -163,7 +165,7 @@ ROLES = {
                 commands="exists get mget set del unlink expire evalsha "
                 "hget hmget hgetall hlen hexists hkeys hvals hset hsetnx hdel hincrby "
                 "zrange zrangebyscore zcard zscore zadd zrem setbit getbit bitcount bitpos "
-                "xadd xlen xrange xack xdel xreadgroup xgroup|create xpending",
+                "xadd xlen xrange xack xdel xreadgroup xgroup|create xpending memory|usage",
                 keys=["embq:*"],
                 access="RW",
             ),

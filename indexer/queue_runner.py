@@ -228,8 +228,9 @@ class _Stage:
                 queue_empty=waiting == 0,
                 reap_at=self._steady.reap_at(),
             )
-        hints.push(self._queue, [self._hint(u) for u in urgent], at_front=True)
-        hints.push(self._queue, [self._hint(u) for u in units], at_front=False)
+        # The broker may have been told that there are more.
+        hints.push(self._queue, [self._hint(u) for u in urgent if u < len(self._units)], at_front=True)
+        hints.push(self._queue, [self._hint(u) for u in units if u < len(self._units)], at_front=False)
 
     def _hint(self, u: int) -> IndexHint:
         return IndexHint(run=self._record.run, gen=self._gen, u=u, unit=self._units[u].describe())

@@ -15,7 +15,7 @@ import redis
 
 from core import hints
 from core.broker import ServerInfo, reach
-from core.control import PRIORITY
+from core.control import Control
 from core.errors import EmbqError
 from core.hints import Hint
 from core.indexing import forget_abandoned
@@ -54,7 +54,7 @@ class _Fed:
 
     @property
     def weight(self) -> int:
-        return int(self.meta.get("priority") or PRIORITY)
+        return Control().with_wishes(self.meta).priority
 
     @property
     def left(self) -> int:
@@ -63,7 +63,8 @@ class _Fed:
 
     def samples(self) -> int:
         """Samples of the next unit; where only reading it tells, as many as the units done so far had. 0: not known."""
-        planned = self.manifest.unit(int(self.meta.get("cursor", 0))).expected if self.left else None
+        cursor = int(self.meta.get("cursor", 0))
+        planned = self.manifest.unit(cursor).expected if cursor < len(self.manifest) else None
         if planned is not None:
             return max(1, planned)
         done, rows, failures = (int(self.meta.get(name, 0)) for name in ("done", "rows", "failures"))
@@ -173,8 +174,9 @@ class Feeder:
                     fresh=fresh[run.id],
                     unit_s=unit_s,
                 )
-            urgent += [run.hint(u) for u in again]
-            normal[run.id] = deque(run.hint(u) for u in units)
+            # The broker may have been told that there are more.
+            urgent += [run.hint(u) for u in again if u < len(run.manifest)]
+            normal[run.id] = deque(run.hint(u) for u in units if u < len(run.manifest))
         batch = [normal[run].popleft() for run in turns if normal[run]]
         batch += [hint for rest in normal.values() for hint in rest]
         weights = {run.id: run.weight for run in fed}
@@ -201,7 +203,7 @@ class Feeder:
             # Without a generation the writer has not set the run up yet, or is about to rebuild it.
             if not meta.get("gen") or state != "running":
                 continue
-            if (manifest := self._manifest(record, int(meta["total"]))) is not None:
+            if (manifest := self._manifest(record, int(meta.get("total", 0)))) is not None:
                 fed.append(_Fed(record, manifest, ledger, meta))
         return fed
 

@@ -132,7 +132,7 @@ def go_on(root: Place) -> None:
 
 def published(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Entry:
     """A unit's result, as a worker publishes it."""
-    samples, failures, data = embedded(unit, info, embedder)
+    samples, failures, data, _ = embedded(unit, info, embedder)
     fields: dict[str, object] = {
         "u": u,
         "token": "1-0:worker:0",
@@ -148,8 +148,8 @@ def published(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Entry:
 
 def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
     """A unit's result, as a worker would publish it and the writer would accept it."""
-    _, _, data = embedded(unit, info, embedder)
-    result = decode_result(data)
+    _, _, data, schema = embedded(unit, info, embedder)
+    result = decode_result(data, schema)
     whole = result.failures["ordinal"].null_count > 0
     return Accepted(
         entry="0-1",
@@ -164,8 +164,8 @@ def accepted(u: int, unit: Unit, info: RunInfo, embedder: Embedder) -> Accepted:
     )
 
 
-def embedded(unit: Unit, info: RunInfo, embedder: Embedder) -> tuple[int, int, bytes]:
-    """Rows and failures of a unit's result, and the result."""
+def embedded(unit: Unit, info: RunInfo, embedder: Embedder) -> tuple[int, int, bytes, pa.Schema]:
+    """Rows and failures of a unit's result, the result, and the schema of its rows."""
     attempt = 1 if unit.retry is None else unit.retry.attempts + 1
     samples: list[Sample] = []
     failures: list[Failure] = []
@@ -192,7 +192,7 @@ def embedded(unit: Unit, info: RunInfo, embedder: Embedder) -> tuple[int, int, b
     vectors |= {name: similarities(made[image], made[text])[0] for name, (image, text) in compared.items()}
     schema = row_schema(outputs, embedder.dims, info.rows, compared=tuple(compared))
     data = encode_result(samples, vectors, failures, schema, info.rows.columns)
-    return len(samples), len(failures), data
+    return len(samples), len(failures), data, schema
 
 
 # --- damage ---

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Meta
 
-from core.errors import OutputError
+from core import wire
+from core.errors import MalformedError, OutputError, OutsideError
 from core.layout import Layout
 from core.live import failed_keys, record_failures
 from core.manifest import Manifest
+from core.memory import memory_bytes
 from core.protocol import VERSION
-from core.result_stream import Entry
-from core.results import Result, decode_result, failure_batch, row_schema, unlike, vector_widths
+from core.result_stream import LIMIT_BYTES, Entry
+from core.results import Result, decode_result, failure_batch, row_schema, vector_widths
 from core.retries import Retry
 from core.run_info import RunInfo
-from core.units import Failure
+from core.units import Failure, Unit
+from core.wire import Count, ShortText, UnitId, UnitNumber, Word
 from writer.hashing import read_hashed
-from writer.staging import staged_path
+from writer.staging import is_staged
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,66 @@ class Accepted:
     retry: Retry | None = None
 
 
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """What every entry of the result stream says: whose result it is.
+
+    Attributes:
+        u: unit index.
+        token: the lease under which it was published; `QUARANTINE` for what the broker's scripts publish.
+    """
+
+    u: UnitNumber
+    token: Annotated[str, Meta(pattern=r"\A[!-~]{1,400}\Z")]
+
+    @property
+    def worker(self) -> str:
+        """Name of the worker, as it says."""
+        return self.token.partition(":")[2].rpartition(":")[0]
+
+
+QUARANTINE = "quarantine"
+
+
+class _Version(msgspec.Struct, frozen=True):
+    v: Word = ""
+
+
+class _Published(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a result, besides `data`. Either that is there, or `ref` and `sha256` of a staging file."""
+
+    unit_id: UnitId
+    rows: Count
+    failures: Count
+    fingerprint: Word
+    truncated: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    tokens: Annotated[int, Meta(ge=0, lt=2**36)] = 0  # so that their sum over all units of a run has 64 bits
+    ref: ShortText = ""
+    sha256: Word = ""
+
+
+class _GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of the failure that stands for a unit after its last attempt."""
+
+    code: Word
+    message: ShortText
+    attempts: Annotated[int, Meta(ge=0, lt=1_000_000)]
+
+
+MOST_MESSAGE = 1_000
+"""Characters of the message of a failure."""
+MOST_TEXT_BYTES = 8_192
+"""Of the fields of an entry that hold no rows."""
+
+
+def read_fields(form: type[T], entry: Entry) -> T:
+    """The fields of an entry as a form; MalformedError where they are none."""
+    wanted = [field.name for field in msgspec.structs.fields(form)]
+    raw = {name.encode(): entry.fields[name] for name in wanted if name in entry.fields}
+    if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
+        raise wire.malformed("result", f"its fields have more than {MOST_TEXT_BYTES} bytes")
+    return wire.read_hash(form, raw, what="result")
+
+
 class Rejected(Exception):
     """A result that cannot be used; its unit runs again. `code` and the message go into the unit's account."""
 
@@ -85,60 +154,65 @@ class Acceptor:
         lengths = dict.fromkeys(outputs, 8)  # which only a loaded model tells
         compared = tuple(info.model.compared) if info.rows.similarity else ()
         chunked = info.model.chunking is not None
+        self._most_bytes = max(LIMIT_BYTES, memory_bytes() // 4)
         self._schema = row_schema(outputs, lengths, info.rows, compared=compared, chunked=chunked)
 
     def accept(self, entry: Entry) -> Accepted:
         """The result in a stream entry; Rejected where it cannot be trusted."""
         try:
             return self._accept(entry)
-        except (KeyError, ValueError) as error:
-            raise Rejected("bad_result", f"its fields cannot be read: {error}") from error
+        except MalformedError as error:
+            raise Rejected("bad_result", error.message) from error
 
     def _accept(self, entry: Entry) -> Accepted:
-        fields = {name: value for name, value in entry.fields.items() if name != "data"}
-        text = {name: value.decode("utf-8", "replace") for name, value in fields.items()}
-        u, token = int(text["u"]), text["token"]
-        unit_id = self.manifest.unit_id(u)
-        retry = self.manifest.unit(u).retry if self.manifest.is_retry(u) else None
-        if token == "quarantine":
-            return self._given_up(entry, text, unit_id, retry)
-        self._check_origin(u, unit_id, text)
-        result = self._decode(entry.fields, text)
-        self._check_counts(result, u, text, None if retry is None or not retry.only else retry.ordinals)
-        widths = self._check_schema(result)
-        self.fingerprint, self.widths = text["fingerprint"], widths
+        sender = read_fields(Sender, entry)
+        u = sender.u
+        unit, unit_id = self.manifest.unit(u), self.manifest.unit_id(u)
+        retry = unit.retry
+        if sender.token == QUARANTINE:
+            return self._given_up(entry, u, unit_id, retry)
+        version = read_fields(_Version, entry).v or "none"
+        if version != str(VERSION):
+            raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
+        said = read_fields(_Published, entry)
+        self._check_origin(u, unit_id, said)
+        data, result = self._decode(entry, said, unit_id)
+        self._check_counts(result, unit, u, said)
+        widths = self._check_widths(result)
+        self.fingerprint, self.widths = said.fingerprint, widths
         failures = self._by_sample(result.failures, retry)
         whole_unit = failures["ordinal"].null_count
         return Accepted(
             entry=entry.id,
             u=u,
             unit_id=unit_id,
-            token=token,
+            token=sender.token,
             rows=result.rows,
             failures=failures,
             quarantined=str(failures["code"][0]) if whole_unit else "",
-            staged=text.get("ref", ""),
-            bytes=int(text["bytes"]),
-            truncated=int(text.get("truncated", "0")),
-            tokens=max(0, int(text.get("tokens", "0"))),
+            staged=said.ref,
+            bytes=len(data),
+            truncated=said.truncated,
+            tokens=said.tokens,
             retry=retry,
         )
 
-    def _given_up(self, entry: Entry, text: Mapping[str, str], unit_id: str, retry: Retry | None) -> Accepted:
+    def _given_up(self, entry: Entry, u: int, unit_id: str, retry: Retry | None) -> Accepted:
         """The failure that the broker has published for a unit after its last attempt."""
+        said = read_fields(_GivenUp, entry)
         whole = Failure(
             ordinal=None,
             key="",
-            code=text["code"] or "crash",
-            message=text["message"],
-            attempt=int(text["attempts"]) + (0 if retry is None else retry.attempts),
+            code=said.code or "crash",
+            message=said.message,
+            attempt=said.attempts + (0 if retry is None else retry.attempts),
         )
         failures = pa.Table.from_batches([failure_batch([whole])])
         return Accepted(
             entry=entry.id,
-            u=int(text["u"]),
+            u=u,
             unit_id=unit_id,
-            token=text["token"],
+            token=QUARANTINE,
             rows=pa.table({}),
             failures=self._by_sample(failures, retry),
             quarantined=whole.code if retry is None or not retry.only else "",
@@ -147,15 +221,12 @@ class Acceptor:
             retry=retry,
         )
 
-    def _check_origin(self, u: int, unit_id: str, text: Mapping[str, str]) -> None:
-        """The result is of this version, this unit and the run's model."""
-        if text.get("v") != str(VERSION):
-            version = text.get("v", "none")
-            raise Rejected("wrong_version", f"the result is of protocol version {version}, this writer's is {VERSION}")
-        if text["unit_id"] != unit_id:
-            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {text['unit_id']}")
-        if self.fingerprint and text["fingerprint"] != self.fingerprint:
-            raise Rejected("wrong_model", f"model fingerprint {text['fingerprint']}, the run has {self.fingerprint}")
+    def _check_origin(self, u: int, unit_id: str, said: _Published) -> None:
+        """The result is of this unit and the run's model."""
+        if said.unit_id != unit_id:
+            raise Rejected("wrong_unit", f"unit {u} is {unit_id}, the result is of {said.unit_id}")
+        if self.fingerprint and said.fingerprint != self.fingerprint:
+            raise Rejected("wrong_model", f"model fingerprint {said.fingerprint}, the run has {self.fingerprint}")
 
     def _by_sample(self, failures: pa.Table, retry: Retry | None) -> pa.Table:
         """The failures; one that stands for all samples of a retry as one of each, so that each key keeps its own."""
@@ -175,53 +246,53 @@ class Acceptor:
         ]
         return pa.Table.from_batches([failure_batch(each)])
 
-    def _decode(self, fields: Mapping[str, bytes], text: Mapping[str, str]) -> Result:
+    def _decode(self, entry: Entry, said: _Published, unit_id: str) -> tuple[bytes | memoryview, Result]:
         data: bytes | memoryview
-        if ref := text.get("ref"):
-            path = staged_path(self.layout, ref)
-            if path is None:
-                raise Rejected("bad_result", f"{ref!r} is no staging file")
+        if ref := said.ref:
+            if not is_staged(ref, unit_id):
+                raise Rejected("bad_result", f"{ref!r} is no staging file of unit {unit_id}")
             try:
-                data, digest = read_hashed(path)
+                data, digest = read_hashed(self.layout.staging, ref, self._most_bytes)
+            except OutsideError as error:
+                raise Rejected("bad_result", error.message) from error
             except OSError as error:
                 raise Rejected("lost_result", f"staging file {ref} is gone: {error.strerror}") from error
             # Workers do not fsync staging files (a lost one is only computed again), so the hash decides.
-            if digest != text["sha256"]:
+            if digest != said.sha256:
                 raise Rejected("lost_result", f"staging file {ref} is damaged")
         else:
-            data = fields["data"]
+            data = entry.fields.get("data", b"")
         try:
-            return decode_result(data)
+            return data, decode_result(data, self._schema)
         except OutputError as error:
             raise Rejected(error.code, error.message) from error
 
-    def _check_schema(self, result: Result) -> Mapping[str, int]:
-        """The columns are those of the run; the lengths of the run's vectors, which these rows may be first to tell."""
+    def _check_widths(self, result: Result) -> Mapping[str, int]:
+        """The lengths of the run's vectors, which these rows may be the first to tell."""
         if not result.rows.num_rows:
             return self.widths
-        if differing := unlike(result.rows.schema, self._schema):
-            raise Rejected("wrong_schema", f"its columns are not those of the run: {', '.join(differing)}")
         widths = vector_widths(result.rows.schema)
         if self.widths and widths != self.widths:
             raise Rejected("wrong_schema", f"its vectors have {_said(widths)} numbers, the run's {_said(self.widths)}")
         return widths
 
-    def _check_counts(self, result: Result, u: int, text: Mapping[str, str], wanted: Sequence[int] | None) -> None:
-        """Each ordinal exactly once, as a row or as a failure, and as many as were announced.
-
-        Args:
-            wanted: the ordinals of a retry; None where they are all from 0 on.
-        """
+    def _check_counts(self, result: Result, unit: Unit, u: int, said: _Published) -> None:
+        """Each ordinal exactly once, as a row or as a failure, and as many as were announced and planned."""
+        wanted = unit.wanted
         rows, failures = result.rows.num_rows, result.failures.num_rows
-        if (rows, failures) != (int(text["rows"]), int(text["failures"])):
+        if (rows, failures) != (said.rows, said.failures):
             raise Rejected("wrong_count", f"unit {u} has {rows} rows and {failures} failures, not what it announced")
+        if failures and not _are_plain(result.failures):
+            raise Rejected("bad_result", f"unit {u}: a failure has no plain code, or too long a message")
         if result.failures["ordinal"].null_count:
             if rows or failures != 1:
                 raise Rejected("wrong_count", f"unit {u} failed as a whole and has {rows} rows")
             return
         if "chunk" in result.rows.column_names:
-            _check_chunks(result, u, wanted)
+            _check_chunks(result, u, wanted, unit.expected)
             return
+        if unit.expected not in (None, rows + failures):
+            raise Rejected("wrong_count", f"unit {u} has {unit.expected} samples, the result {rows + failures}")
         seen = np.concatenate([result.rows["ordinal"].to_numpy(), result.failures["ordinal"].to_numpy()])
         if not np.array_equal(np.sort(seen), np.arange(rows + failures) if wanted is None else wanted):
             raise Rejected("wrong_count", f"unit {u}: its ordinals are not each there once")
@@ -231,8 +302,17 @@ def _said(widths: Mapping[str, int]) -> str:
     return ", ".join(str(width) for width in widths.values())
 
 
-def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None) -> None:
-    """Each text once: as a failure, or as its chunks, each of which is a row or a failure.
+def _are_plain(failures: pa.Table) -> bool:
+    codes = pc.match_substring_regex(failures["code"], "^[A-Za-z0-9._+-]{1,64}$")
+    lengths = pc.utf8_length(failures["message"])
+    return bool(
+        pc.all(codes).as_py() and pc.max(lengths).as_py() <= MOST_MESSAGE and pc.min(failures["attempt"]).as_py() >= 0
+    )
+
+
+def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None, expected: int | None) -> None:
+    """Each text of the unit once, as many as are expected where that is known: as a failure, or as its chunks, each of
+    which is a row or a failure.
 
     Where a text has rows, they say how many chunks it has; a failure of one of them has its key.
     """
@@ -243,6 +323,8 @@ def _check_chunks(result: Result, u: int, wanted: Sequence[int] | None) -> None:
     every = np.union1d(texts, failed)
     if not np.array_equal(every, np.arange(len(every)) if wanted is None else wanted):
         raise Rejected("wrong_count", f"unit {u}: a text has neither rows nor a failure")
+    if expected not in (None, len(every)):
+        raise Rejected("wrong_count", f"unit {u} has {expected} texts, the result {len(every)}")
     pairs = np.stack([ordinals, rows["chunk"].to_numpy()])
     if np.unique(pairs, axis=1).shape[1] != len(ordinals) or (pairs[1] < 0).any() or (pairs[1] >= counts).any():
         raise Rejected("wrong_count", f"unit {u}: a chunk is there twice, or has no number of its text")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from core import beneath
 
 STEP_BYTES = 1 << 20
 """Read at once, and hashed while the next is read."""
@@ -20,12 +24,18 @@ _BESIDE = ThreadPoolExecutor(1, thread_name_prefix="hashing")
 """One for both: the writer reads results and writes parts one after the other."""
 
 
-def read_hashed(path: Path) -> tuple[memoryview, str]:
-    """The bytes of a file and their hex SHA-256; OSError where it cannot be read."""
+def read_hashed(folder: Path, name: str, most_bytes: int) -> tuple[memoryview, str]:
+    """The bytes of a file and their hex SHA-256; OSError where it cannot be read, or is longer than `most_bytes`.
+
+    Raises OutsideError where the name or the folder is a link, or the file is no regular one.
+    """
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with open(beneath.open_file(folder.parent, f"{folder.name}/{name}"), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, at most {most_bytes} are read", name)
         # Of numpy, because a bytearray would be filled with zeros first.
-        data = np.empty(path.stat().st_size, np.uint8).data
+        data = np.empty(size, np.uint8).data
         hashed = []
         end = 0
         while read := file.readinto(data[end : end + STEP_BYTES]):

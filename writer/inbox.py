@@ -18,13 +18,15 @@ class Inbox:
 
     def read(self) -> list[Entry]:
         """The next results; none where nothing is there now."""
+        # Nobody but a hostile worker makes the stream so large that what is read at once could be too much to hold.
+        count = 1 if self._stream.is_overfull() else self._count
         if self._delivered_after is not None:
             # What was delivered to us before a restart comes first, to its end.
-            entries = self._stream.read(self._delivered_after, count=self._count, block_ms=None)
+            entries = self._stream.read(self._delivered_after, count=count, block_ms=None)
             self._delivered_after = entries[-1].id if entries else None
             if entries:
                 return entries
-        entries = self._stream.read(">", count=self._count, block_ms=None)
+        entries = self._stream.read(">", count=count, block_ms=None)
         size = sum(len(entry.fields.get("data", b"")) for entry in entries)
         if size > READ_BYTES:
             self._count = max(1, self._count // 2)

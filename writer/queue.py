@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from core.control import Control
 from core.ledger import Ledger
 from core.log import Events
+from core.protocol import VERSION
 from core.registry import RunRecord, live_workers, register
+from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from writer.commit import Committer
 from writer.workload import Workload
 
@@ -93,6 +95,19 @@ class RunQueue:
     def differs(self) -> bool:
         """Whether the broker has another number of units as done than the log."""
         return int(self._ledger.meta().get("done", 0)) != self._committer.state.count
+
+    def mend(self, total: int, fingerprint: str) -> None:
+        """Put right what somebody else has written to the run's counters and settings."""
+        known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
+        settings: dict[str, int | str] = {
+            "v": VERSION,
+            "total": total,
+            "limit_bytes": LIMIT_BYTES,
+            "limit_entries": LIMIT_ENTRIES,
+            **known,
+        }
+        if wrong := self._ledger.mend(settings):
+            self._log.warning("queue_mended", run=self._record.run, fields=",".join(wrong)[:200])
 
     def timing(self) -> dict[str, float]:
         """What the run took, by the broker's clock; information for `embq status` once the broker is gone."""

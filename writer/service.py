@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import redis
 
@@ -21,8 +21,9 @@ from core.registry import RunRecord
 from core.result_stream import Entry
 from core.run_info import load_run
 from core.scripts import load_scripts
+from core.wire import MalformedError, malformed, skipped
 from writer import staging
-from writer.accept import Acceptor, Rejected
+from writer.accept import Acceptor, Rejected, Sender, read_fields
 from writer.buffer import Buffer
 from writer.commit import Committer
 from writer.counts import Counts
@@ -181,6 +182,8 @@ class RunWriter:
                 self._rebuild()
             elif self.inbox.has_lost(held=len(self.buffer.results)):
                 self.inbox.read_again()
+            else:
+                self.queue.mend(len(self.manifest), self.acceptor.fingerprint)
 
     def _grow(self) -> None:
         """Take up the units of a generation that was added since we looked, also where the log was closed before."""
@@ -202,34 +205,59 @@ class RunWriter:
         """Read and take what is there, commit what is due; gives the number of results read."""
         self._housekeep()
         entries = self.inbox.read()
-        for entry in entries:
-            self._take(entry)
+        for entry, sender, published in self._sent(entries):
+            self._take(entry, sender, published=published)
         if self.buffer.is_due() or self._nothing_else_outstanding():
             self.flush()
         return len(entries)
 
-    def _take(self, entry: Entry) -> None:
-        if not entry.fields:
-            self.queue.mark([(entry.id, None)])
-            return
-        u, token = int(entry.fields["u"]), entry.fields["token"].decode()
+    def _sent(self, entries: Sequence[Entry]) -> list[tuple[Entry, Sender, bool]]:
+        """The entries that say which unit they are of, and whether each is what was published for it under a lease.
+
+        A worker may put anything into the stream. What cannot be read is taken off it at once.
+        """
+        sent = []
+        for entry in entries:
+            try:
+                sender = read_fields(Sender, entry)
+                if sender.u >= len(self.manifest):
+                    raise malformed("result", f"the run has no unit {sender.u}")
+                sent.append((entry, sender))
+            except MalformedError as error:
+                if entry.fields:  # else it was deleted
+                    skipped("result", f"{self.record.run} {entry.id}", error)
+                self.queue.mark([(entry.id, None)])
+        published = self.ledger.published([sender.u for _, sender in sent])
+        return [
+            (entry, sender, f"{sender.token} {entry.id}" == one)
+            for (entry, sender), one in zip(sent, published, strict=True)
+        ]
+
+    def _take(self, entry: Entry, sender: Sender, *, published: bool) -> None:
+        u, unit_id = sender.u, self.manifest.unit_id(sender.u)
         if self.committer.state.is_done(u):
             self.queue.mark([(entry.id, u)])
-            staging.drop_staged(self.layout, entry)
+            staging.drop_staged(self.layout, entry, unit_id)
             return
         if entry.id in self.buffer.entries:
             return
+        if not published:
+            # Its file stays: it may be that of the worker that holds the lease.
+            skipped("result without a lease", f"{self.record.run} {u} {sender.token}", f"unit {u} was not leased to it")
+            self.queue.mark([(entry.id, None)])
+            return
         if u in self.buffer.units:
             self.queue.mark([(entry.id, None)])
-            staging.drop_staged(self.layout, entry)
+            staging.drop_staged(self.layout, entry, unit_id)
             return
         try:
             result = self.acceptor.accept(entry)
         except Rejected as error:
             self.counts.rejected[error.code] += 1
-            self.log.warning("result_rejected", run=self.record.run, u=u, code=error.code, why=error)
-            self.ledger.reject(entry.id, u, token, error.code, str(error))
-            staging.drop_staged(self.layout, entry)
+            worker = sender.worker
+            self.log.warning("result_rejected", run=self.record.run, u=u, worker=worker, code=error.code, why=error)
+            self.ledger.reject(entry.id, u, sender.token, error.code, f"{error} (said by worker {worker})")
+            staging.drop_staged(self.layout, entry, unit_id)
             return
         if not self.buffer.fits(result):
             self.flush()
@@ -256,6 +284,8 @@ class RunWriter:
         self._grow()
         state = self.committer.state
         if state.count == len(self.manifest) and not self.finished:
+            if self.queue.differs():
+                self.queue.adopt()  # bits were lost, and nobody looks at a finished run again
             self.committer.close(self.queue.timing())
             self.finished = True
             staging.sweep(self.layout, unfinished=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from pathlib import Path
 
 from core.beneath import folder
 from core.durable import drop_in, names_in, output_error
@@ -13,7 +12,7 @@ from core.layout import Layout
 from core.result_stream import Entry
 
 _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
-"""Names that workers give: printable ASCII without a slash."""
+"""Names that workers give: printable ASCII without a slash. They begin with the id of the unit."""
 
 
 def leave_nonce(layout: Layout, nonce: str) -> None:
@@ -28,16 +27,16 @@ def leave_nonce(layout: Layout, nonce: str) -> None:
         raise output_error(error, layout.staging / ".shared") from error
 
 
-def staged_path(layout: Layout, ref: str) -> Path | None:
-    """The staging file that a result names; None where the name could lead out of the staging folder."""
-    return layout.staging / ref if _STAGED.fullmatch(ref) else None
+def is_staged(ref: str, unit_id: str) -> bool:
+    """Whether a result of the unit may name this file: it is in the staging folder, and no other unit's."""
+    return _STAGED.fullmatch(ref) is not None and ref.startswith(f"{unit_id}.")
 
 
-def drop_staged(layout: Layout, entry: Entry) -> None:
-    """Remove the file of a result that will not be taken, where it names one."""
+def drop_staged(layout: Layout, entry: Entry, unit_id: str) -> None:
+    """Remove the file of a result of the unit that will not be taken, where it names one."""
     ref = entry.fields.get("ref", b"").decode("utf-8", "replace")
-    if path := staged_path(layout, ref):
-        drop_in(layout.staging, path.name)
+    if is_staged(ref, unit_id):
+        drop_in(layout.staging, ref)
 
 
 def sweep(layout: Layout, *, unfinished: bool) -> None:

@@ -20,7 +20,7 @@ local count = redis.call('BITCOUNT', done)
 if not get('gen') then return count end
 redis.call('HSET', meta, 'done', count, 'rows', ARGV[1], 'failures', ARGV[2], 'quarantined', ARGV[3], 'n', ARGV[4],
   'truncated', ARGV[5], 'tokens', ARGV[6], 'tokens_left', ARGV[7], 'last_commit_ms', now)
-if count == tonumber(get('total')) and get('state') ~= 'done' then
+if count == total() and get('state') ~= 'done' then
   redis.call('HSET', meta, 'state', 'done')
   redis.call('DEL', hinted, due, owner, spare, busy, att, poison)
 end
@@ -41,7 +41,7 @@ return 1
 # grow(gen, total) -> 1: units were added to the manifest; a run that was done goes on with them
 GROW = """
 if get('gen') ~= ARGV[1] then return 0 end
-if tonumber(ARGV[2]) <= tonumber(get('total')) then return 1 end
+if tonumber(ARGV[2]) <= total() then return 1 end
 redis.call('HSET', meta, 'total', ARGV[2])
 if get('state') == 'done' then redis.call('HSET', meta, 'state', 'running') end
 return 1

@@ -28,7 +28,7 @@ for i = 2, #ARGV, 2 do
       for _, lane in ipairs({owner, spare}) do
         local held = redis.call('HGETALL', lane)
         for k = 1, #held, 2 do
-          if begun(held[k + 1]) then redis.call('HINCRBY', att, held[k], -1) end
+          if begun(held[k + 1]) then charge(held[k], -1) end
         end
       end
       redis.call('DEL', due, owner, spare, busy)

@@ -8,10 +8,18 @@ from __future__ import annotations
 # sent before an outage and is carried out after it, the holders must get to beat first.
 NEXT = """
 if get('gen') ~= ARGV[1] or get('state') ~= 'running' then return {0} end
+-- The members of a set that are units; others are taken out of it.
+local function units_among(members)
+  local found = {}
+  for _, u in ipairs(members) do
+    if is_unit(u) then found[#found + 1] = u else redis.call('ZREM', hinted, u) end
+  end
+  return found
+end
 local room, max_attempts, fresh = tonumber(ARGV[2]), tonumber(ARGV[5]), tonumber(ARGV[7])
 local reap = math.abs(now - tonumber(ARGV[4])) < 2000
 -- The server's clock was set back: what was to be looked at soon would otherwise wait as long as that.
-local back = tonumber(get('fed_ms') or '0') - now
+local back = num('fed_ms', 0) - now
 if back > 2000 then
   for _, key in ipairs({due, hinted}) do
     local later = redis.call('ZRANGEBYSCORE', key, now, '+inf', 'WITHSCORES')
@@ -22,9 +30,12 @@ end
 for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500)) do
   local there = redis.call('HGET', pub, u)
   local held = redis.call('HGET', owner, u)
-  if there then
-    local id = string.match(there, '(%S+)$')
-    if #redis.call('XRANGE', res, id, id) == 0 then
+  if not is_unit(u) then
+    redis.call('ZREM', due, u)
+  elseif there then
+    local id = string.match(there, ' (%d+%-%d+)$') or '0-0'
+    local found = redis.pcall('XRANGE', res, id, id)
+    if found.err or #found == 0 then
       redis.call('HDEL', pub, u)
       hint_at_once(u)
     else
@@ -38,15 +49,15 @@ for _, u in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 500
 end
 -- These were in hand and go in front: a queue that is full is no reason to let them wait.
 local units = redis.call('ZRANGEBYSCORE', hinted, 0, 0, 'LIMIT', 0, 500)
+units = units_among(units)
 local urgent = #units
 local patience = ARGV[3] == '1' and 5000 or 600000
-for _, u in ipairs(redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, math.max(0, room - #units))) do
-  units[#units + 1] = u
-end
+local stale = redis.call('ZRANGEBYSCORE', hinted, 1, now - patience, 'LIMIT', 0, math.max(0, room - #units))
+for _, u in ipairs(units_among(stale)) do units[#units + 1] = u end
 room = math.min(room, #units + fresh)
-local cursor, total = tonumber(get('cursor')), tonumber(get('total'))
+local cursor, total = num('cursor', 0), total()
 -- Fewer units than the cursor has passed are done, hinted or due: a key was lost. Pass all of them again.
-if tonumber(get('done')) + redis.call('ZCARD', hinted) + redis.call('ZCARD', due) < cursor then cursor = 0 end
+if num('done', 0) + redis.call('ZCARD', hinted) + redis.call('ZCARD', due) < cursor then cursor = 0 end
 while #units < room and cursor < total do
   if redis.call('GETBIT', done, cursor) == 1 then
     -- Millions of done units are passed in one step; the first byte may have a zero before the cursor.
@@ -70,10 +81,11 @@ end
 -- Workers without work at the tail are told, once a second, of units that they may help with: first of those that
 -- nobody has begun, then of those that have taken longest. own_ms is what a unit takes the fastest of them.
 local idle, own_ms = tonumber(ARGV[6]), tonumber(ARGV[8])
-if idle > 0 and #units == 0 and ARGV[3] == '1' and now - tonumber(get('helped_ms') or '0') > 1000 then
+if idle > 0 and #units == 0 and ARGV[3] == '1' and now - num('helped_ms', 0) > 1000 then
   local held, wanting = redis.call('HGETALL', owner), {}
   for i = 1, #held, 2 do
-    local lane, since = may_help(held[i], held[i + 1], own_ms)
+    local lane, since
+    if is_unit(held[i]) then lane, since = may_help(held[i], held[i + 1], own_ms) end
     if lane then wanting[#wanting + 1] = {tonumber(since), tonumber(held[i])} end
   end
   table.sort(wanting, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)

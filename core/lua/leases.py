@@ -9,8 +9,8 @@ local u, token, lane = ARGV[1], ARGV[2], owner
 if get('gen') ~= ARGV[3] then return {'gen', '', ''} end
 local state = get('state')
 if state ~= 'running' then return {'state', state or '', ''} end
-if not (tonumber(u) >= 0 and tonumber(u) < tonumber(get('total'))) then return {'gen', '', ''} end
-local attempts = redis.call('HGET', att, u) or '0'
+if not is_unit(u) then return {'gen', '', ''} end
+local attempts = tostring(attempts(u))
 if holds(u, token) then return {'ok', attempts, redis.call('HGET', poison, u) or ''} end
 if redis.call('GETBIT', done, u) == 1 or redis.call('HEXISTS', pub, u) == 1 then
   redis.call('ZREM', hinted, u)
@@ -47,7 +47,7 @@ for i = 1, #ARGV, 2 do
   if not known or not holds(u, token) or (state ~= 'running' and give_back(u, token)) then
     lost[#lost + 1] = token
   elseif redis.call('HSETNX', busy, token, now) == 1 then
-    redis.call('HINCRBY', att, u, 1)
+    charge(u, 1)
     redis.call('HSETNX', meta, 'began_ms', now)
   end
 end
@@ -86,19 +86,18 @@ if redis.call('GETBIT', done, u) == 1 then return 2 end
 if not holds(u, token) then return 0 end
 -- An empty stream holds no bytes, also where it was lost with what it held.
 if redis.call('XLEN', res) == 0 then redis.call('HSET', meta, 'bytes', 0, 'tokens_waiting', 0) end
-local waiting = tonumber(get('bytes') or '0')
-if waiting > 0 and waiting + bytes > tonumber(get('limit_bytes')) then return -1 end
-if redis.call('XLEN', res) >= tonumber(get('limit_entries')) then return -1 end
-local since = redis.call('HGET', busy, token)
+local waiting = num('bytes', 0)
+if waiting > 0 and waiting + bytes > num('limit_bytes', 0) then return -1 end
+if redis.call('XLEN', res) >= num('limit_entries', 0) then return -1 end
+local since = plain(redis.call('HGET', busy, token))
 if since then
   -- What a unit usually takes, later ones counting more.
-  local usual = tonumber(get('unit_ms') or '') or (now - since)
+  local usual = num('unit_ms', now - since)
   redis.call('HSET', meta, 'unit_ms', math.floor(usual + (now - since - usual) / 8 + 0.5))
 end
 local fields = {}
 for i = 4, #ARGV do fields[#fields + 1] = ARGV[i] end
-publish_entry(u, token, fields, bytes)
-return 1
+return publish_entry(u, token, fields, bytes) and 1 or 0
 """
 
 # release(u, token, mode, code, message, max_attempts) -> 1 released, 0 lease was lost before. mode: undo | fail
@@ -106,8 +105,8 @@ RELEASE = """
 if not get('gen') then return 0 end
 local u, token, mode = ARGV[1], ARGV[2], ARGV[3]
 if not holds(u, token) then return 0 end
-if mode == 'undo' and begun(token) then redis.call('HINCRBY', att, u, -1) end
-if mode == 'fail' and not begun(token) then redis.call('HINCRBY', att, u, 1) end
+if mode == 'undo' and begun(token) then charge(u, -1) end
+if mode == 'fail' and not begun(token) then charge(u, 1) end
 if not end_lease(u, token) then lapse(u, mode == 'fail', tonumber(ARGV[6]), ARGV[4], ARGV[5]) end
 return 1
 """
@@ -124,7 +123,7 @@ for _, lane in ipairs({spare, owner}) do
     local u, token = held[i], held[i + 1]
     if string.find(token, ':' .. ARGV[1] .. ':', 1, true) then
       local charged = begun(token) and blamed[token] ~= nil
-      if begun(token) and not charged then redis.call('HINCRBY', att, u, -1) end
+      if begun(token) and not charged then charge(u, -1) end
       if not end_lease(u, token) then lapse(u, charged, tonumber(ARGV[2]), 'crash', ARGV[3], blamed[token]) end
       freed = freed + 1
     end

@@ -13,6 +13,21 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local RECHECK, MOST_POISON = 60000, 8
 local function get(name) return redis.call('HGET', meta, name) end
+-- Whoever may write to a key may have written anything: what is no plain number counts as `otherwise`.
+local function plain(said, otherwise)
+  return said and #said < 16 and string.find(said, '^%d+$') and tonumber(said) or otherwise
+end
+local function num(name, otherwise) return plain(get(name), otherwise) end
+local function add(name, by)
+  redis.call('HSET', meta, name, math.max(0, num(name, 0) + by))
+end
+local function total() return math.min(num('total', 0), 100000000) end
+local function is_unit(u) return plain(u) ~= nil and tonumber(u) < total() and tostring(tonumber(u)) == u end
+local function attempts(u) return plain(redis.call('HGET', att, u), 0) end
+local function charge(u, by)
+  local said = redis.call('HGET', att, u) or '0'
+  if #said < 10 and string.find(said, '^%-?%d+$') then redis.call('HINCRBY', att, u, by) end
+end
 local function hint_at_once(u) redis.call('ZREM', due, u) redis.call('ZADD', hinted, 0, u) end
 local function begun(token) return redis.call('HEXISTS', busy, token) == 1 end
 local function holds(u, token)
@@ -39,16 +54,23 @@ local function publish_entry(u, token, fields, bytes)
   local entry = {'u', u, 'token', token, 'bytes', bytes}
   for i, value in ipairs(fields) do
     entry[#entry + 1] = value
-    if i % 2 == 1 and value == 'tokens' and string.find(fields[i + 1], '^%d+$') then
-      redis.call('HINCRBY', meta, 'tokens_waiting', fields[i + 1])
-    end
   end
-  local id = redis.call('XADD', res, '*', unpack(entry))
-  redis.call('HINCRBY', meta, 'bytes', bytes)
-  redis.call('HSET', pub, u, token .. ' ' .. id)
+  local id = redis.pcall('XADD', res, '*', unpack(entry))
+  if type(id) == 'table' then
+    -- A stream whose last id is the greatest one takes nothing any more: the queue is lost, and is made anew.
+    if not string.find(id.err, 'last possible ID', 1, true) then error(id.err) end
+    redis.call('HDEL', meta, 'gen')
+    return false
+  end
+  for i = 1, #fields, 2 do
+    if fields[i] == 'tokens' then add('tokens_waiting', plain(fields[i + 1], 0)) end
+  end
+  add('bytes', bytes)
+  redis.call('HSETNX', pub, u, token .. ' ' .. id)
   end_leases(u)
   redis.call('ZREM', hinted, u)
   redis.call('ZADD', due, now + RECHECK, u)
+  return true
 end
 -- An entry that is there gives its bytes back once; one that is gone already gives nothing back.
 local function take_off_stream(id)
@@ -56,11 +78,8 @@ local function take_off_stream(id)
   if #entry == 1 and get('gen') then
     local fields = entry[1][2]
     for k = 1, #fields, 2 do
-      -- Not -0: Redis 7.0 hands it on as "-0", which is no integer to it.
       local counted = ({bytes = 'bytes', tokens = 'tokens_waiting'})[fields[k]]
-      if counted and string.find(fields[k + 1], '^[1-9]%d*$') then
-        redis.call('HINCRBY', meta, counted, '-' .. fields[k + 1])
-      end
+      if counted then add(counted, -plain(fields[k + 1], 0)) end
     end
   end
   redis.call('XACK', res, 'w', id)
@@ -71,7 +90,7 @@ end
 -- like any other result.
 local function lapse(u, charged, max_attempts, code, message, ordinal)
   end_leases(u)
-  local attempts = tonumber(redis.call('HGET', att, u) or '0')
+  local attempts = attempts(u)
   if charged and attempts >= max_attempts then
     local named = redis.call('HGET', poison, u) or ''
     local _, count = string.gsub(named, '%S+', '')
@@ -100,11 +119,11 @@ end
 -- begun it, or run it a second time where it takes longer than the idle one needs (own_ms; 0 where it does not know),
 -- or three times as long as usual. A unit that was charged before runs once at a time.
 local function may_help(u, held, own_ms)
-  if tonumber(get('cursor')) < tonumber(get('total')) or redis.call('ZCARD', hinted) > 0 then return nil end
-  if tonumber(redis.call('HGET', att, u) or '0') > (begun(held) and 1 or 0) then return nil end
-  local since = redis.call('HGET', busy, held)
-  if not since then return owner, 0 end
-  local usual = tonumber(get('unit_ms') or '')
+  if num('cursor', 0) < total() or redis.call('ZCARD', hinted) > 0 then return nil end
+  if attempts(u) > (begun(held) and 1 or 0) then return nil end
+  if not begun(held) then return owner, 0 end
+  local since = plain(redis.call('HGET', busy, held), now)
+  local usual = num('unit_ms')
   local patience = usual and 3 * usual
   if own_ms > 0 then patience = math.min(own_ms, patience or own_ms) end
   if patience and redis.call('HEXISTS', spare, u) == 0 and now - since > patience + 1000 then return spare, since end

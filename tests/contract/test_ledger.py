@@ -841,7 +841,9 @@ def test_where_the_run_is_forgotten_every_lease_is_void_and_nothing_of_it_is_wri
 
 @pytest.mark.parametrize("part", [part for part in RUN_PARTS if part != "meta"])
 @pytest.mark.parametrize("after_commits", [False, True], ids=["at first", "later"])
-def test_a_run_outlives_the_loss_of_any_one_key(make_run: MakeRun, part: str, after_commits: bool) -> None:
+def test_a_run_outlives_the_loss_of_any_one_key(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, part: str, after_commits: bool
+) -> None:
     run = make_run(12)
     writer = run.writer()
     run.feeder().tick()
@@ -863,6 +865,7 @@ def test_a_run_outlives_the_loss_of_any_one_key(make_run: MakeRun, part: str, af
     crash(run, 7)
     crash(run, 8)
     crash(run, 8)
+    monkeypatch.setattr("writer.queue.LIMIT_BYTES", 450)
     run.client.hset(run.key("meta"), "limit_bytes", 450)
     run.client.delete(run.key(part))
     run.finish(writer)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample
+from run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
 from waiting import wait_until
 
 from core.commit_log import CommitLog
@@ -48,12 +48,15 @@ def staged(run: RunCase) -> set[str]:
     return {path.name for path in run.layout.staging.iterdir()} - {".shared"}
 
 
-def publish_staged(run: RunCase, u: int, name: str, data: bytes, **changes: str | bytes | int) -> None:
-    """Publish a unit's result as a staging file."""
-    (run.layout.staging / name).write_bytes(data)
-    fields = run.fields(u, ref=name, sha256=hashlib.sha256(data).hexdigest())
+def publish_staged(run: RunCase, u: int, data: bytes, **changes: str | bytes | int) -> Path:
+    """Publish a unit's result as a staging file; gives its path."""
+    token = run.claim(u)
+    path = run.layout.staging / f"{run.units[u].unit_id}.{token.replace(':', '_')}.arrow"
+    path.write_bytes(data)
+    fields = run.fields(u, ref=path.name, sha256=hashlib.sha256(data).hexdigest())
     del fields["data"]
-    assert run.ledger.publish(u, run.claim(u), {**fields, **changes}, size=len(data)) == 1
+    assert run.ledger.publish(u, token, {**fields, **changes}, size=len(data)) == 1
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -237,7 +240,7 @@ def test_later_parts_wait_longer_but_not_for_ever(run: RunCase) -> None:
 
 
 def test_a_part_is_cut_by_bytes_too(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("writer.buffer.MAX_BYTES", 200)
+    monkeypatch.setattr("writer.buffer.MAX_BYTES", 2 * len(run.data(0)))
     writer = run.writer()
     for u in range(3):
         run.work_one(u)
@@ -262,7 +265,7 @@ def test_a_unit_that_is_published_twice_is_taken_once(run: RunCase) -> None:
         else:
             run.client.hdel(run.key("pub"), str(u))
             run.client.zrem(run.key("due"), str(u))
-        publish_staged(run, u, f"twice-{u}.arrow", run.data(u))
+        publish_staged(run, u, run.data(u))
         writer.drain()
         assert staged(run) == set()
     run.assert_exact([0, 1])
@@ -280,7 +283,8 @@ BAD: dict[str, tuple[str, dict[str, str | bytes | int]]] = {
     "with failures that it does not have": ("wrong_count", {"failures": 1}),
     "that is cut": ("bad_result", {"data": b"\xff\xff\xff\xff\x10"}),
     "that is empty": ("bad_result", {"data": b""}),
-    "in a lost file": ("lost_result", {"ref": "nothing.arrow", "sha256": "0" * 64}),
+    "in a lost file": ("lost_result", {"ref": f"{unit_of(0).unit_id}.nothing.arrow", "sha256": "0" * 64}),
+    "in another unit's file": ("bad_result", {"ref": f"{unit_of(1).unit_id}.nothing.arrow", "sha256": "0" * 64}),
     "outside the folder": ("bad_result", {"ref": "../run.json", "sha256": "0" * 64}),
     "at the sign of shared storage": ("bad_result", {"ref": ".shared", "sha256": "0" * 64}),
     "at the folder itself": ("bad_result", {"ref": "..", "sha256": "0" * 64}),
@@ -392,9 +396,9 @@ def test_the_first_result_fixes_the_fingerprint_and_the_log_keeps_it(run: RunCas
 
 def test_a_result_in_a_staging_file_is_taken_and_the_file_removed(run: RunCase) -> None:
     writer = run.writer()
-    publish_staged(run, 0, "r0.arrow", run.data(0))
+    path = publish_staged(run, 0, run.data(0))
     writer.step()
-    assert staged(run) == {"r0.arrow"}, "until the commit it is all there is"
+    assert staged(run) == {path.name}, "until the commit it is all there is"
     writer.flush()
     assert staged(run) == set()
     run.assert_exact([0])
@@ -403,8 +407,7 @@ def test_a_result_in_a_staging_file_is_taken_and_the_file_removed(run: RunCase) 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_damaged_staging_file_is_removed_and_its_unit_made_again(run: RunCase, damage: str) -> None:
     writer = run.writer()
-    publish_staged(run, 0, "r0.arrow", run.data(0))
-    path = run.layout.staging / "r0.arrow"
+    path = publish_staged(run, 0, run.data(0))
     if damage == "gone":
         path.unlink()
     else:
@@ -460,7 +463,7 @@ def test_results_whose_delivery_was_lost_on_the_way_are_taken_soon(run: RunCase)
 def test_a_commit_that_the_broker_did_not_hear_of_is_told_to_it(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run.writer()
     run.work_one(0)
-    publish_staged(run, 1, "r1.arrow", run.data(1))
+    publish_staged(run, 1, run.data(1))
 
     class Killed(BaseException):
         pass

@@ -67,14 +67,15 @@ class Sweep:
         run.build()
         tokens = {u: run.claim(u) for u in (0, 1, 3)}
         data = run.data(0)
-        staged = {"ref": "zero.arrow", "sha256": hashlib.sha256(data).hexdigest()}
-        for name in ("zero.arrow", "again.arrow"):
+        zero, again = (f"{run.units[0].unit_id}.{name}.arrow" for name in ("zero", "again"))
+        staged = {"ref": zero, "sha256": hashlib.sha256(data).hexdigest()}
+        for name in (zero, again):
             (run.layout.staging / name).write_bytes(data)
         fields = run.fields(0, **staged)
         del fields["data"]
         assert run.ledger.publish(0, tokens[0], fields, size=len(data)) == 1
         stream = run.key("res")
-        self.client.xadd(stream, {**fields, "u": 0, "token": "again", "bytes": 0, "ref": "again.arrow"})
+        self.client.xadd(stream, {**fields, "u": 0, "token": "again", "bytes": 0, "ref": again})
         self.client.xadd(stream, {**run.fields(3, fingerprint="0" * 32), "u": 3, "token": "other", "bytes": 0})
         assert run.publish(1, tokens[1], failed=[2]) == 1
         for _ in range(3):

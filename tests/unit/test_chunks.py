@@ -103,7 +103,9 @@ class Harness:
         self.embed.flush()
 
     def result(self, work: UnitWork) -> pa.Table:
-        return decode_result(self.publish._encode(work)).rows
+        model, rows = work.record.model, work.record.rows
+        schema = row_schema(model.output_names, self.publish.dims, rows, chunked=model.chunking is not None)
+        return decode_result(self.publish._encode(work), schema).rows
 
 
 @pytest.fixture
@@ -198,16 +200,19 @@ WHOLE = [a_chunk(0, 0, 2), a_chunk(0, 1, 2), a_chunk(2, 0, 1), a_chunk(3, 1, 2)]
 FAILED = [a_failure(1, "d1#"), a_failure(3, "d3#0")]
 
 
+UNIT_ID = "0" * 32
+
+
 def accept(
     folder: Path, samples: list[Sample], failures: list[Failure], *, retry: Retry | None = None, **changes: str
 ) -> Accepted:
     vectors = np.zeros((len(samples), DIM), dtype=np.float16)
     schema = row_schema(("text",), {"text": DIM}, RowSpec(), chunked=True)
     data = encode_result(samples, {"embedding": vectors}, failures, schema)
-    fields: dict[str, Any] = {"v": VERSION, "u": 0, "token": "1", "unit_id": "id", "fingerprint": FINGERPRINT}
+    fields: dict[str, Any] = {"v": VERSION, "u": 0, "token": "1", "unit_id": UNIT_ID, "fingerprint": FINGERPRINT}
     fields |= {"rows": len(samples), "failures": len(failures), "bytes": len(data), **changes}
     manifest: Any = SimpleNamespace(
-        unit_id=lambda u: "id",
+        unit_id=lambda u: UNIT_ID,
         is_retry=lambda u: retry is not None,
         unit=lambda u: Unit(kind="lines", source="f", retry=retry),
     )

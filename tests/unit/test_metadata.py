@@ -160,7 +160,7 @@ def test_a_result_has_the_columns_of_its_run_between_caption_and_metadata() -> N
     schema = row_schema(("text",), {"text": 2}, rows)
     samples = [Sample(ordinal=0, key="a", metadata='{"n":7,"x":0.5,"s":"t","b":false,"j":[1],"o":{"p":2},"more":1}')]
     data = encode_result(samples, {"embedding": np.zeros((1, 2), "float16")}, [], schema, COLUMNS)
-    table = decode_result(data).rows
+    table = decode_result(data, schema).rows
     assert table.schema.equals(schema)
     assert table.column_names[3:] == ["caption", "n", "x", "s", "b", "j", "o.p", "metadata"]
     assert [str(table.schema.field(name).type) for name in ("n", "x", "s", "b", "j")] == [
@@ -237,7 +237,7 @@ def test_any_object_comes_back_from_columns_and_metadata(first: list[Any], later
     schema = row_schema(("text",), {"text": 1}, rows)
     vectors = {"embedding": np.zeros((len(samples), 1), "float16")}
     encoded = [Sample(ordinal=i, key="", metadata=json_text(one)) for i, one in enumerate(samples)]
-    table = decode_result(encode_result(encoded, vectors, [], schema, columns)).rows
+    table = decode_result(encode_result(encoded, vectors, [], schema, columns), schema).rows
     for row, one in zip(table.to_pylist(), samples, strict=True):
         fields = restored(columns, [row[column.name] for column in columns], row["metadata"])
         wanted = flat(one)
