@@ -15,7 +15,7 @@ from core.durable import drop_in, output_error
 from core.errors import InputError
 from core.objects import ObjectPath, probe
 from core.places import Place
-from core.settings import spool_folder, state_folder
+from core.settings import spool_folder, staging_folder, state_folder
 from core.units import content_hash
 
 INPUTS = "_inputs"
@@ -105,8 +105,12 @@ class Layout:
 
     @property
     def staging(self) -> Path:
-        """Results on their way from workers to the writer, where these share a folder."""
-        return self.home / "_staging"
+        """Results on their way from workers to the writer, where these share a folder.
+
+        With EMBQ_STAGING it stands apart from the output, which workers then need no right to write to.
+        """
+        apart = staging_folder()
+        return self.home / "_staging" if apart is None else apart / f"embq-{_hashed(self.root)}"
 
     @property
     def temporary(self) -> Path:
@@ -189,7 +193,7 @@ def _make(*folders: Place) -> None:
 
 
 def _hashed(root: Place) -> str:
-    """A name for an output on an object store that a folder can have."""
+    """A name for an output that a folder can have."""
     return content_hash([str(root)])[:16]
 
 

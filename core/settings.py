@@ -169,6 +169,11 @@ def spool_folder() -> Path | None:
     return Path(os.environ["EMBQ_SPOOL"]).absolute() if os.environ.get("EMBQ_SPOOL") else None
 
 
+def staging_folder() -> Path | None:
+    """The folder of EMBQ_STAGING for results on their way from workers to the writer; None where it is not set."""
+    return Path(os.environ["EMBQ_STAGING"]).absolute() if os.environ.get("EMBQ_STAGING") else None
+
+
 def password_file() -> str:
     """The file of EMBQ_BROKER_PASSWORD_FILE; "" where there is none."""
     return os.environ.get("EMBQ_BROKER_PASSWORD_FILE", "")

@@ -19,7 +19,7 @@ def leave_nonce(layout: Layout, nonce: str) -> None:
     """Workers that can read this file share storage with us and may hand over large results by name."""
     name = f".shared.{secrets.token_hex(4)}"
     try:
-        with folder(layout.home, layout.staging.name) as staging:
+        with folder(layout.staging.parent, layout.staging.name) as staging:
             with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=staging), "w") as file:
                 file.write(nonce)
             os.rename(name, ".shared", src_dir_fd=staging, dst_dir_fd=staging)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from e2e.services import Services
 from servers import serving
 
@@ -30,7 +29,6 @@ from sources.base import ReadOptions
 from sources.kinds import SOURCES, read
 from sources.reach import Reach
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'
 MOST = 100_000
 """Of a sample, so that endless ones are few bytes."""
@@ -361,28 +359,6 @@ def test_a_worker_of_the_services_reads_from_no_private_host(
     (group,) = json.loads(services.call("failures", root, "--json"))["groups"]
     assert group["code"] == "source_denied"
     assert len(there.asked) == planned
-
-
-def test_the_stack_reads_below_data_and_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 7: a laptop's upload names a file of the box's credentials."""
-    secret = tmp_path / "credentials"
-    secret.write_text('{"text": "aws_secret_access_key"}\n')
-    seen = 0
-    for file in ("docker-compose.yml", "compose.worker.yml"):
-        for name, service in yaml.safe_load((ROOT / file).read_text())["services"].items():
-            roots = service.get("environment", {}).get("EMBQ_ROOTS")
-            if roots is None:
-                assert name not in ("worker", "embq")
-                continue
-            found = re.fullmatch(r"\$\{EMBQ_ROOTS:?-(.*)\}", roots)
-            assert found is not None
-            monkeypatch.setenv("EMBQ_ROOTS", found[1])
-            (unit,) = SOURCES["jsonl"].split(str(secret), ReadOptions())
-            with pytest.raises(SourceError) as caught:
-                list(read(unit, Settings.from_environment().roots))
-            assert caught.value.code == "source_denied"
-            seen += 1
-    assert seen == 3
 
 
 RANGES = (

@@ -138,8 +138,8 @@ def test_a_service_sees_its_own_secrets_and_writes_where_its_work_is(file: str, 
     own = {f"./secrets/{ROLES[name]}"} if name in ROLES else set()
     assert secret == own | ({"./secrets/monitor"} if name == "broker" else set())
     writable = {target for target, (_, writable) in found.items() if writable}
-    assert writable <= {"/out", "/models", "/state", "/broker", "/monitoring"}
-    assert name != "serve" or "/out" not in writable
+    assert writable <= {"/out", "/models", "/staging", "/state", "/broker", "/monitoring"}
+    assert name not in ("serve", "worker") or "/out" not in writable
 
 
 @pytest.mark.parametrize(("file", "name"), SERVICES)
