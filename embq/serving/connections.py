@@ -17,9 +17,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.log import Events
+from embq.serving.door import MOST_IN_FLIGHT
 
-MOST_CONNECTIONS, MOST_OF_CLIENT = 512, 256
-"""Twice as many of one client as requests are answered at a time, because all may come through one proxy or tunnel."""
+MOST_CONNECTIONS, MOST_OF_CLIENT = 3 * MOST_IN_FLIGHT, 2 * MOST_IN_FLIGHT
+"""More of one client than requests are answered at a time: all may come through one proxy, and are to be told if they
+are too many."""
 
 FILES = 4096
 """Wanted of the system, so that connections and the files of indices have room beside each other."""
@@ -156,4 +158,4 @@ def room() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(8, soft // 4))
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(8, soft // 2))

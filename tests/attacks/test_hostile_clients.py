@@ -258,7 +258,7 @@ def test_a_server_asks_for_files_and_bounds_connections_by_what_it_gets(monkeypa
     """Finding 10: as many connections as files end in an endless loop of refused ones."""
     given: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
-    for limits, room in [((1024, 524288), 512), ((1024, 1024), 256), ((256, 256), 64), ((-1, -1), 512)]:
+    for limits, room in [((1024, 524288), 768), ((1024, 1024), 512), ((256, 256), 128), ((-1, -1), 768)]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
         assert connections.room() == room
     assert given == [(4096, 524288)]
