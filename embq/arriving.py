@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import redis
 
-from core.errors import InputError
+from core.errors import InputError, MalformedError
+from core.masking import printable
 from core.registry import RunRecord
 from core.uploads import UnderWay, end_of, under_way
 
@@ -52,7 +52,7 @@ def line(one: UnderWay) -> str:
     """One line for people."""
     how = "all of it is in the broker" if one.sent else "its sender has not sent all of it"
     waits = f"; waits: {one.why}" if one.why else ""
-    return (
+    return printable(
         f"arriving: run {one.upload.run} for {one.upload.output} ({_model(one)}): {one.bytes / 1e6:,.1f} of "
         f"{one.bytes_total / 1e6:,.1f} MB are on the writer's disk, {how}{waits}"
     )
@@ -61,6 +61,6 @@ def line(one: UnderWay) -> str:
 def _model(one: UnderWay) -> str:
     try:
         record = RunRecord.from_json(one.upload.record)
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except MalformedError:
         return "?"
     return "?" if record is None else record.model.spec

@@ -13,7 +13,7 @@ import click
 
 from core.errors import ConfigError, EmbqError, Exit
 from core.log import Events, is_json
-from core.masking import masked
+from core.masking import masked, printable
 from core.memory import exhausted
 from embq.arguments import keep_off_the_process_list
 from embq.lazy import Lazy
@@ -152,6 +152,11 @@ def show_error(error: EmbqError) -> None:
     if is_json():
         Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
         return
-    click.echo(f"error[{error.code}]: {error.message}", err=True)
+    click.echo(f"error[{error.code}]: {_lines(error.message)}", err=True)
     if error.next_step:
-        click.echo(f"  next:  {error.next_step}", err=True)
+        click.echo(f"  next:  {_lines(error.next_step)}", err=True)
+
+
+def _lines(text: str) -> str:
+    """Lines of text that may hold names and reasons from elsewhere."""
+    return "\n".join(map(printable, text.split("\n")))

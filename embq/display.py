@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from core.masking import printable
 from embq.limits import MEANING, Limit
 from embq.progress import Progress
 
@@ -40,12 +41,17 @@ def count(rows: int | None, exact: bool = True) -> str:
     return f"{rows:,}" if exact else f"about {rows:,}"
 
 
+def cell(value: object) -> Text:
+    """Text that may come from the broker: control characters are escaped, and nothing in it is markup."""
+    return Text(printable(str(value)))
+
+
 def plain_line(progress: Progress) -> str:
     """One line for logs."""
     eta = duration(progress.eta_s).replace(" ", "") if progress.eta_s is not None else "-"
     if progress.eta_s is None and progress.eta_basis:
         eta = "estimating"
-    return (
+    return printable(
         f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} run={progress.run} state={progress.state} "
         f"rows={progress.rows}/{count(progress.rows_total, progress.rows_total_exact).replace(' ', '-')} "
         f"failures={progress.failures} truncated={progress.truncated} units={progress.done}/{progress.units_total} "
@@ -63,7 +69,7 @@ def panel(progress: Progress) -> Group:
         fraction = progress.tokens / progress.tokens_total
     head = Text.assemble(
         (f"run {progress.run}", "bold"),
-        f"  {progress.model}  ",
+        f"  {printable(progress.model)}  ",
         (progress.state, "green" if progress.workers else "yellow"),
     )
     bar = Table.grid(padding=(0, 1))
@@ -90,13 +96,13 @@ def panel(progress: Progress) -> Group:
         f"{progress.queued:,} queued, {progress.quarantined:,} quarantined",
     )
     if progress.state != "done":
-        facts.add_row("limit", limit_line(progress))
+        facts.add_row("limit", cell(limit_line(progress)))
         if stages := stages_line(progress.limits.now):
             facts.add_row("stages", stages)
     oldest = max(progress.workers, key=lambda worker: float(worker.get("age_s") or 0), default=None)
     if oldest is not None and oldest.get("unit"):
-        age = duration(oldest["age_s"])
-        facts.add_row("oldest", f"unit {oldest['unit'][:8]}  {age}  {oldest['stage']}  {oldest['name']}")
+        age = duration(oldest.get("age_s", 0.0))
+        facts.add_row("oldest", cell(f"unit {oldest['unit'][:8]}  {age}  {oldest.get('stage', '-')}  {oldest['name']}"))
     return Group(head, bar, facts, *([_workers(progress.workers)] if progress.workers else []))
 
 
@@ -115,7 +121,8 @@ def limit_line(progress: Progress) -> str:
 def stages_line(limit: Limit) -> str:
     """For each stage how much of its time it works, waits for input, and waits for the stage behind it."""
     return "; ".join(
-        f"{name} {states['busy']:.0%} busy{_part(states['starved'], 'waits')}{_part(states['blocked'], 'blocked')}"
+        f"{name} {states.get('busy', 0.0):.0%} busy{_part(states.get('starved', 0.0), 'waits')}"
+        f"{_part(states.get('blocked', 0.0), 'blocked')}"
         for stage, name in STAGE_NAMES.items()
         if (states := limit.stages.get(stage))
     )
@@ -138,15 +145,16 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
     for name in ("worker", "device", "rows/s", "device busy", "limit", "unit", "stage"):
         table.add_column(name, justify="right" if name in ("rows/s", "device busy") else "left")
     for worker in workers[:16]:
-        table.add_row(
-            str(worker["name"]),
-            str(worker["device"]),
-            f"{worker['rows_per_s']:,.1f}",
+        cells = (
+            worker["name"],
+            worker.get("device", "-"),
+            f"{worker.get('rows_per_s', 0.0):,.1f}",
             _device_busy(worker),
-            str(worker.get("limit") or "-"),
-            f"{worker['unit'][:8]} {worker['age_s']:.0f} s" if worker.get("unit") else "-",
-            str(worker["stage"]),
+            worker.get("limit") or "-",
+            f"{worker['unit'][:8]} {worker.get('age_s', 0.0):.0f} s" if worker.get("unit") else "-",
+            worker.get("stage", "-"),
         )
+        table.add_row(*map(cell, cells))
     if len(workers) > 16:
         table.add_row(f"and {len(workers) - 16} more", "", "", "", "", "", "")
     return table
@@ -154,7 +162,8 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 def _device_busy(worker: dict[str, Any]) -> str:
     said = worker.get("attribution")
-    return f"{said['late']['stages']['embed']['busy']:.0%}" if said else "-"
+    busy = said["late"]["stages"].get("embed", {}).get("busy") if said else None
+    return "-" if busy is None else f"{busy:.0%}"
 
 
 class Display:

@@ -18,7 +18,7 @@ from rich.text import Text
 from core.registry import registered
 from core.uploads import UnderWay
 from embq import arriving, machines
-from embq.display import PLAIN_EVERY_S, panel, plain_line
+from embq.display import PLAIN_EVERY_S, cell, panel, plain_line
 from embq.machines import Fleet
 from embq.progress import Progress
 from embq.watch import BrokerWatch, Watch, nearest_watch
@@ -112,7 +112,7 @@ class Everything:
 
 
 def _line(run: Progress) -> Text:
-    return Text(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
+    return cell(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
 
 
 def follow(client: redis.Redis) -> None:

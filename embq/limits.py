@@ -54,7 +54,7 @@ class Limit:
     @property
     def device_waits(self) -> float:
         """Part of the time in which the devices computed nothing."""
-        return max(0.0, 1.0 - self.stages["embed"]["busy"]) if self.stages else 0.0
+        return max(0.0, 1.0 - self.stages["embed"].get("busy", 0.0)) if "embed" in self.stages else 0.0
 
     def sentence(self) -> str:
         """The verdict for people, with what to do about it."""
@@ -95,7 +95,7 @@ def limit_now(workers: Sequence[Mapping[str, Any]]) -> Limit:
 
 def limit_so_far(workers: Sequence[Mapping[str, Any]]) -> Limit:
     """What limited them since they have work."""
-    return _limit(workers, lambda w: (w["attribution"]["whole"]["limit"], w["attribution"]["whole"]))
+    return _limit(workers, lambda w: (w["attribution"]["whole"].get("limit", ""), w["attribution"]["whole"]))
 
 
 def _limit(

@@ -15,7 +15,7 @@ from core.masking import printable
 from core.notices import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.protocol import VERSION, run_key
 from core.registry import live_workers, measured_rates, registered
-from embq.display import duration
+from embq.display import cell, duration
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
@@ -181,7 +181,7 @@ def plain_lines(fleet: Fleet) -> list[str]:
 
 def _cells(texts: Iterable[Any]) -> list[Text]:
     """Texts that came from other machines: shown as they are, and never as markup."""
-    return [Text(printable(str(text))) for text in texts]
+    return [cell(text) for text in texts]
 
 
 def _version(told: dict[str, Any]) -> str:
