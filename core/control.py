@@ -7,6 +7,7 @@ run's writer alone; the broker holds a copy, and what was asked for and is not i
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,11 +47,23 @@ class Control:
         state, priority = wishes.get("state", ""), wishes.get("priority", "")
         return replace(
             self,
-            state=state if state in STATES else self.state,
-            priority=int(priority)
-            if priority.isdigit() and LEAST_PRIORITY <= int(priority) <= MOST_PRIORITY
-            else self.priority,
+            state=state if is_wish("state", state) else self.state,
+            priority=int(priority) if is_wish("priority", priority) else self.priority,
         )
+
+
+def wishes_in(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    """What the hash `asked` of a run holds, but for what nobody can ask for."""
+    asked = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
+    return {name: value for name, value in asked.items() if is_wish(name, value)}
+
+
+def is_wish(name: str, value: str) -> bool:
+    """Whether `value` is one that a user can ask `name` to have."""
+    if name == "state":
+        return value in STATES
+    number = re.fullmatch(r"[0-9]{1,3}", value)
+    return name == "priority" and number is not None and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY
 
 
 def load_control(layout: Layout) -> Control:

@@ -6,17 +6,20 @@ on, also while there is nothing to do.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, cast
+from typing import Annotated, cast
 
 import redis
+from msgspec import Meta
 
-from core import protocol
+from core import protocol, wire
+from core.errors import MalformedError
 from core.protocol import RUNS, SERVICES, service_key
+from core.registry import listed, said_by
 from core.scripts import Script
+from core.wire import Count, LongText, PathText, ShortText, Word, WorkerName
 
 REPORT_S = 5.0
 """Seconds between two reports; a machine shows in `embq status` within twice that."""
@@ -44,12 +47,12 @@ class Device:
         why: for what it was given up, and what helps; "" where it was not.
     """
 
-    device: str
-    name: str
-    state: str
-    worker: str
-    precisions: tuple[str, ...] = UNKNOWN
-    why: str = ""
+    device: ShortText
+    name: ShortText
+    state: Word
+    worker: ShortText
+    precisions: Annotated[tuple[Word, ...], Meta(max_length=16)] = UNKNOWN
+    why: LongText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,66 +75,38 @@ class Service:
         refused: of the same: model that cannot be loaded there -> why, and what to do.
     """
 
-    name: str
-    role: str
-    host: str
-    pid: int
-    version: str
-    protocol: int = protocol.VERSION
-    python: str = ""
-    run: str = ""
-    state: str = "running"
-    metrics: str = ""
-    began_ms: int = 0
-    clock_s: float = 0.0
-    devices: tuple[Device, ...] = ()
-    cores: int = 0
-    memory_bytes: int = 0
-    cache_free_bytes: int = 0
-    packages: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    name: WorkerName
+    role: Word
+    host: ShortText
+    pid: Count
+    version: ShortText
+    protocol: Count = protocol.VERSION
+    python: ShortText = ""
+    run: ShortText = ""
+    state: Word = "running"
+    metrics: ShortText = ""
+    began_ms: Count = 0
+    clock_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
+    devices: Annotated[tuple[Device, ...], Meta(max_length=1_024)] = ()
+    cores: Count = 0
+    memory_bytes: Count = 0
+    cache_free_bytes: Count = 0
+    packages: dict[ShortText, ShortText] = field(default_factory=dict)
+    refused: dict[str, LongText] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """The report as JSON text."""
-        return json.dumps(asdict(self))
+        return wire.write(self)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Service | None:
-        """The report in `text`; None where it is none. Fields that another version has added are left out."""
-        try:
-            data = json.loads(text)
-            devices = tuple(
-                Device(
-                    **{name: str(one[name]) for name in ("device", "name", "state", "worker")},
-                    precisions=tuple(map(str, one.get("precisions", UNKNOWN))),
-                    why=str(one.get("why", "")),
-                )
-                for one in data.get("devices", ())
-            )
-            known = {name: data[name] for name in cls.__dataclass_fields__ if name in data and name != "devices"}
-            service = cls(**known, devices=devices)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-        return service if _is_sound(service) else None
+    def from_json(cls, text: str | bytes) -> Service:
+        """The report in `text`; MalformedError where it is none. Fields that another version has added are left out."""
+        return wire.read(cls, text, what="service report")
 
     @property
     def speaks(self) -> str:
         """Its versions, for people."""
         return f"embq {self.version}, protocol {self.protocol}"
-
-
-def _is_sound(service: Service) -> bool:
-    """Whether every field has the type that it is declared to have: a report comes from another machine."""
-    texts = (*("name", "role", "host", "version", "python"), *("run", "state", "metrics"))
-    numbers = ("pid", "protocol", "began_ms", "clock_s", "cores", "memory_bytes", "cache_free_bytes")
-    return (
-        all(isinstance(getattr(service, name), str) for name in texts)
-        and all(isinstance(getattr(service, name), (int, float)) for name in numbers)
-        and all(
-            isinstance(told, dict) and all(isinstance(text, str) for text in told.values())
-            for told in (service.packages, service.refused)
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,37 +138,33 @@ def report_service(client: redis.Redis, service: Service, *, scripts: Mapping[st
 
 def services(client: redis.Redis) -> list[Heard]:
     """The services that are heard of: producers, writers, then supervisors of workers; each by host. Only reads."""
-    with client.pipeline(transaction=False) as pipe:
-        pipe.time()
-        pipe.zrange(SERVICES, 0, -1, withscores=True)
-        (seconds, micros), scored = cast("tuple[tuple[int, int], list[tuple[bytes, float]]]", pipe.execute())
-    if not scored:
-        return []
-    now_ms = seconds * 1000 + micros // 1000
-    said = cast("list[bytes | None]", client.mget([service_key(name.decode("utf-8", "replace")) for name, _ in scored]))
+    now_ms, scored = listed(client, SERVICES)
+    reports = reports_of(said_by(client, scored, service_key))
     heard = [
-        Heard(service=service, last_ms=int(at_ms), silent_s=round(max(0.0, now_ms - at_ms) / 1000, 1))
-        for text, (_, at_ms) in zip(said, scored, strict=True)
-        if text is not None and (service := Service.from_json(text)) is not None
+        Heard(service=service, last_ms=int(scored[name]), silent_s=round(max(0.0, now_ms - scored[name]) / 1000, 1))
+        for name, service in reports.items()
     ]
     return sorted(heard, key=_order)
+
+
+def reports_of(texts: Mapping[str, bytes | None]) -> dict[str, Service]:
+    """The reports among what the keys of some services hold, by name; what is no report of that service is skipped."""
+    found = {}
+    for name, text in texts.items():
+        try:
+            if text is not None:
+                service = Service.from_json(text)
+                if service.name != name:
+                    raise wire.malformed("service report", f"it is of another service, {service.name}")
+                found[name] = service
+        except MalformedError as error:
+            wire.skipped("service report", name, error)
+    return found
 
 
 def _order(heard: Heard) -> tuple[int, str, str]:
     service = heard.service
     return (ROLES.index(service.role) if service.role in ROLES else len(ROLES), service.host, service.name)
-
-
-def forget_gone(client: redis.Redis) -> None:
-    """Take the names of services that are not heard of any more off the list."""
-    names = cast("list[bytes]", client.zrange(SERVICES, 0, -1))
-    said = (
-        cast("list[bytes | None]", client.mget([service_key(name.decode("utf-8", "replace")) for name in names]))
-        if names
-        else []
-    )
-    if gone := [name for name, text in zip(names, said, strict=True) if text is None]:
-        client.zrem(SERVICES, *gone)
 
 
 def sign_off_service(client: redis.Redis, name: str) -> None:
@@ -238,15 +209,22 @@ class ForeignRun:
 
 
 def foreign_runs(client: redis.Redis) -> list[ForeignRun]:
-    """The runs that the broker knows under another protocol version."""
+    """The runs that the broker knows under another protocol version; what is no record is skipped."""
     found = []
     for run, text in sorted(cast("dict[bytes, bytes]", client.hgetall(RUNS)).items()):
         try:
-            data: Any = json.loads(text)
-            told = data if isinstance(data, dict) else {}
-        except ValueError:
-            told = {}
-        if told.get("v") != protocol.VERSION:
-            output, version = str(told.get("output", "?")), str(told.get("v", "?"))
-            found.append(ForeignRun(run=run.decode("utf-8", "replace"), output=output, protocol=version))
+            if wire.read_version(text, protocol.VERSION, what="run record") is None:
+                told = wire.read(_Foreign, text, what="run record")
+                run_id = wire.convert(ShortText, wire.read_text(run, what="run record"), what="run record")
+                found.append(ForeignRun(run=run_id, output=told.output, protocol=str(told.v)))
+        except MalformedError as error:
+            wire.skipped("run record", run, error)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreign:
+    """What a record says in every version."""
+
+    v: Count
+    output: PathText = "?"

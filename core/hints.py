@@ -6,23 +6,27 @@ has none of these: it is data (RQ 2.12: `Job.func`, `Job.restore`).
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, cast
 
+import msgspec
 import redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.exceptions import DeserializationError, NoSuchJobError
+from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.utils import as_text
 
+from core import wire
 from core.broker import now_ms
+from core.errors import MalformedError
 from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, INDEX_HINT_FUNCTION, VERSION, queue_name
 from core.units import Unit
+from core.wire import Generation, LedgerId, UnitNumber
 
 T = TypeVar("T")
 
@@ -71,7 +75,7 @@ class Hint:
 
     @classmethod
     def from_job(cls, job: HintJob) -> Hint:
-        """The hint in a job; ValueError where it is anything else than a hint of this version."""
+        """The hint in a job; MalformedError where it is anything else than a hint of this version."""
         run, gen, u, unit = _read(job, cls.function, Unit.from_description)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
@@ -98,7 +102,7 @@ class IndexHint:
 
     @classmethod
     def from_job(cls, job: HintJob) -> IndexHint:
-        """The hint in a job; ValueError where it is anything else than such a hint of this version."""
+        """The hint in a job; MalformedError where it is anything else than such a hint of this version."""
         run, gen, u, unit = _read(job, cls.function, _words_and_numbers)
         return cls(run=run, gen=gen, u=u, unit=unit)
 
@@ -107,27 +111,46 @@ def _body(hint: AnyHint, gen: str, unit: Mapping[str, Any]) -> dict[str, Any]:
     return {"v": VERSION, "run": hint.run, "gen": gen, "u": hint.u, "unit": unit}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """The one argument of the job of a hint."""
+
+    v: int
+    run: LedgerId
+    gen: Generation
+    u: UnitNumber
+    unit: dict[str, Any]
+
+
 def _read(job: HintJob, function: str, unit_of: Callable[[Any], T]) -> tuple[str, str, int, T]:
-    """Run, generation, u and unit of a hint; ValueError where the job is none, or one of another kind or version."""
-    try:
-        if job.func_name != function or job.kwargs or len(job.args) != 1:
-            raise ValueError("it names something else")
-        data = job.args[0]
-        if set(data) != {"v", "run", "gen", "u", "unit"} or data["v"] != VERSION:
-            raise ValueError("it is of another version")
-        return str(data["run"]), str(data["gen"]), int(data["u"]), unit_of(data["unit"])
-    except (DeserializationError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"job {job.id} is not a hint: {str(error) or 'its data is not JSON'}") from error
+    """Run, generation, u and unit of a hint; MalformedError where the job is none, or one of another version."""
+    what = f"job {job.id}"
+    call = wire.read(_Call, job.plain, what=what, most_bytes=HINT_MAX_BYTES)
+    (data,) = call.args
+    if call.function != function or data.get("v") != VERSION or set(data) != set(_Body.__slots__):
+        raise wire.malformed(what, "it names something else, or is of another version")
+    body = wire.convert(_Body, data, what=what)
+    return body.run, body.gen, body.u, unit_of(body.unit)
+
+
+class _Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What RQ stores of a job, an array."""
+
+    function: str
+    instance: None
+    args: tuple[dict[str, Any]]
+    kwargs: Annotated[dict[str, Any], msgspec.Meta(max_length=0)]
 
 
 def _words_and_numbers(unit: Mapping[str, Any]) -> dict[str, str | int]:
-    if not all(isinstance(value, str | int) for value in unit.values()):
-        raise ValueError("its unit holds more than words and numbers")
-    return {str(name): value for name, value in unit.items()}
+    return wire.convert(dict[str, str | int], unit, what="step of an index")
 
 
 class HintJob(Job):
     """An RQ job that can only be read. Give it as `job_class`, with `serializer=JSONSerializer`, everywhere."""
+
+    plain: bytes = b""
+    """Its data, of at most HINT_MAX_BYTES."""
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> Any:
         """Load the job's data and no other field, refusing what is too large before it is unpacked."""
@@ -139,6 +162,7 @@ class HintJob(Job):
             raise NoSuchJobError(f"job {self.id} is not a hint") from error
         if max(len(data), len(plain)) > HINT_MAX_BYTES or not unpacker.eof:
             raise NoSuchJobError(f"job {self.id} is larger than a hint may be")
+        self.plain = plain
         return super().restore({b"data": data})
 
     @property
@@ -189,7 +213,7 @@ def pop(queue: Queue, most: int) -> list[HintJob]:
     with client.pipeline(transaction=False) as pipe:
         for _ in range(most):
             pipe.lmove(queue.key, queue.intermediate_queue.key, "LEFT", "RIGHT")
-        popped = [as_text(raw) for raw in pipe.execute() if raw is not None]
+        popped = _ids(raw for raw in pipe.execute() if raw is not None)
         for job_id in popped:
             pipe.hgetall(HintJob.key_for(job_id))
         found = []
@@ -221,11 +245,10 @@ def drop(pipe: Pipeline, queue: Queue, job_id: str) -> None:
 def peek(queue: Queue, run: str, most: int) -> Hint | None:
     """A hint of one run among the first `most` that wait, which waits on; None where there is none."""
     client = queue.connection
-    for raw in client.lrange(queue.key, 0, most - 1):
-        job_id = as_text(raw)
+    for job_id in _ids(client.lrange(queue.key, 0, most - 1)):
         if job_id.startswith(f"{run}-"):
             job = HintJob(job_id, connection=client, serializer=JSONSerializer)
-            with suppress(NoSuchJobError, ValueError):
+            with suppress(NoSuchJobError, MalformedError):
                 job.restore(cast("dict[bytes, bytes]", client.hgetall(HintJob.key_for(job_id))))
                 return Hint.from_job(job)
     return None
@@ -233,7 +256,7 @@ def peek(queue: Queue, run: str, most: int) -> Hint | None:
 
 def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
     """Remove the hints of one run that wait; gives their number. One that a worker pops meanwhile is harmless."""
-    waiting = [as_text(raw) for raw in client.lrange(queue.key, 0, -1)]
+    waiting = _ids(client.lrange(queue.key, 0, -1))
     ours = [job_id for job_id in waiting if job_id.startswith(f"{run}-")]
     with client.pipeline() as pipe:
         for job_id in ours:
@@ -246,7 +269,7 @@ def withdraw(client: redis.Redis, queue: Queue, run: str) -> int:
 def remove(client: redis.Redis, queue: Queue) -> None:
     """Remove a queue with all its hints. RQ would load a script of its own for that, which not every user may."""
     lists = (queue.key, queue.intermediate_queue.key)
-    listed = [as_text(raw) for key in lists for raw in client.lrange(key, 0, -1)]
+    listed = [job_id for key in lists for job_id in _ids(client.lrange(key, 0, -1))]
     with client.pipeline() as pipe:
         pipe.delete(*lists, *(HintJob.key_for(job_id) for job_id in listed))
         pipe.srem(Queue.redis_queues_keys, queue.key)
@@ -255,16 +278,30 @@ def remove(client: redis.Redis, queue: Queue) -> None:
 
 def sweep(client: redis.Redis, queue: Queue) -> int:
     """Remove popped hints of workers that died before they dropped them; gives their number."""
-    popped = client.lrange(queue.intermediate_queue.key, 0, -1)
+    popped = cast("list[bytes]", client.lrange(queue.intermediate_queue.key, 0, -1))
     oldest_ms = now_ms(client) - STALE_S * 1000 if popped else 0
     swept = 0
     for raw in popped:
-        job_id = as_text(raw)
-        stamp = job_id.rsplit("-", 1)[-1]
-        if stamp.isdigit() and int(stamp) > oldest_ms:
+        stamp = re.search(rb"-([0-9]{1,15})\Z", raw)
+        if stamp is not None and int(stamp[1]) > oldest_ms:
             continue
         with client.pipeline() as pipe:
-            drop(pipe, queue, job_id)
+            pipe.lrem(queue.intermediate_queue.key, 1, cast("str", raw))
+            pipe.delete(b"rq:job:" + raw)
             pipe.execute()
         swept += 1
     return swept
+
+
+def _ids(listed: Iterable[bytes | str]) -> list[str]:
+    """Ids of jobs; what RQ would not take as one is left out, and to `sweep` once it is popped."""
+    found = []
+    for raw in cast("Iterable[bytes]", listed):
+        if _ID.fullmatch(raw):
+            found.append(raw.decode())
+        else:
+            wire.skipped("id of a hint", raw[:200], "it holds other signs, or is too long")
+    return found
+
+
+_ID = re.compile(rb"[A-Za-z0-9_-]{1,200}")

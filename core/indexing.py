@@ -10,13 +10,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
+import msgspec
 import redis
 
-from core import hints, protocol
+from core import hints, protocol, wire
 from core.broker import now_ms
+from core.errors import MalformedError
 from core.protocol import INDEXING, INDEXING_MS, RUN_PARTS, run_key
 from core.scripts import Script
 from core.units import content_hash
+from core.wire import Count, PathText, StageId, Word
+
+RECORD = "record of an index build"
+"""What messages call it."""
 
 SHARED = ".shared"
 """File in the folder of a build; who reads the record's nonce there sees the storage that the conductor sees."""
@@ -34,11 +40,11 @@ class IndexBuild:
         memory_bytes: that all processes of one machine may take together.
     """
 
-    index: str
-    build: str
-    folder: str
-    nonce: str
-    memory_bytes: int
+    index: PathText
+    build: Word
+    folder: PathText
+    nonce: Word
+    memory_bytes: Count
 
     @property
     def queue_key(self) -> str:
@@ -57,23 +63,19 @@ class IndexStage:
     """
 
     build: IndexBuild
-    stage: str
-    run: str
-    seen_ms: int = 0
+    stage: Word
+    run: StageId
+    seen_ms: Count = 0
 
     def to_json(self) -> str:
         """The record as JSON text."""
-        build = {name: getattr(self.build, name) for name in IndexBuild.__slots__}
-        said = {"v": protocol.VERSION, "build": build, "stage": self.stage, "run": self.run, "seen_ms": self.seen_ms}
-        return json.dumps(said)
+        return json.dumps({"v": protocol.VERSION, **msgspec.to_builtins(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> IndexStage | None:
-        """The record in `text`; None where another version of embq wrote it."""
-        data = json.loads(text)
-        if data.pop("v", None) != protocol.VERSION:
-            return None
-        return cls(**{**data, "build": IndexBuild(**data["build"])})
+        """The record in `text`; None where another version of embq wrote it; MalformedError for anything else."""
+        fields = wire.read_version(text, protocol.VERSION, what=RECORD)
+        return None if fields is None else wire.convert(cls, fields, what=RECORD)
 
 
 def announce(client: redis.Redis, stage: IndexStage) -> None:
@@ -98,16 +100,23 @@ def _found(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]
     found = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
     now = now_ms(client) if found else 0
     for key, text in found.items():
-        if (stage := IndexStage.from_json(text)) is not None:
-            yield key.decode(), text, stage, abs(now - stage.seen_ms) <= INDEXING_MS
+        try:
+            stage = IndexStage.from_json(text)
+            if stage is None:
+                continue
+            if stage.build.queue_key.encode() != key:
+                raise wire.malformed(RECORD, f"it is of another queue, {stage.build.queue_key}")
+        except MalformedError as error:
+            wire.skipped(RECORD, key, error)
+            continue
+        yield key.decode(), text, stage, abs(now - stage.seen_ms) <= INDEXING_MS
 
 
 def withdraw(client: redis.Redis, build: IndexBuild, *, scripts: Mapping[str, Script]) -> None:
     """Remove a build, the run of its stage, and its hints."""
-    text = cast("bytes | None", client.hget(INDEXING, build.queue_key))
-    stage = IndexStage.from_json(text) if text is not None else None
-    if text is not None and stage is not None:
-        _forget(client, build.queue_key, text, stage, scripts)
+    for queue_key, text, stage, _ in _found(client):
+        if queue_key == build.queue_key:
+            _forget(client, queue_key, text, stage, scripts)
 
 
 def _forget(client: redis.Redis, queue_key: str, text: bytes, stage: IndexStage, scripts: Mapping[str, Script]) -> None:

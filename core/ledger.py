@@ -15,7 +15,7 @@ from typing import Any, cast
 import redis
 
 from core import protocol
-from core.control import Control
+from core.control import Control, wishes_in
 from core.protocol import MAX_ATTEMPTS, RUN_PARTS, run_key
 from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, ResultStream
 from core.scripts import Script, load_scripts
@@ -182,7 +182,7 @@ class Ledger:
     def asked(self) -> dict[str, str]:
         """What was asked for and is not in the output folder yet."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(run_key(self.run, "asked")))
-        return {_text(name): _text(value) for name, value in raw.items()}
+        return wishes_in(raw)
 
     def restore(self, control: Control) -> dict[str, str]:
         """Make the broker agree with the output folder, save for what was asked for since; gives what holds now."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from core.model_spec import MODALITIES
 from core.rows import SIMILARITY
 from core.units import content_hash
+from core.wire import convert, one_of
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 """What is computed in."""
@@ -25,6 +29,9 @@ REFERENCE = "reference"
 """The path that is what the model's own library does. What embeds no image has this one, and what was begun before
 there were others."""
 
+SpecText = Annotated[str, Meta(min_length=1, max_length=16_000)]
+Modalities = Annotated[tuple[Annotated[str, one_of(MODALITIES)], ...], Meta(min_length=1, max_length=2)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunking:
@@ -35,20 +42,15 @@ class Chunking:
         overlap: most tokens that a chunk repeats from the end of the one before, at most half of `tokens`.
     """
 
-    tokens: int
-    overlap: int = 0
+    tokens: Annotated[int, Meta(ge=1, le=1_000_000)]
+    overlap: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
     def __str__(self) -> str:
         return f"--chunk-tokens {self.tokens}" + (f" --chunk-overlap {self.overlap}" if self.overlap else "")
 
     def describe(self) -> dict[str, int]:
-        """The chunking as JSON-ready values; `from_description` is its inverse."""
+        """The chunking as JSON-ready values."""
         return {"tokens": self.tokens, "overlap": self.overlap}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any] | None) -> Chunking | None:
-        """The chunking that `describe` gave; None for None."""
-        return None if described is None else cls(tokens=int(described["tokens"]), overlap=int(described["overlap"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,9 @@ class NamedModel:
         modalities: those of the run that it embeds, at least one.
     """
 
-    name: str
-    spec: str
-    modalities: tuple[str, ...]
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    spec: SpecText
+    modalities: Modalities
 
     def __str__(self) -> str:
         return f"{self.name}={self.spec}"
@@ -107,12 +109,12 @@ class ModelConfig:
         decode: how images become pixels, one of `DECODES`.
     """
 
-    spec: str
-    modalities: tuple[str, ...]
-    precision: str
+    spec: SpecText
+    modalities: Modalities
+    precision: Annotated[str, one_of(PRECISIONS)]
     chunking: Chunking | None = None
-    members: tuple[NamedModel, ...] = ()
-    decode: str = REFERENCE
+    members: Annotated[tuple[NamedModel, ...], Meta(max_length=64)] = ()
+    decode: Annotated[str, one_of(DECODES)] = REFERENCE
 
     @classmethod
     def several(
@@ -171,15 +173,5 @@ class ModelConfig:
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> ModelConfig:
-        """The config that `describe` gave; other fields are not looked at."""
-        return cls(
-            spec=described["spec"],
-            modalities=tuple(described["modalities"]),
-            precision=described["precision"],
-            chunking=Chunking.from_description(described.get("chunking")),
-            members=tuple(
-                NamedModel(name=m["name"], spec=m["spec"], modalities=tuple(m["modalities"]))
-                for m in described.get("members", ())
-            ),
-            decode=described.get("decode", REFERENCE),
-        )
+        """The config that `describe` gave; other fields are ignored. MalformedError for anything else."""
+        return convert(cls, described, what="model of a run")

@@ -17,9 +17,11 @@ import redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError
 
 from core.errors import EmbqError
-from core.fleet import REPORT_S, Service, foreign_runs, forget_gone, report_service, services, sign_off_service
+from core.fleet import REPORT_S, Service, foreign_runs, report_service, services, sign_off_service
 from core.log import Events
 from core.notices import Notices
+from core.protocol import SERVICES, service_key
+from core.registry import forget_silent
 from core.scripts import Script, load_scripts
 
 LOGS_AS = {"worker": "supervisor"}
@@ -133,7 +135,7 @@ class Reporter(threading.Thread):
         self.service = self._look(replace(self.service, began_ms=began_ms, clock_s=round(ahead_s, 3) + 0.0))
         report_service(client, self.service, scripts=self._scripts)
         if self.service.role in KEEPERS:
-            forget_gone(client)
+            forget_silent(client, SERVICES, service_key)
         self._notices.clock(ahead_s)
         self._notices.others(self.service, services(client))
         self._notices.runs(foreign_runs(client))

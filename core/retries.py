@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_FIELDS = ("unit", "failed", "record", "attempts", "replaces", "only", "keys", "samples")
+import msgspec
+
+from core.wire import Count, UnitNumber
 
 MOST_SAMPLES = 10_000_000
 """Of one unit: a few characters of a forged hint must not fill a worker's memory."""
@@ -33,14 +35,17 @@ class Retry:
             of them was not mended but changed.
     """
 
-    unit: int
-    failed: int
-    record: int
-    attempts: int
-    replaces: int
+    unit: UnitNumber
+    failed: UnitNumber
+    record: Count
+    attempts: Count
+    replaces: Count
     only: str = ""
     keys: str = ""
-    samples: int | None = None
+    samples: Count | None = None
+
+    def __post_init__(self) -> None:
+        from_ranges(self.only)
 
     @property
     def ordinals(self) -> list[int]:
@@ -53,26 +58,9 @@ class Retry:
         return 0 if self.only else self.replaces
 
     def describe(self) -> dict[str, Any]:
-        """The retry as JSON-ready values; `from_description` is its inverse."""
-        return {name: getattr(self, name) for name in _FIELDS}
-
-    @classmethod
-    def from_description(cls, described: Any) -> Retry | None:
-        """The retry that `describe` gave, None for None; KeyError, TypeError or ValueError on any other shape."""
-        if described is None:
-            return None
-        if set(described) != set(_FIELDS):
-            raise KeyError(f"a retry has exactly the fields {sorted(_FIELDS)}")
-        numbers = {name: int(described[name]) for name in ("unit", "failed", "record", "attempts", "replaces")}
-        samples = described["samples"]
-        retry = cls(
-            **numbers,
-            only=str(described["only"]),
-            keys=str(described["keys"]),
-            samples=None if samples is None else int(samples),
-        )
-        from_ranges(retry.only)
-        return retry
+        """The retry as JSON-ready values."""
+        described: dict[str, Any] = msgspec.to_builtins(self)
+        return described
 
 
 def to_ranges(ordinals: Iterable[int]) -> str:

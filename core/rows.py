@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from core.errors import InputError
+from core.wire import convert, one_of
 
 FORMATS = ("parquet", "hdf5", "npy", "arrow")
 """Formats of parts."""
@@ -28,9 +32,8 @@ LEAST_RANGE, MOST_RANGE = 1e-6, 1e6
 """Of `int8_range`; beyond them a float32 cannot hold the steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of metadata.
+class Column(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """A column of metadata; in JSON an array.
 
     Attributes:
         name: of the column.
@@ -38,21 +41,9 @@ class Column:
         path: the names that lead to the field in a sample's metadata, the outermost object's first.
     """
 
-    name: str
-    type: str
-    path: tuple[str, ...]
-
-    def describe(self) -> list[Any]:
-        """The column as JSON-ready values; `from_description` is its inverse."""
-        return [self.name, self.type, list(self.path)]
-
-    @classmethod
-    def from_description(cls, described: Sequence[Any]) -> Column:
-        """The column that `describe` gave; TypeError or ValueError on any other shape."""
-        name, type_, path = described
-        if type_ not in COLUMN_TYPES:
-            raise ValueError(f"no type of a column: {type_!r}")
-        return cls(name=str(name), type=type_, path=tuple(str(one) for one in path))
+    name: Annotated[str, Meta(min_length=1, max_length=1_000)]
+    type: Annotated[str, one_of(COLUMN_TYPES)]
+    path: Annotated[tuple[str, ...], Meta(min_length=1, max_length=100)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +60,12 @@ class RowSpec:
         columns: the columns of metadata, in order; found when the run is made, so they are no part of what it is.
     """
 
-    dtype: str = "float16"
-    truncate_dim: int = 0
+    dtype: Annotated[str, one_of(DTYPES)] = "float16"
+    truncate_dim: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     normalize: bool | None = None
-    int8_range: float = INT8_RANGE
+    int8_range: Annotated[float, Meta(ge=LEAST_RANGE, le=MOST_RANGE)] = INT8_RANGE
     similarity: bool = False
-    columns: tuple[Column, ...] = ()
+    columns: Annotated[tuple[Column, ...], Meta(max_length=10_000)] = ()
 
     @property
     def unit_length(self) -> bool:
@@ -114,27 +105,13 @@ class RowSpec:
 
     def describe(self) -> dict[str, Any]:
         """The spec as JSON-ready values; `from_description` is its inverse."""
-        return {
-            "dtype": self.dtype,
-            "truncate_dim": self.truncate_dim,
-            "normalize": self.normalize,
-            "int8_range": self.int8_range,
-            "similarity": self.similarity,
-            "columns": [column.describe() for column in self.columns],
-        }
+        described: dict[str, Any] = msgspec.to_builtins(self)
+        return described
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> RowSpec:
-        """The spec that `describe` gave; KeyError, TypeError or ValueError on any other shape."""
-        normalize = described.get("normalize")
-        return cls(
-            dtype=str(described["dtype"]),
-            truncate_dim=int(described.get("truncate_dim", 0)),
-            normalize=None if normalize is None else bool(normalize),
-            int8_range=float(described.get("int8_range", INT8_RANGE)),
-            similarity=bool(described.get("similarity", False)),
-            columns=tuple(Column.from_description(one) for one in described["columns"]),
-        )
+        """The spec that `describe` gave; MalformedError for anything else."""
+        return convert(cls, described, what="rows of a run")
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs of one model different ones, by the words of the command line."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from core.retries import Retry
+from core.wire import Count, PathText, Word, convert, malformed
 
 UNIT_SPEC_MAX_BYTES = 48_000
 """Longest canonical description of a unit. It travels in a hint, and hints above 64 kB are refused."""
@@ -73,14 +76,14 @@ class Unit:
             part of what the unit says: only the manifest keeps it.
     """
 
-    kind: str
-    source: str
-    start: int = 0
-    stop: int = 0
-    first: int = 0
-    samples: int | None = None
-    etag: str = ""
-    items: tuple[tuple[str, int], ...] = ()
+    kind: Word
+    source: PathText
+    start: Count = 0
+    stop: Count = 0
+    first: Count = 0
+    samples: Count | None = None
+    etag: Annotated[str, Meta(max_length=1_000)] = ""
+    items: tuple[tuple[str, Count], ...] = ()
     options: tuple[tuple[str, str], ...] = ()
     retry: Retry | None = None
     size: int = field(default=0, compare=False)
@@ -102,22 +105,11 @@ class Unit:
 
     @classmethod
     def from_description(cls, described: dict[str, Any]) -> Unit:
-        """The unit that `describe` gave; raises KeyError or TypeError on any other shape."""
-        known = {"kind", "source", "start", "stop", "first", "samples", "etag", "items", "options"}
-        if set(described) - {"retry"} != known:
-            raise KeyError(f"a unit has exactly the fields {sorted(known)}")
-        return cls(
-            kind=str(described["kind"]),
-            source=str(described["source"]),
-            start=int(described["start"]),
-            stop=int(described["stop"]),
-            first=int(described["first"]),
-            samples=None if described["samples"] is None else int(described["samples"]),
-            etag=str(described["etag"]),
-            items=tuple((str(path), int(size)) for path, size in described["items"]),
-            options=tuple((str(name), str(value)) for name, value in described["options"]),
-            retry=Retry.from_description(described.get("retry")),
-        )
+        """The unit that `describe` gave; MalformedError for anything else."""
+        unit = convert(cls, described, what="unit")
+        if unit.describe() != described:
+            raise malformed("unit", "it lacks fields, or has others")
+        return unit
 
     @property
     def unit_id(self) -> str:

@@ -11,22 +11,31 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import PurePosixPath
+from typing import Annotated
 
-from core import protocol
+import msgspec
+from msgspec import Meta
+
+from core import protocol, wire
+from core.control import LEAST_PRIORITY, MOST_PRIORITY
 from core.errors import InputError
 from core.layout import INPUTS
 from core.units import content_hash
+from core.wire import MOST_BYTES, Count, PathText, RunId, Sha256
 
 PIECE_BYTES = 1 << 20
 """Bytes of one piece, before compression."""
+
+MOST_UPLOAD_BYTES = 64 << 20
+"""Bytes of what is announced of an upload: 300,000 files."""
 
 _SAFE = re.compile(rf"run\.json|manifest/\d{{5}}\.parquet|{INPUTS}/[0-9a-f]{{5,16}}(/[^/\0]+)+")
 """What an upload may write. An upload comes over the network, and must not reach anything else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadFile:
-    """One file of an upload.
+class UploadFile(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """One file of an upload; in JSON an array.
 
     Attributes:
         path: where it goes, relative to the output folder.
@@ -35,10 +44,10 @@ class UploadFile:
         sha256: hex digest of its content.
     """
 
-    path: str
-    bytes: int
-    mtime_ns: int
-    sha256: str
+    path: PathText
+    bytes: Count
+    mtime_ns: Annotated[int, Meta(ge=-(2**62), le=2**62)]
+    sha256: Sha256
 
     @property
     def pieces(self) -> int:
@@ -60,11 +69,11 @@ class Upload:
         priority: what the run is to have, or None to leave it as it is; no part of what the upload is.
     """
 
-    run: str
-    output: str
-    record: str
+    run: RunId
+    output: PathText
+    record: Annotated[str, Meta(max_length=MOST_BYTES)]
     files: tuple[UploadFile, ...]
-    priority: int | None = None
+    priority: Annotated[int, Meta(ge=LEAST_PRIORITY, le=MOST_PRIORITY)] | None = None
 
     @property
     def name(self) -> str:
@@ -73,42 +82,26 @@ class Upload:
 
     def to_json(self) -> str:
         """The upload as JSON text."""
-        files = [[file.path, file.bytes, file.mtime_ns, file.sha256] for file in self.files]
-        return json.dumps(
-            {
-                "v": protocol.VERSION,
-                "run": self.run,
-                "output": self.output,
-                "record": self.record,
-                "files": files,
-                "priority": self.priority,
-            }
-        )
+        return json.dumps({"v": protocol.VERSION, **msgspec.to_builtins(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Upload | None:
         """The upload in `text`; None where another version of embq wrote it.
 
-        Raises InputError where it names a path that no upload may write.
+        Raises MalformedError, and InputError where it names a path that no upload may write.
         """
-        data = json.loads(text)
-        if data.get("v") != protocol.VERSION:
+        fields = wire.read_version(text, protocol.VERSION, what="upload", most_bytes=MOST_UPLOAD_BYTES)
+        if fields is None:
             return None
-        files = tuple(
-            UploadFile(path=str(path), bytes=int(size), mtime_ns=int(mtime), sha256=str(digest))
-            for path, size, mtime, digest in data["files"]
-        )
-        for file in files:
-            if not _SAFE.fullmatch(file.path) or {".", ".."} & set(file.path.split("/")):
+        upload = wire.convert(cls, fields, what="upload")
+        paths = {file.path for file in upload.files}
+        folders = {str(above) for path in paths for above in PurePosixPath(path).parents}
+        for file in upload.files:
+            if not _SAFE.fullmatch(file.path) or {".", ".."} & set(file.path.split("/")) or file.path in folders:
                 raise InputError(f"an upload may not write {file.path!r}", code="outside_root")
-        priority = data.get("priority")
-        return cls(
-            run=str(data["run"]),
-            output=str(data["output"]),
-            record=data["record"],
-            files=files,
-            priority=None if priority is None else int(priority),
-        )
+        if len(paths) != len(upload.files):
+            raise InputError("an upload may not write a file twice", code="outside_root")
+        return upload
 
 
 class Pieces:

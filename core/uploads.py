@@ -8,35 +8,57 @@ was cut off begins again where the writer stands.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import redis
+from msgspec import Meta
 
-from core.errors import InputError
+from core import wire
+from core.errors import InputError, MalformedError
 from core.protocol import UPLOADS, upload_key
 from core.upload_files import PIECE_BYTES, Pieces, Upload
+from core.wire import Count, LongText, UploadName, Word
 
 WINDOW = 64
 """Most pieces that wait in the broker."""
 
+_NUMBER = re.compile(rb"[0-9]{1,12}")
+_Optional = Annotated[str, Meta(pattern=r"\A[0-9]{0,18}\Z")]
+"""A number, or "" for None."""
+
 
 def announce(client: redis.Redis, upload: Upload) -> None:
     """Say what will be sent; repeating it changes nothing, but for an end that it came to before."""
-    if state(client, upload.name).get("end"):
+    if state(client, upload.name).end:
         client.delete(upload_key(upload.name, "state"))
     client.hset(UPLOADS, upload.name, upload.to_json())
 
 
 def names(client: redis.Redis) -> list[str]:
-    """The uploads that have not ended."""
-    return [name.decode() for name in cast("list[bytes]", client.hkeys(UPLOADS))]
+    """The uploads that have not ended; what is no name of one is skipped."""
+    found = []
+    for raw in cast("list[bytes]", client.hkeys(UPLOADS)):
+        try:
+            text = wire.read_text(raw, what="name of an upload")
+            found.append(wire.convert(UploadName, text, what="name of an upload"))
+        except MalformedError as error:
+            wire.skipped("name of an upload", raw, error)
+    return found
 
 
-def announced(client: redis.Redis, name: str) -> bytes:
-    """What was announced under a name; b"" where that has ended."""
-    return cast("bytes | None", client.hget(UPLOADS, name)) or b""
+def announced(client: redis.Redis, name: str) -> Upload | None:
+    """What was announced under a name; None where it has ended, and for an upload of another version.
+
+    Raises InputError where it is no upload, or one of another name.
+    """
+    text = cast("bytes | None", client.hget(UPLOADS, name))
+    upload = None if text is None else Upload.from_json(text)
+    if upload is not None and upload.name != name:
+        raise InputError(f"upload {name} is not what its name says, {upload.name}", code="bad_upload")
+    return upload
 
 
 def send(client: redis.Redis, name: str, number: int, data: bytes) -> None:
@@ -64,11 +86,37 @@ def is_announced(client: redis.Redis, name: str) -> bool:
     return bool(client.hexists(UPLOADS, name))
 
 
-def state(client: redis.Redis, name: str) -> dict[str, Any]:
-    """What the writer says: `taken` pieces, perhaps `why` it waits, and `end` once there is one (see `end_of`)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the writer says of an upload, and its sender.
+
+    Attributes:
+        taken: pieces that are durable.
+        sent: "1" once the sender has written all pieces.
+        why: what it waits for; "" where it goes on.
+        end: "accepted" or "refused"; "" while it has not ended.
+        code, run, added, units, samples: see `End`; "" for None.
+    """
+
+    taken: Count = 0
+    sent: Word = ""
+    why: LongText = ""
+    end: Word = ""
+    code: Word = ""
+    run: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
+    added: _Optional = ""
+    units: _Optional = ""
+    samples: _Optional = ""
+
+
+def state(client: redis.Redis, name: str) -> State:
+    """What is said of an upload; nothing where that is malformed."""
     raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
-    said = {key.decode(): value.decode() for key, value in raw.items()}
-    return {**said, "taken": int(said.get("taken", "0"))}
+    try:
+        return wire.read_hash(State, raw, what="state of an upload")
+    except MalformedError as error:
+        wire.skipped("state of an upload", name, error)
+        return State()
 
 
 def say_taken(client: redis.Redis, name: str, taken: int) -> None:
@@ -77,8 +125,8 @@ def say_taken(client: redis.Redis, name: str, taken: int) -> None:
     with client.pipeline() as pipe:
         pipe.hset(upload_key(name, "state"), "taken", str(taken))
         numbers = cast("list[bytes]", client.hkeys(key))
-        if old := [number for number in numbers if int(number) < taken]:
-            pipe.hdel(key, *old)
+        if old := [number for number in numbers if not _NUMBER.fullmatch(number) or int(number) < taken]:
+            pipe.hdel(key, *cast("list[str]", old))
         pipe.execute()
 
 
@@ -132,18 +180,10 @@ class End:
 def end_of(client: redis.Redis, name: str) -> End | None:
     """How an upload ended, for a day; None while it has not. `name` may also be the id of the run that was sent."""
     said = state(client, name)
-    if "end" not in said:
+    if not said.end:
         return None
-    added, units, samples = (int(said[part]) if said.get(part) else None for part in ("added", "units", "samples"))
-    return End(
-        end=said["end"],
-        code=said.get("code", ""),
-        why=said.get("why", ""),
-        run=said.get("run", ""),
-        added=added,
-        units=units or 0,
-        samples=samples,
-    )
+    added, units, samples = (int(part) if part else None for part in (said.added, said.units, said.samples))
+    return End(end=said.end, code=said.code, why=said.why, run=said.run, added=added, units=units or 0, samples=samples)
 
 
 def say_end(client: redis.Redis, name: str, run: str, end: End) -> None:
@@ -181,8 +221,9 @@ def under_way(client: redis.Redis) -> list[UnderWay]:
     found = []
     for name in names(client):
         try:
-            upload = Upload.from_json(announced(client, name))
-        except (InputError, ValueError, KeyError, TypeError):
+            upload = announced(client, name)
+        except InputError as error:
+            wire.skipped("upload", name, error)
             continue
         if upload is not None:
             said, pieces = state(client, name), Pieces(upload.files)
@@ -190,10 +231,10 @@ def under_way(client: redis.Redis) -> list[UnderWay]:
                 UnderWay(
                     name=name,
                     upload=upload,
-                    bytes=pieces.bytes_before(said["taken"]),
+                    bytes=pieces.bytes_before(said.taken),
                     bytes_total=pieces.bytes_before(pieces.count),
-                    sent="sent" in said,
-                    why=said.get("why", ""),
+                    sent=bool(said.sent),
+                    why=said.why,
                 )
             )
     return found

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -29,11 +30,13 @@ _NO_SURROGATES = r"\A[^\ud800-\udfff]*\Z"
 RunId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 StageId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 """Run of a stage of an index build."""
+LedgerId = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{16}){1,2}\Z")]
+"""Either of them."""
 UploadName = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 UnitId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-Generation = Annotated[str, Meta(pattern=r"\A[0-9a-f]{0,32}\Z")]
-"""Generation of a run's queue; "" before the first."""
+Generation = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9-]{1,64}\Z")]
+"""Generation of a run's queue."""
 WorkerName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,200}\Z")]
 """Name of a worker process or a service."""
 StreamId = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}-[0-9]{1,20}\Z")]
@@ -99,6 +102,19 @@ def read_text(data: bytes, *, what: str, most_bytes: int = MOST_BYTES) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise malformed(what, error) from error
+
+
+def read_version(data: bytes | str, version: int, *, what: str, most_bytes: int = MOST_BYTES) -> dict[str, Any] | None:
+    """The fields of a JSON object whose `v` is `version`, for `convert`; None where another version wrote it."""
+    fields = read(dict[str, Any], data, what=what, most_bytes=most_bytes)
+    if convert(int, fields.get("v"), what=f"version of a {what}") != version:
+        return None
+    return fields
+
+
+def one_of(words: Sequence[str]) -> Meta:
+    """Constraint of a text that is one of `words`."""
+    return Meta(pattern=rf"\A(?:{'|'.join(map(re.escape, words))})\Z")
 
 
 def write(value: object) -> str:

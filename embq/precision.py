@@ -50,9 +50,9 @@ def of_sent(client: redis.Redis, output: Place) -> str:
 
     A run that is on its way to that folder counts as well: sent again in another precision it would be another run.
     """
-    from core.registry import RunRecord, registered
+    from core.registry import records_of, registered
     from core.uploads import under_way
 
-    sent = [RunRecord.from_json(one.upload.record) for one in under_way(client)]
-    records = [*registered(client).values(), *(record for record in sent if record is not None)]
+    sent = records_of({one.upload.run.encode(): one.upload.record.encode() for one in under_way(client)})
+    records = [*registered(client).values(), *sent.values()]
     return next((record.model.precision for record in records if record.output == str(output)), "")

@@ -169,7 +169,7 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
             heard = uploads.is_attended(client, upload.name)
             time.sleep(LOOK_S)
             continue
-        taken = said["taken"]
+        taken = said.taken
         sent = max(sent, taken)
         if _forgotten(client, upload):
             uploads.announce(client, upload)
@@ -181,7 +181,7 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
         while sent < min(pieces.count, taken + WINDOW):
             uploads.send(client, upload.name, sent, _read(parcel, pieces, sent))
             sent += 1
-        report(pieces.bytes_before(taken), pieces.bytes_before(pieces.count), said.get("why", ""))
+        report(pieces.bytes_before(taken), pieces.bytes_before(pieces.count), said.why)
         if sent == pieces.count and kept is False:
             kept, kept_since = _on_disk(client, upload.name), time.monotonic()
         elif kept and time.monotonic() - kept_since > ACCEPT_S:
@@ -210,12 +210,12 @@ _NEXT = {
 
 def _lost(client: redis.Redis, name: str, taken: int) -> bool:
     """Whether the piece that the writer takes next, which was sent, is neither in the broker nor taken by now."""
-    return not uploads.waits(client, name, taken) and uploads.state(client, name)["taken"] == taken
+    return not uploads.waits(client, name, taken) and uploads.state(client, name).taken == taken
 
 
 def _forgotten(client: redis.Redis, upload: Upload) -> bool:
     """Whether the broker has lost the announcement (and with it all else), and the writer has not ended it."""
-    return not uploads.is_announced(client, upload.name) and not uploads.state(client, upload.name).get("end")
+    return not uploads.is_announced(client, upload.name) and not uploads.state(client, upload.name).end
 
 
 def _on_disk(client: redis.Redis, name: str) -> bool | None:

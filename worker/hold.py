@@ -165,7 +165,7 @@ class Hold:
         ahead_s, unit_s = self.throughput.ahead_s(self.leases.snapshot()), self.throughput.unit_s
         if ahead_s is None or unit_s is None or self.stopped():
             return {}
-        return {"ahead_s": round(ahead_s, 4), "unit_s": round(unit_s, 6)}
+        return {"ahead_s": round(ahead_s, 4), "unit_s": max(1e-6, round(unit_s, 6))}
 
     def _most_s(self) -> float:
         return SORTED_AHEAD_S if self.embedder.window > self.embedder.batch_size else AHEAD_S
@@ -185,7 +185,8 @@ class Hold:
             self._others = [
                 Speed(ahead_s=max(0.0, said["ahead_s"] - age_s), unit_s=said["unit_s"])
                 for said, age_s in fresh_workers(self.client, within_s=SILENT_S)
-                if said["name"] != self.name and said.get("model") == self.model.spec and "unit_s" in said
+                if said["name"] != self.name and said.get("model") == self.model.spec
+                if "ahead_s" in said and "unit_s" in said
             ]
             self._looked_at = now
         since_s = now - self._looked_at

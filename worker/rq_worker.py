@@ -20,7 +20,8 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import SimpleWorker
 
-from core import hints
+from core import hints, wire
+from core.errors import MalformedError
 from core.hints import AnyHint, HintJob
 from core.log import Events
 
@@ -38,7 +39,7 @@ class HintWorker(SimpleWorker, Generic[H]):
 
     Args:
         queue: exactly one; with several, RQ falls back to a pop that loses what a dying worker held.
-        read: makes a hint of a job; ValueError where it is none.
+        read: makes a hint of a job; MalformedError where it is none.
         room: how many hints to pop now; none are popped while it says 0.
         rest_s: after how many seconds to ask for room again.
         fits: how many of those that were popped to take; the others are put back.
@@ -98,6 +99,9 @@ class HintWorker(SimpleWorker, Generic[H]):
                         job_class=HintJob,
                         serializer=JSONSerializer,
                     )
+                except ValueError as error:  # popped, and not the id of any job
+                    wire.skipped("id of a hint", str(error)[:200], error)
+                    continue
                 except DequeueTimeout:
                     blocked_s += BLOCK_S
                     if blocked_s >= IDLE_S:
@@ -150,8 +154,8 @@ class HintWorker(SimpleWorker, Generic[H]):
     def _read(self, job: HintJob) -> H | None:
         try:
             return self._hint_of(job)
-        except ValueError as error:
-            self._events.warning("hint_dropped", job=job.id, why=error)
+        except MalformedError as error:
+            wire.skipped("hint", job.id, error)
             return None
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:

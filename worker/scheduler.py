@@ -8,27 +8,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import redis
 
 from core import hints
-from core.control import PRIORITY
 from core.errors import InputError
 from core.indexing import IndexBuild, IndexStage, announced
 from core.log import Events
 from core.models import ModelConfig
 from core.protocol import TURNS, run_key
-from core.registry import registered
+from core.registry import Backlog, registered
 from core.scripts import load_scripts
 from worker.turns import Turns
 
 POLL_S = 0.3
-META = ("state", "priority", "cursor", "total", "bytes", "limit_bytes", "limit_entries")
-"""What is asked of each run."""
-
 Work = ModelConfig | IndexBuild
 """What a process serves: a model, or the build of an index. Each has a queue."""
 
@@ -196,7 +192,7 @@ class Scheduler:
         keys = list({work.queue_key for _, work in served})
         with self.client.pipeline(transaction=False) as pipe:
             for run, _ in served:
-                pipe.hmget(run_key(run, "meta"), META)
+                pipe.hmget(run_key(run, "meta"), Backlog.FIELDS)
                 pipe.zcard(run_key(run, "hinted"))
                 pipe.xlen(run_key(run, "res"))
             for key in keys:
@@ -208,20 +204,20 @@ class Scheduler:
         for (run, work), values, hinted, results in zip(
             served, said[: 3 * count : 3], said[1 : 3 * count : 3], said[2 : 3 * count : 3], strict=True
         ):
-            meta = {name: (value or b"").decode() for name, value in zip(META, values, strict=True)}
+            backlog = Backlog.of(run, values)
             if isinstance(work, IndexBuild):
                 look.unfinished.add(work)
-            elif meta["state"] == "done":
+            elif backlog.state == "done":
                 look.done.add(run)
-            elif meta["state"]:
+            elif backlog.state:
                 look.unfinished.add(work)
             refused = work in self._refused or run in self._refused_runs or self.is_aside(run)
-            if meta["state"] != "running" or refused:
+            if backlog.state != "running" or refused:
                 continue
-            weight = int(meta["priority"] or PRIORITY)
+            weight = backlog.priority
             if not isinstance(work, IndexBuild):  # of which nothing is gained by being there before its units are
                 look.running[work] += weight
-            if hints_of[work.queue_key] and _has_work(meta, hinted, results):
+            if hints_of[work.queue_key] and _has_work(backlog, hinted, results):
                 look.waiting[work] += weight
         return look
 
@@ -231,12 +227,10 @@ class Scheduler:
         return [stage for stage in announced(self.client) if self.can_index(stage.build)]
 
 
-def _has_work(meta: Mapping[str, str], hinted: int, results: int) -> bool:
+def _has_work(backlog: Backlog, hinted: int, results: int) -> bool:
     """Whether a run has units that no worker holds, and room for what becomes of them."""
-    full = results and (
-        int(meta["bytes"] or 0) >= int(meta["limit_bytes"] or 0) or results >= int(meta["limit_entries"] or 0)
-    )
-    return not full and bool(hinted or int(meta["cursor"] or 0) < int(meta["total"] or 0))
+    full = results and (backlog.bytes >= backlog.limit_bytes or results >= backlog.limit_entries)
+    return not full and bool(hinted or backlog.unclaimed)
 
 
 def _settled(turns: Turns, turn: Turn, spent_s: float) -> Turns:

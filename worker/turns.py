@@ -12,6 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from core import wire
+from core.errors import MalformedError
+
+VirtualTime = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 STAY = 0.5
 """A worker stays with its model where that is ahead of the one furthest behind by no more than so many of its slices.
@@ -27,8 +35,8 @@ class Turns:
         times: model -> virtual time of its next slice; a model that is not named, or is behind `now`, is at `now`.
     """
 
-    now: float = 0.0
-    times: Mapping[str, float] = field(default_factory=dict)
+    now: VirtualTime = 0.0
+    times: Mapping[str, VirtualTime] = field(default_factory=dict)
 
     def start(self, model: str) -> float:
         """The virtual time at which the model's next slice would begin."""
@@ -71,8 +79,10 @@ class Turns:
     @classmethod
     def from_json(cls, text: str | bytes) -> Turns:
         """What `to_json` gave; all models even where it is nothing that can be understood."""
+        if not text:
+            return cls()
         try:
-            data = json.loads(text)
-            return cls(now=float(data["now"]), times={str(name): float(time) for name, time in data["times"].items()})
-        except (ValueError, KeyError, TypeError, AttributeError):
+            return wire.read(cls, text, what="turns")
+        except MalformedError as error:
+            wire.skipped("turns", "embq:turns", error)
             return cls()

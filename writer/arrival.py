@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.beneath import below, remove
 from core.durable import file_sha256, fsync_file, fsync_folder
-from core.errors import InputError
+from core.errors import InputError, OutputError
 from core.layout import INPUTS, Layout
+from core.manifest import Manifest
+from core.places import place
 from core.registry import RunRecord
+from core.run_info import load_run
 from core.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
 
 BATCH_PIECES = 16
@@ -44,10 +48,10 @@ class Arrival:
         record = RunRecord.from_json(upload.record)
         if record is None or (record.run, record.output) != (upload.run, upload.output):
             raise InputError("the run that was uploaded is not the one that was announced", code="bad_upload")
-        root = Path(upload.output)
+        root = place(upload.output)
+        if not isinstance(root, Path):
+            raise InputError(f"{upload.output} is no folder of the writer's machine", code="bad_upload")
         layout = Layout(root)
-        if not root.is_absolute():
-            raise InputError(f"{upload.output} is not an absolute path", code="bad_upload")
         return cls(upload, record, layout, root, layout.temporary / f"upload-{name}", Pieces(upload.files))
 
     @property
@@ -74,7 +78,7 @@ class Arrival:
         grows = self.grows
         found, changed = set(), []
         for index, file in enumerate(self.upload.files):
-            path = self.root / file.path
+            path = below(self.root, file.path)
             if (grows and not _is_input(file)) or not path.exists():
                 continue
             moved()
@@ -143,17 +147,28 @@ class Arrival:
             _name(self._arrived(index), self.upload.files[index], self.root)
 
     def linked_plan(self) -> Path:
-        """A folder that holds the plan under its names, while the output folder does not."""
+        """A folder that holds the plan under its names, while the output folder does not.
+
+        Raises InputError where it is not the plan of the run that was announced.
+        """
         plan = self.folder / "plan"
         (plan / "manifest").mkdir(parents=True, exist_ok=True)
         for index, file in enumerate(self.upload.files):
             if not _is_input(file) and not (plan / file.path).exists():
-                os.link(self.folder / str(index), plan / file.path)
+                os.link(self._arrived(index), plan / file.path)
+        try:
+            info, units = load_run(plan), len(Manifest(Layout(plan)))
+        except OutputError as error:
+            raise InputError(f"the plan that came cannot be read: {error.message}", code="bad_upload") from error
+        told, found = self.record, (info.run, info.model, info.rows, info.units, units)
+        if found != (told.run, told.model, told.rows, told.units, told.units):
+            raise InputError("the plan that was uploaded is not that of the run that was announced", code="bad_upload")
         return plan
 
     def drop(self) -> None:
         """Remove what has arrived and got no name."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):
+            remove(self.root, self.folder.relative_to(self.root))
 
     def _skip(self, number: int) -> int:
         """The number of the next piece from `number` on of a file that is not there yet."""
@@ -166,8 +181,7 @@ class Arrival:
 
     def _arrived(self, index: int) -> Path:
         """Where a file stands: under its number, or under its name where it is there already."""
-        path = self.folder / str(index)
-        return self.root / self.upload.files[index].path if index in self.there else path
+        return below(self.root, self.upload.files[index].path) if index in self.there else self.folder / str(index)
 
     def _durable(self, said: int) -> int:
         """How many pieces there really are, of `said`: the folder may have lost some."""
@@ -185,7 +199,7 @@ def _is_input(file: UploadFile) -> bool:
 
 def _name(path: Path, file: UploadFile, root: Path) -> None:
     """Give an arrived file its name, durably, folders included."""
-    target = root / file.path
+    target = below(root, file.path)
     made = [folder for folder in [target.parent, *target.parent.parents] if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.mtime_ns and path != target:

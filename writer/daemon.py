@@ -9,10 +9,10 @@ import redis
 
 from core.durable import output_error
 from core.errors import EmbqError, InputError, TryLaterError
+from core.ledger import Ledger
 from core.log import Events
 from core.outputs import ANYWHERE, Outputs
 from core.places import Place, place
-from core.protocol import run_key
 from core.registry import RunRecord, registered
 from core.scripts import Loader, load_scripts
 from writer.counts import Counts
@@ -114,6 +114,9 @@ class Writer:
         except (EmbqError, OSError) as error:
             self._give_up(run, error, writer.layout.root)
             return 0
+        except Exception as error:  # noqa: BLE001 - boundary of one run: the others go on
+            self._isolate(run, error)
+            return 0
         if self.only:
             return answer
         if writer.finished:
@@ -132,7 +135,7 @@ class Writer:
         for record in records.values():
             wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
             if record.run in self._cancelled:
-                wanted = wanted and bool(self.client.exists(run_key(record.run, "asked")))
+                wanted = wanted and bool(Ledger(self.client, record.run, scripts={}).asked())
             wanted = wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now
             if wanted and self._may_write(record):
                 self._open(record)
@@ -167,6 +170,8 @@ class Writer:
             )
         except (EmbqError, OSError) as error:
             self._give_up(record.run, error, place(record.output))
+        except Exception as error:  # noqa: BLE001 - boundary of one run: the others go on
+            self._isolate(record.run, error)
         else:
             self._opened.add(record.run)
             self._retry_at.pop(record.run, None)
@@ -187,6 +192,15 @@ class Writer:
         else:
             self._retry_at[run] = time.monotonic() + RETRY_S
             self.log.error("run_not_written", run=run, why=error.message, next=error.next_step, retry_s=RETRY_S)
+
+    def _isolate(self, run: str, error: Exception) -> None:
+        """Leave a run alone for a while that meets a bug; errors of the broker concern all of them, and end `serve`."""
+        if self.only or isinstance(error, redis.RedisError):
+            raise error
+        self.log.bug("bug", run=run, retry_s=RETRY_S)
+        self._retry_at[run] = time.monotonic() + RETRY_S
+        if (writer := self.runs.pop(run, None)) is not None:
+            writer.release()
 
     def _tell_of_holder(self, run: str, error: TryLaterError, *, at_once: bool) -> None:
         now = time.monotonic()

@@ -64,16 +64,18 @@ class Receiver:
                 continue
             try:
                 if name not in self._known:
-                    upload = Upload.from_json(uploads.announced(self.client, name))
-                    self._known[name] = self._arrival(name, upload)
+                    self._known[name] = self._arrival(name, uploads.announced(self.client, name))
                 arrival = self._known[name]
                 moved += 0 if arrival is None else self._attend(name, arrival)
             except (OutputError, OSError) as error:
                 self._wait(name, error)
             except InputError as error:
                 self._refuse(name, error.code, error.message)
-            except (ValueError, KeyError, TypeError) as error:
-                self._refuse(name, "bad_upload", f"this is no upload: {type(error).__name__}: {error}")
+            except redis.RedisError:
+                raise
+            except Exception as error:  # noqa: BLE001 - boundary of one upload: the others go on
+                self.log.bug("bug", upload=name)
+                self._refuse(name, "bug", f"the writer cannot take it: {type(error).__name__}; see its log")
         return moved
 
     def _arrival(self, name: str, upload: Upload | None) -> Arrival | None:
@@ -92,7 +94,7 @@ class Receiver:
             record = arrival.record
             if (record.model, record.rows.identity()) != (there.model, there.rows.identity()):
                 raise InputError(f"{layout.root} holds another run, {there.run}, of another model", code="other_run")
-        said = uploads.state(self.client, name)["taken"]
+        said = min(uploads.state(self.client, name).taken, arrival.pieces.count)
         if arrival.taken != said or not uploads.is_attended(self.client, name):
             if not arrival.grows:
                 refuse_foreign_files(layout)
@@ -123,6 +125,7 @@ class Receiver:
 
     def _make(self, name: str, arrival: Arrival) -> Grown:
         """Give each file its name; run.json comes last, and with it the run is real."""
+        arrival.linked_plan()
         save_control(arrival.layout, Control(priority=self._priority(name) or PRIORITY))
         arrival.place(range(len(arrival.upload.files)), self._moved)
         info = load_run(arrival.layout.root)
@@ -135,7 +138,7 @@ class Receiver:
 
     def _priority(self, name: str) -> int | None:
         """What was asked for last: it may be changed as long as the upload is under way."""
-        upload = Upload.from_json(uploads.announced(self.client, name))
+        upload = uploads.announced(self.client, name)
         return None if upload is None else upload.priority
 
     def _accept(self, name: str, arrival: Arrival, grown: Grown) -> int:

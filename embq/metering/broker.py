@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -10,12 +9,13 @@ from typing import Any, cast
 
 import redis
 
-from core.control import Control
+from core import fleet
+from core.control import Control, wishes_in
 from core.fleet import ROLES, STATES, Service
 from core.health import quick
 from core.protocol import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from core.readings import Readings
-from core.registry import RunRecord
+from core.registry import RunRecord, names_of, records_of, reports_of
 from embq.eta import done_of, holders_wanted, share_of
 from embq.progress import Progress
 from embq.seen import Seen
@@ -106,13 +106,12 @@ class BrokerMeter:
             pipe.zrange(SERVICES, 0, -1)
             (seconds, micros), memory, records, scored, uploads, services = pipe.execute()
         now_ms = seconds * 1000 + micros // 1000
-        found = (RunRecord.from_json(text) for text in records.values())
         return _First(
             now_ms=now_ms,
             memory=memory,
-            records=[record for record in found if record is not None],
-            silent_s={name.decode(): max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in scored},
-            services=[name.decode() for name in services],
+            records=list(records_of(records).values()),
+            silent_s={name: max(0.0, (now_ms - at_ms) / 1000) for name, at_ms in names_of(scored).items()},
+            services=list(names_of((name, 0.0) for name in services)),
             uploads=len(uploads),
         )
 
@@ -129,15 +128,12 @@ class BrokerMeter:
             answers = pipe.execute()
         many, more = len(first.silent_s), len(first.silent_s) + len(first.services)
         said, of_services, rest = answers[:many], answers[many:more], answers[more:]
-        workers = [
-            {**json.loads(text), "silent_s": silent_s}
-            for (_, silent_s), text in zip(first.silent_s.items(), said, strict=True)
-            if text is not None
-        ]
-        services = [Service.from_json(text) for text in of_services if text is not None]
+        reports = reports_of(dict(zip(first.silent_s, said, strict=True)))
+        workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
+        services = fleet.reports_of(dict(zip(first.services, of_services, strict=True)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
-        runs = [_Run(record=record, meta=_text(meta), asked=_text(asked)) for record, meta, asked in pairs]
-        return runs, workers, [service for service in services if service is not None]
+        runs = [_Run(record=record, meta=_text(meta), asked=wishes_in(asked)) for record, meta, asked in pairs]
+        return runs, workers, list(services.values())
 
     def _third(
         self, readings: Readings, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
@@ -168,7 +164,7 @@ class BrokerMeter:
                 received=published,
                 in_flight=leased,
                 workers=list(workers),
-                begun=done_of(shares, [(token or b"").decode() for token in holders[1:]]),
+                begun=done_of(shares, [(token or b"").decode(errors="replace") for token in holders[1:]]),
                 now_ms=first.now_ms,
             )
             put_run(readings, run, progress_of(run.record, seen), first.now_ms)
@@ -242,4 +238,4 @@ def put_run(readings: Readings, run: _Run, look: Progress, now_ms: int) -> None:
 
 
 def _text(raw: Mapping[bytes, bytes]) -> Fields:
-    return {name.decode(): value.decode() for name, value in raw.items()}
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import redis
 
@@ -13,6 +12,7 @@ from core.fleet import STATES
 from core.health import quick
 from core.protocol import worker_key
 from core.readings import Readings
+from core.registry import WorkerReport, reports_of, said_by
 from worker.daemon import Supervisor
 from worker.slot import Slot
 
@@ -69,12 +69,8 @@ class WorkerMeter:
 
     def _read_reports(self, readings: Readings, devices: Mapping[str, str]) -> None:
         names = [name for name in devices if name]
-        said = self._client.mget([worker_key(name) for name in names]) if names else []
         load_s: dict[str, float] = {}
-        for name, text in zip(names, cast("list[bytes | None]", said), strict=True):
-            if text is None:
-                continue
-            report: dict[str, Any] = json.loads(text)
+        for name, report in reports_of(said_by(self._client, names, worker_key)).items():
             device = devices[name]
             self._count(name, device, report)
             if model := str(report.get("model") or ""):
@@ -84,10 +80,10 @@ class WorkerMeter:
             readings.put("embq_slot_model_load_seconds", seconds, device)
         self._odometer.keep(set(names))
 
-    def _count(self, name: str, device: str, report: Mapping[str, Any]) -> None:
-        for what in ("rows", "units"):
-            self._odometer.read(name, (f"embq_slot_{what}_total", device), float(report.get(what) or 0))
-        for stage, states in (report.get("attribution") or {}).get("spent", {}).items():
+    def _count(self, name: str, device: str, report: WorkerReport) -> None:
+        for what, count in (("rows", report.get("rows", 0)), ("units", report.get("units", 0))):
+            self._odometer.read(name, (f"embq_slot_{what}_total", device), float(count))
+        for stage, states in report["attribution"].get("spent", {}).items() if "attribution" in report else ():
             for state, seconds in states.items():
                 self._odometer.read(name, ("embq_slot_stage_seconds_total", device, stage, state), float(seconds))
 

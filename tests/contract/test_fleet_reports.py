@@ -232,13 +232,12 @@ def test_a_run_of_another_protocol_version_is_told_of_instead_of_unseen(
     own_client.hset(RUNS, "no record", "[]")
     assert [(run.run, run.output, run.protocol) for run in foreign_runs(own_client)] == [
         ("f" * 16, "/data/old", str(VERSION - 1)),
-        ("no record", "?", "?"),
     ]
     assert list(registered(own_client)) == [case.info.run]
     report(of("writer"))
-    wait_until(lambda: len(events(caplog, "run_of_another_version")) >= 2)
+    wait_until(lambda: len(events(caplog, "run_of_another_version")) >= 1)
     time.sleep(5 * EVERY_S)
-    assert len(events(caplog, "run_of_another_version")) == 2
+    assert len(events(caplog, "run_of_another_version")) == 1
 
 
 @pytest.mark.parametrize("hours", [-3, 5])

@@ -12,6 +12,7 @@ import redis
 from run_case import make_case
 
 from core import indexing
+from core.errors import MalformedError
 from core.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
 from core.indexing import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
 from core.ledger import Ledger
@@ -128,7 +129,7 @@ def test_a_conductor_that_comes_back_at_that_moment_is_not_removed(
 def test_hints_of_one_kind_are_none_of_the_other(own_client: redis.Redis, waiting: IndexBuild) -> None:
     (job,) = pop(hint_queue(own_client, waiting.queue_key), 1)
     assert IndexHint.from_job(job) == hint(waiting, 0)
-    with pytest.raises(ValueError, match="is not a hint"):
+    with pytest.raises(MalformedError, match="malformed"):
         Hint.from_job(job)
 
 
@@ -141,7 +142,7 @@ def test_a_unit_of_anything_but_words_and_numbers_is_no_hint(
     queue.enqueue(IndexHint.function, args=(body,), job_id="x-0-1")
     (job,) = pop(queue, 1)
     assert isinstance(job, HintJob)
-    with pytest.raises(ValueError, match="is not a hint"):
+    with pytest.raises(MalformedError, match="malformed"):
         IndexHint.from_job(job)
 
 

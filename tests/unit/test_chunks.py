@@ -408,7 +408,7 @@ def test_the_same_texts_without_chunks_are_another_run_on_another_queue(tmp_path
         prepare(request(tmp_path, source, chunking=None, output=tmp_path / "whole")).info,
     )
     assert cut.model.queue_key != whole.model.queue_key
-    record = RunRecord(run="r", output="/o", model=cut.model, units=1)
+    record = RunRecord(run="0123456789abcdef", output="/o", model=cut.model, units=1)
     assert RunRecord.from_json(record.to_json()) == record
 
 

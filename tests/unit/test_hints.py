@@ -18,6 +18,7 @@ from rq.serializers import JSONSerializer
 from run_case import MakeRun, RunCase
 
 from core import hints
+from core.errors import MalformedError
 from core.hints import Hint, HintJob, drop, hint_queue, push, sweep
 from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
@@ -130,7 +131,7 @@ def test_data_that_rq_would_execute_is_never_called(run: RunCase, tmp_path: Path
     put(run, packed(["os.system", None, [f"touch {trace}"], {}]))
     job = pop(run)
     assert job is not None
-    with pytest.raises(ValueError, match="is not a hint"):
+    with pytest.raises(MalformedError, match="malformed"):
         Hint.from_job(job)
     for attempt in (lambda: job.func, job.perform):
         with pytest.raises(PermissionError):
@@ -151,7 +152,7 @@ def test_a_pickle_is_never_loaded(run: RunCase, tmp_path: Path) -> None:
     put(run, zlib.compress(pickle.dumps((HINT_FUNCTION, None, [_Bomb(trace)], {}))))
     job = pop(run)
     assert job is not None
-    with pytest.raises(ValueError, match="is not a hint"):
+    with pytest.raises(MalformedError, match="malformed"):
         Hint.from_job(job)
     assert not trace.exists()
 
@@ -232,7 +233,7 @@ def test_json_of_another_shape_is_a_value_error(run: RunCase, value: Any) -> Non
     put(run, packed(value))
     job = pop(run)
     assert job is not None
-    with pytest.raises(ValueError, match="evil-1"):
+    with pytest.raises(MalformedError, match="malformed"):
         Hint.from_job(job)
 
 
@@ -262,7 +263,7 @@ def test_a_hint_of_another_version_or_with_other_fields_is_a_value_error(run: Ru
     put(run, packed([HINT_FUNCTION, None, [body(run, **changes)], {}]))
     job = pop(run)
     assert job is not None
-    with pytest.raises(ValueError, match="evil-1"):
+    with pytest.raises(MalformedError, match="malformed"):
         Hint.from_job(job)
 
 
@@ -270,7 +271,7 @@ def test_deeply_nested_json_is_a_value_error(run: RunCase) -> None:
     put(run, zlib.compress(b"[" * 30_000 + b"]" * 30_000))
     job = pop(run)
     assert job is not None
-    with pytest.raises(ValueError, match="evil-1"):
+    with pytest.raises(MalformedError, match="evil-1"):
         Hint.from_job(job)
 
 
@@ -279,7 +280,7 @@ def test_keyword_arguments_are_refused(run: RunCase, keyword: dict[str, int]) ->
     put(run, packed([HINT_FUNCTION, None, [body(run)], keyword]))
     job = pop(run)
     assert job is not None
-    with pytest.raises(ValueError, match="is not a hint"):
+    with pytest.raises(MalformedError, match="malformed"):
         Hint.from_job(job)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from core.commit_log import LogState
 from core.commits import Commit, CommittedUnit
+from core.errors import MalformedError
 from core.retries import Retry, from_ranges, key_digest, to_ranges
 from core.units import Unit
 
@@ -55,7 +56,7 @@ def test_a_retry_survives_its_description_and_a_unit_of_the_inputs_says_nothing_
 def test_a_description_of_another_shape_is_refused(change: dict[str, object]) -> None:
     described = Unit(kind="tar", source="s", retry=RETRY).describe()
     described["retry"] |= change
-    with pytest.raises((KeyError, TypeError, ValueError)):
+    with pytest.raises(MalformedError, match="unit is malformed"):
         Unit.from_description(described)
 
 

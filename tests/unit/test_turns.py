@@ -122,6 +122,18 @@ def test_turns_are_the_same_after_a_way_through_the_broker() -> None:
     assert turns.to_json("x") != turns.to_json("y")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"now": 1}', '{"now": "x", "times": {}}', '{"now": 1, "times": [1]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"now": "x", "times": {}}',
+        '{"now": 1e999}',
+        '{"now": NaN}',
+        "[" * 9999,
+        '{"now": 1, "times": [1]}',
+    ],
+)
 def test_what_cannot_be_understood_begins_anew(text: str) -> None:
     assert Turns.from_json(text) == Turns()
