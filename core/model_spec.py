@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote
@@ -71,8 +72,11 @@ class ModelSpec:
         if (family == "minilm") != (name == ""):
             example = FAMILIES[family].split("  ")[0]
             raise ModelError(f"model spec {text!r} is not complete", next_step=f"write it as {example}")
-        if family == "stub" and not (name.isascii() and name.isdigit() and int(name) > 0):
-            raise ModelError(f"stub:{name}: the dimension must be a positive number", next_step="for example stub:384")
+        if family == "stub" and not re.fullmatch(r"0*[1-9][0-9]{0,5}", name):
+            raise ModelError(
+                f"stub:{name[:80]}: the dimension must be a positive number of up to 6 digits",
+                next_step="for example stub:384",
+            )
         try:
             # A plus sign is one here, as in pooling=mean+max, and no space.
             pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(query))

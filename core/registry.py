@@ -203,7 +203,7 @@ class WorkerReport(TypedDict, total=False):
     model: Annotated[str, Meta(max_length=16_000)]
     version: ShortText
     serves: ShortText
-    unseen: dict[RunId, str]
+    unseen: dict[ShortText, str]
     load_s: Seconds
     embed_s: Seconds
     ahead_s: Seconds
@@ -217,7 +217,7 @@ class WorkerReport(TypedDict, total=False):
     memory_full: Count
     recomputed: Count
     held: Count
-    runs: dict[RunId, ModelShare]
+    runs: dict[ShortText, ModelShare]
     unit: ShortText
     run: ShortText
     stage: Word

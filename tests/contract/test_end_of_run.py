@@ -128,7 +128,7 @@ def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
 
     wait_until(reports)
     (said,) = reports()
-    assert said["runs"][work.run]["begun"] == [[1, work.token, 40]]
+    assert said["runs"][work.run]["begun"] == [(1, work.token, 40)]
     assert (said["runs"][work.run]["units"], said["runs"][work.run]["size"]) == (1, 9)
     assert said["runs"][work.run]["tokens_per_s"] == pytest.approx(20.0, rel=0.01)
     assert said["runs"]["another"]["tokens_per_s"] == pytest.approx(5.0, rel=0.01)
