@@ -14,12 +14,16 @@ from contextvars import ContextVar
 
 from core.errors import SourceError
 from core.log import Events
+from core.memory import decoded_bytes
 from core.units import Unit
 from sources import listings, remote
 from sources.base import Memory, Moved
 
 AHEAD_BYTES = 1 << 30
 """Most that is held of files to come: two shards of 10,000 images of 50 kB. Larger files are read in their turn."""
+
+AHEAD_SHARE = 4
+"""Files to come may take so much less than a reader may hold of the one in hand."""
 
 log = Events("sources")
 
@@ -32,7 +36,7 @@ class ReadAhead:
     """
 
     def __init__(self, most_bytes: int = AHEAD_BYTES) -> None:
-        self._most_bytes = most_bytes
+        self._most_bytes = min(most_bytes, decoded_bytes() // AHEAD_SHARE)
         self._lock = threading.Lock()
         self._begun: dict[tuple[str, str], _Fetch] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embq-ahead")

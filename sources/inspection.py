@@ -211,6 +211,7 @@ class Process:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pipesize=_FRAME_BYTES,
             stderr=subprocess.DEVNULL,  # what a library says when it aborts is not for users
             # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
             env=child_environment(ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1"),

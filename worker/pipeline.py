@@ -142,7 +142,8 @@ class Pipeline:
 
     def _put_result(self, work: UnitWork) -> None:
         with self._stages.at("embed", "blocked"):
-            self._put(self._results, work, max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD))
+            share = max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD, work.text_bytes / BYTES_AHEAD)
+            self._put(self._results, work, share)
 
     def _put(self, target: BoundedQueue[Item], item: Item, share: float) -> None:
         while self.running and not target.put(item, share, POLL_S):

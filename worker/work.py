@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from core.extents import extent_of
@@ -98,6 +99,11 @@ class UnitWork:
         if self.planned is None:
             return max(0.0, tokens - self.tokens)
         return tokens * (1 - self.handled / self.planned) if self.handled < self.planned else 0.0
+
+    @property
+    def text_bytes(self) -> int:
+        """Memory that texts and metadata of its rows take."""
+        return sum(getsizeof(sample.text) + getsizeof(sample.metadata) for sample in self.samples)
 
     @property
     def complete(self) -> bool:

@@ -33,6 +33,10 @@ import pytest
 from PIL import Image
 from pyarrow import ipc
 
+from core.errors import SourceError
+from sources.base import ReadOptions
+from sources.kinds import SOURCES, kind_of, read
+
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -483,3 +487,31 @@ def test_a_file_that_needs_large_memory_is_a_failure_with_a_code(bomb: Bomb, rea
         path = tmp_path / f"sound{''.join(path.suffixes[:1])}"
         sound(path)
         assert reader.codes_of(path) == {"row": 2}
+
+
+@pytest.mark.parametrize("name", ["d.parquet", "page.parquet", "body.arrow", "d.arrow", "strings.h5", "a.tar.zst"])
+def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 9: 3 to 7 GB."""
+    path = tmp_path / name
+    next(bomb for bomb in BOMBS if bomb.name == name).write(path)
+    monkeypatch.setattr("core.memory.DECODED_MOST_BYTES", DECODED)
+    monkeypatch.setattr("core.memory.UNIT_MOST_BYTES", UNIT)
+    (unit,) = SOURCES[str(kind_of(str(path)))].split(str(path), ReadOptions())
+    with pytest.raises(SourceError) as caught:
+        list(read(unit, ()))
+    assert caught.value.code == "too_large"
+
+
+def test_units_of_one_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 9: each cut of a compressed text was kept, and a row of a table costs no byte."""
+    monkeypatch.setattr("sources.text_files.FILE_UNITS_MAX", 100)
+    monkeypatch.setattr("sources.tables.FILE_UNITS_MAX", 100)
+    (tmp_path / "a.txt.zst").write_bytes(zstd.compress(b"\n" * 1_000))
+    pq.write_table(pa.table({"text": ["a"] * 1_000}), tmp_path / "a.parquet")
+    for kind, name in (("lines", "a.txt.zst"), ("parquet", "a.parquet")):
+        (unit,) = SOURCES[kind].split(str(tmp_path / name), ReadOptions(unit_samples=5))
+        with pytest.raises(SourceError) as caught:
+            list(read(unit, ()))
+        assert caught.value.code == "too_large"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,3 +92,77 @@ def test_what_the_other_process_raises_is_raised_here(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.transient) == ("source_missing", False)
     with pytest.raises(RuntimeError, match="KeyError"):
         inspection.inspect(Unit(kind="no such kind", source=str(tmp_path)))
+
+
+READER = """
+import os, signal
+from sources import kinds
+from sources.inspection import serve
+read = kinds.read_here
+def odd(unit, roots, moved):
+    for sample in read(unit, roots, moved=moved):
+        yield sample
+    if sample.text != "b":
+        return
+    if "aborts" in unit.source:
+        os.abort()
+    if "killed" in unit.source:
+        os.kill(os.getpid(), signal.SIGKILL)
+kinds.read_here = odd
+serve()
+"""
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[inspection.Process]:
+    """The process in which units of tables are read."""
+    process = inspection.Process([sys.executable, "-c", READER])
+    monkeypatch.setattr(inspection, "_IDLE", [process])
+    yield process
+    process.close()
+    inspection.close()
+
+
+def units_of(path: Path, count: int) -> list[Unit]:
+    with open(path, "wb") as file:
+        pq.write_table(pa.table({"text": ["a", "b"] * count}), file)
+    return list(SOURCES["parquet"].split(str(path), ReadOptions(unit_samples=2)))
+
+
+@pytest.mark.parametrize(("name", "transient"), [("aborts", False), ("killed", True)])
+def test_a_table_that_ends_its_reader_fails_and_the_worker_reads_on(
+    tmp_path: Path, reader: inspection.Process, name: str, transient: bool
+) -> None:
+    """Finding 9: the worker process ended with its library, model and all."""
+    (bad,) = units_of(tmp_path / f"{name}.parquet", 1)
+    with pytest.raises(SourceError, match=name) as caught:
+        list(read(bad, ()))
+    assert (caught.value.code, caught.value.transient) == ("reader_died", transient)
+    (good,) = units_of(tmp_path / "good.parquet", 1)
+    assert [sample.text for sample in read(good, ())] == ["a", "b"]
+
+
+def test_units_of_one_table_are_read_by_one_process_and_one_left_halfway_by_none(
+    tmp_path: Path, reader: inspection.Process
+) -> None:
+    first, second, third = units_of(tmp_path / "good.parquet", 3)
+    assert len(list(read(first, ()))) == 2
+    child = reader._child
+    assert child is not None
+    left = read(second, ())
+    assert next(left).text == "a"
+    assert reader._child is child
+    left.close()  # type: ignore[attr-defined]
+    assert child.poll() is not None
+    assert [sample.key for sample in read(third, ())] == ["good.parquet:5", "good.parquet:6"]
+
+
+def test_a_name_that_is_not_utf8_comes_through(tmp_path: Path) -> None:
+    (unit,) = units_of(tmp_path / os.fsdecode(b"caf\xe9.parquet"), 1)
+    assert [sample.key for sample in read(unit, ())] == [
+        os.fsdecode(b"caf\xe9.parquet:1"),
+        os.fsdecode(b"caf\xe9.parquet:2"),
+    ]
+    (tmp_path / os.fsdecode(b"caf\xe9.parquet")).unlink()
+    with pytest.raises(SourceError, match="does not exist"):
+        list(read(unit, ()))
