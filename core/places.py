@@ -22,12 +22,16 @@ Place: TypeAlias = Path | ObjectPath
 def place(text: str | Place) -> Place:
     """The output that a user or a record names, absolute.
 
-    Raises UsageError for URLs that are no outputs: of other storage, or with what a key cannot hold.
+    Raises UsageError for URLs that are no outputs: of other storage, or with what a key cannot hold; and as
+    `refuse_unnameable` does.
     """
     text = str(text)
+    refuse_unnameable(text)
     scheme, found, rest = text.partition("://")
     if not found:
-        return Path(os.path.abspath(text))
+        path = os.path.abspath(text)
+        refuse_unnameable(path)  # by the current folder, too
+        return Path(path)
     scheme = SPELLINGS.get(scheme.lower(), scheme.lower())
     rest = rest.rstrip("/")
     if "@" in rest.partition("/")[0]:
@@ -47,6 +51,26 @@ def place(text: str | Place) -> Place:
             next_step=f"name it as {scheme}://BUCKET/PREFIX, without any of ? # * [ ] and empty parts",
         )
     return ObjectPath(f"{scheme}://{rest}")
+
+
+def refuse_unnameable(path: str) -> None:
+    """Raise UsageError for a folder that the libraries that read and write files there have no name for.
+
+    Arrow, HDF5 and faiss take names in UTF-8, so one that is no UTF-8 is refused before there is work.
+    """
+    why, next_step = "a name has no zero byte", "choose another folder"
+    try:
+        path.encode()
+        os.fsencode(path)
+        if "\0" not in path:
+            return
+    except UnicodeEncodeError:
+        try:
+            path.encode("utf-8", "surrogateescape").decode()
+            why, next_step = "the locale of this process has no name for it", "set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        except UnicodeError:
+            why, next_step = "its name is not UTF-8", "rename it, or choose another folder"
+    raise UsageError(f"{path!a} cannot be used: {why}", next_step=next_step)
 
 
 def is_url(text: str) -> bool:

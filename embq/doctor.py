@@ -19,9 +19,10 @@ import embq
 from core.broker import connect
 from core.cores import cores
 from core.durable import output_error, publish, write_new
+from core.errors import UsageError
 from core.memory import container_bytes, machine_bytes
 from core.objects import ObjectPath, probe
-from core.places import is_url, place
+from core.places import is_url, place, refuse_unnameable
 from core.settings import Settings
 from embq.verification.broker_checks import broker
 from embq.verification.findings import Check, guarded
@@ -85,6 +86,11 @@ def storage(output: str) -> Iterator[Check]:
         yield from guarded("storage", lambda: _examine_store(output))
         return
     asked = Path(output or tempfile.gettempdir()).absolute()
+    try:
+        refuse_unnameable(str(asked))
+    except UsageError as error:
+        yield Check("storage", "fail", error.message, error.next_step)
+        return
     place = next(path for path in (asked, *asked.parents) if path.exists())
     fix = "give write permission, or put --output on a disk with hard links and rename"
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from core import beneath
 from core.errors import InputError, MalformedError, OutputError
+from core.places import refuse_unnameable
 from indexer.collection import Collection
 from indexer.plan import Plan
 from indexer.sidecar import File
@@ -216,6 +217,7 @@ def resolve_index(path: Path, output: str | None = None) -> Path:
 
     Raises InputError where there is none, or several.
     """
+    refuse_unnameable(os.path.abspath(path))
     if (path / CURRENT).exists():
         return path
     if NAME.fullmatch(path.name) and (path / RECORD).exists():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import InputError, UsageError
+from core.places import refuse_unnameable
 
 MODALITIES = ("image", "text")
 
@@ -57,6 +58,7 @@ def named_indices(indices: Sequence[str], names: Sequence[str], modality_of: Cal
 def _index_folders(folder: Path) -> list[Path]:
     """The folder itself where it is an index, else the indices of the run in it."""
     folder = folder.resolve()
+    refuse_unnameable(str(folder))
     if (folder / "CURRENT").is_file():
         return [folder]
     indices = folder / "index"

@@ -60,13 +60,14 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
     """
     from pathlib import Path
 
-    from core.places import place
+    from core.places import place, refuse_unnameable
     from embq.export import Wish, export
 
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     if wishes["int8_range"] is not None and wishes["dtype"] != "int8":
         raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
     wish = Wish(columns=kept, **{name: value for name, value in wishes.items() if value is not None})
+    refuse_unnameable(folder)
     on_rows = _show_progress if sys.stderr.isatty() else None
     done = export(place(output), Path(folder), wish, on_rows=on_rows)
     if on_rows is not None:

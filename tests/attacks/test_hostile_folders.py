@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +27,7 @@ from core.commits import Commit
 from core.control import Control, load_control, save_control
 from core.durable import drop_in
 from core.embedded import EmbeddedServer, keep_to_ourselves, kept_off
-from core.errors import EmbqError, OutputError, OutsideError
+from core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
 from core.generations import Generation, append
 from core.layout import Layout
 from core.manifest import Manifest
@@ -34,10 +36,12 @@ from core.run_info import RunInfo, load_run
 from core.settings import Settings
 from core.units import canonical_json
 from embq.children import Child
+from embq.cli import cli
 from embq.export import Wish, export
 from embq.gc import collect
 from embq.litter import Found, Litter, find, remove
 from embq.verify import verify
+from indexer.version import resolve_index
 from writer.staging import leave_nonce, sweep
 
 # --- the state of the private server ---
@@ -388,3 +392,89 @@ def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, 
                     manifest.unit_id(u)
             with suppress(EmbqError):
                 verify(out, mode="quick")
+
+
+# --- names of output folders ---
+
+ODD_NAMES = ["run[1]", "*?[z]", "new\nline", "tab\t'\"\\ #", "caf\u00e9 \u4e2d", "-rf", "x\nloadmodule y"]
+NO_UTF8 = b"caf\xe9"
+
+
+def embq(*arguments: str | bytes | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A process of embq, as a shell starts it."""
+    return subprocess.run(
+        [sys.executable, "-m", "embq", *arguments],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: str) -> None:
+    """Finding 19: a name with the signs of a pattern was one."""
+    out = build(tmp_path / name, [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}, {"text": "b"}])])
+    (out / "parts" / "part-00000099.parquet").write_bytes(b"litter")
+    assert verify(out).ok
+    assert verify(out, mode="quick").ok
+    assert collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=True).found.litter
+    assert export(out, tmp_path / f"{name} exported", Wish(format="npy")).rows == 2
+    index = out / "index" / "embedding"
+    index.mkdir(parents=True)
+    (index / "CURRENT").write_text("v0001\n")
+    assert resolve_index(out) == index
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_the_private_server_takes_any_name_of_an_output_folder(short_tmp: Path, name: str) -> None:
+    """Finding 19: a newline in the name ended a line of the server's configuration."""
+    folder = short_tmp / name / "_broker"
+    with EmbeddedServer(folder) as server, connect(server.url) as client:
+        assert client.ping()
+        assert EmbeddedServer.find(folder) == server.url
+
+
+def test_a_run_is_made_in_a_folder_of_any_name(short_tmp: Path) -> None:
+    """Finding 19: `embq run` ended with 69 or 70."""
+    inputs = write_jsonl(short_tmp / "texts.jsonl", [{"text": "a"}])
+    out = short_tmp / "*?[z]\nrun[1] '\"%41\\"
+    ended = embq("run", inputs, "-o", out, "-m", "stub:8", "--quiet")
+    assert ended.returncode == Exit.DONE, ended.stderr.decode()
+    assert verify(out).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "why"),
+    [
+        (NO_UTF8, {}, "its name is not UTF-8"),
+        ("caf\u00e9".encode(), {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "LC_ALL=C.UTF-8"),
+        (NO_UTF8, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "its name is not UTF-8"),
+    ],
+    ids=["no UTF-8", "no UTF-8 locale", "neither"],
+)
+def test_a_name_that_no_library_takes_is_refused_at_once(
+    short_tmp: Path, name: bytes, environment: dict[str, str], why: str
+) -> None:
+    """Finding 19: `embq run` ended with a traceback, after it had made the folder."""
+    inputs = write_jsonl(short_tmp / "texts.jsonl", [{"text": "a"}])
+    out = os.fsencode(short_tmp) + b"/" + name
+    ended = embq("run", inputs, "-o", out, "-m", "stub:8", "--quiet", **environment)
+    said = ended.stderr.decode()
+    assert ended.returncode == Exit.USAGE, said
+    assert why in said
+    assert "next:" in said
+    assert not os.path.exists(out)
+
+
+def test_every_verb_that_names_an_output_refuses_what_no_library_takes(tmp_path: Path) -> None:
+    """Finding 19: a folder that was renamed later ended with a traceback."""
+    out = build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}])])
+    renamed = tmp_path / os.fsdecode(NO_UTF8)
+    out.rename(renamed)
+    there = [("verify",), ("status",), ("gc",), ("failures",), ("retry",), ("resume",), ("index",), ("search", "x")]
+    lines = [[verb, str(renamed), *more] for verb, *more in there]
+    for line in [*lines, ["export", str(renamed), str(tmp_path / "e"), "--to", "npy"], ["serve", str(renamed)]]:
+        with pytest.raises(UsageError, match="its name is not UTF-8"):
+            cli.main(line, standalone_mode=False)
