@@ -307,7 +307,11 @@ def serve(idle_s: float = IDLE_S) -> None:
 
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes the pipe
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # of a terminal or systemd: for the parent, whose end closes the pipe
+        signal.signal(number, signal.SIG_IGN)
     answers = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     while select.select([sys.stdin], [], [], idle_s)[0] and (line := sys.stdin.buffer.readline()):

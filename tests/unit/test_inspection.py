@@ -106,6 +106,8 @@ def odd(unit, roots, moved):
         return
     if "aborts" in unit.source:
         os.abort()
+    if "ended" in unit.source:
+        os.kill(os.getpid(), signal.SIGTERM)
     if "killed" in unit.source:
         os.kill(os.getpid(), signal.SIGKILL)
 kinds.read_here = odd
@@ -155,6 +157,12 @@ def test_units_of_one_table_are_read_by_one_process_and_one_left_halfway_by_none
     left.close()  # type: ignore[attr-defined]
     assert child.poll() is not None
     assert [sample.key for sample in read(third, ())] == ["good.parquet:5", "good.parquet:6"]
+
+
+def test_a_signal_that_is_meant_for_the_worker_fails_no_table(tmp_path: Path, reader: inspection.Process) -> None:
+    """systemd sends SIGTERM to every process of a service, and the worker finishes what it has begun."""
+    (unit,) = units_of(tmp_path / "ended.parquet", 1)
+    assert [sample.text for sample in read(unit, ())] == ["a", "b"]
 
 
 def test_a_name_that_is_not_utf8_comes_through(tmp_path: Path) -> None:
