@@ -17,8 +17,9 @@ import redis
 from core import protocol
 from core.control import Control, wishes_in
 from core.protocol import MAX_ATTEMPTS, RUN_PARTS, run_key
-from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, ResultStream
+from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, Entry, ResultStream, Sender, read_fields
 from core.scripts import Script, load_scripts
+from core.wire import MalformedError, malformed, skipped
 
 BULK_BYTES = 256 * 1024
 """A larger result may take longer to send than another answer takes to come."""
@@ -119,13 +120,38 @@ class Ledger:
         found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("owner")], names))
         return [_text(token) for token in found]
 
-    def published(self, units: Sequence[int]) -> list[str]:
-        """The published result of each of some units, as "<token> <stream id>"; "" where there is none."""
-        if not units:
-            return []
-        names = [str(u) for u in units]
+    def sent(self, entries: Sequence[Entry], units: int) -> tuple[list[tuple[Entry, Sender, bool]], list[str]]:
+        """Of entries of the result stream, where anybody who may publish can put anything: those that say whose result
+        they are, with whether each is what was published for its unit under a lease; and the ids of the others.
+
+        Args:
+            units: how many the run has.
+        """
+        sent, others = [], []
+        for entry in entries:
+            try:
+                sender = read_fields(Sender, entry)
+                if sender.u >= units:
+                    raise malformed("result", f"the run has no unit {sender.u}")
+                sent.append((entry, sender))
+            except MalformedError as error:
+                if entry.fields:  # else it was deleted
+                    skipped("result", f"{self.run} {entry.id}", error)
+                others.append(entry.id)
+        if not sent:
+            return [], others
+        names = [str(sender.u) for _, sender in sent]
         found = cast("list[bytes | None]", self.client.hmget(self.keys[RUN_PARTS.index("pub")], names))
-        return [_text(one) for one in found]
+        told = [_text(one) for one in found]
+        return [
+            (entry, by, f"{by.token} {entry.id}" == one) for (entry, by), one in zip(sent, told, strict=True)
+        ], others
+
+    def note_unleased(self, sender: Sender) -> None:
+        """Say that a result is left out because its sender does not hold the unit."""
+        skipped(
+            "result without a lease", f"{self.run} {sender.u} {sender.token}", f"unit {sender.u} was not leased to it"
+        )
 
     def gen(self) -> str:
         """The queue's generation; "" where the broker does not know the run, or only in another protocol version."""

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
+import msgspec
 import redis
+from msgspec import Meta
 from redis.exceptions import ResponseError
 
+from core import wire
 from core.protocol import CONSUMER, GROUP, run_key
+from core.wire import UnitNumber
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 LIMIT_BYTES = 512 * 1024 * 1024
 """Most bytes of results waiting for the writer, in the broker and in staging files together."""
@@ -27,6 +33,39 @@ class Entry:
 
     id: str
     fields: Mapping[str, bytes]
+
+
+class Sender(msgspec.Struct, frozen=True, kw_only=True):
+    """What every entry of the result stream says: whose result it is.
+
+    Attributes:
+        u: unit index.
+        token: the lease under which it was published; `QUARANTINE` for what the broker's scripts publish.
+    """
+
+    u: UnitNumber
+    token: Annotated[str, Meta(pattern=r"\A[!-~]{1,400}\Z")]
+
+    @property
+    def worker(self) -> str:
+        """Name of the worker, as it says."""
+        return self.token.partition(":")[2].rpartition(":")[0]
+
+
+QUARANTINE = "quarantine"
+
+
+MOST_TEXT_BYTES = 8_192
+"""Of the fields of an entry that hold no rows."""
+
+
+def read_fields(form: type[T], entry: Entry) -> T:
+    """The fields of an entry as a form; MalformedError where they are none."""
+    wanted = [field.name for field in msgspec.structs.fields(form)]
+    raw = {name.encode(): entry.fields[name] for name in wanted if name in entry.fields}
+    if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
+        raise wire.malformed("result", f"its fields have more than {MOST_TEXT_BYTES} bytes")
+    return wire.read_hash(form, raw, what="result")
 
 
 class ResultStream:

@@ -23,7 +23,7 @@ from core.indexing import SHARED, IndexBuild, IndexStage
 from core.ledger import Ledger
 from core.log import Events
 from core.protocol import RUN_PARTS
-from core.result_stream import Entry
+from core.result_stream import MOST_TEXT_BYTES, Entry, Sender
 from core.scripts import Loader, Script, load_scripts
 from core.steady import Steady
 from core.units import content_hash
@@ -200,8 +200,11 @@ class _Stage:
             # Those whose delivery was lost with a connection; and what stands in the folder without a result.
             entries = self._ledger.results.read("0", count=100, block_ms=None)
             self._scan()
-        for entry in entries:
-            self._accept(entry)
+        sent, others = self._ledger.sent(entries, len(self._units))
+        for id_ in others:
+            self._commit(id_, None)
+        for entry, sender, published in sent:
+            self._accept(entry, sender, published=published)
         self._steady.rest()
         # What is leased, or was and is to be tried again, somebody has taken.
         return len(self._left) < before or bool(self._client.zcard(self._ledger.keys[RUN_PARTS.index("due")]))
@@ -235,20 +238,21 @@ class _Stage:
     def _hint(self, u: int) -> IndexHint:
         return IndexHint(run=self._record.run, gen=self._gen, u=u, unit=self._units[u].describe())
 
-    def _accept(self, entry: Entry) -> None:
-        fields = {name: value.decode(errors="replace") for name, value in entry.fields.items()}
-        u = int(fields.get("u", -1))
-        unit = self._left.get(u)
-        if unit is None:
+    def _accept(self, entry: Entry, sender: Sender, *, published: bool) -> None:
+        unit = self._left.get(u := sender.u)
+        if unit is not None and not published:
+            self._ledger.note_unleased(sender)
+        if unit is None or not published:
             self._commit(entry.id, None)
             return
+        fields = {name: value.decode(errors="replace")[:MOST_TEXT_BYTES] for name, value in entry.fields.items()}
         if "code" in fields:
             raise _error_in(fields, unit)
         sidecar = _seen_within(unit, VISIBLE_S)
         if sidecar is None:
             why = f"{fields.get('worker', 'a worker')} said that {unit.sidecar} is done, and it is not there"
             self._log.warning("index_result_rejected", u=u, why=why)
-            self._ledger.reject(entry.id, u, fields.get("token", ""), "index_damaged", why)
+            self._ledger.reject(entry.id, u, sender.token, "index_damaged", why)
             return
         self._finish(entry.id, u, unit, sidecar)
 

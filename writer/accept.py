@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -12,23 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
-from core import wire
 from core.errors import MalformedError, OutputError, OutsideError
 from core.layout import Layout
 from core.live import failed_keys, record_failures
 from core.manifest import Manifest
 from core.memory import memory_bytes
 from core.protocol import VERSION
-from core.result_stream import LIMIT_BYTES, Entry
+from core.result_stream import LIMIT_BYTES, QUARANTINE, Entry, Sender, read_fields
 from core.results import Result, decode_result, failure_batch, row_schema, vector_widths
 from core.retries import Retry
 from core.run_info import RunInfo
 from core.units import Failure, Unit
-from core.wire import Count, ShortText, UnitId, UnitNumber, Word
+from core.wire import Count, ShortText, UnitId, Word
 from writer.hashing import read_hashed
 from writer.staging import is_staged
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +61,6 @@ class Accepted:
     retry: Retry | None = None
 
 
-class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """What every entry of the result stream says: whose result it is.
-
-    Attributes:
-        u: unit index.
-        token: the lease under which it was published; `QUARANTINE` for what the broker's scripts publish.
-    """
-
-    u: UnitNumber
-    token: Annotated[str, Meta(pattern=r"\A[!-~]{1,400}\Z")]
-
-    @property
-    def worker(self) -> str:
-        """Name of the worker, as it says."""
-        return self.token.partition(":")[2].rpartition(":")[0]
-
-
-QUARANTINE = "quarantine"
-
-
 class _Version(msgspec.Struct, frozen=True):
     v: Word = ""
 
@@ -111,17 +88,6 @@ class _GivenUp(msgspec.Struct, frozen=True, kw_only=True):
 
 MOST_MESSAGE = 1_000
 """Characters of the message of a failure."""
-MOST_TEXT_BYTES = 8_192
-"""Of the fields of an entry that hold no rows."""
-
-
-def read_fields(form: type[T], entry: Entry) -> T:
-    """The fields of an entry as a form; MalformedError where they are none."""
-    wanted = [field.name for field in msgspec.structs.fields(form)]
-    raw = {name.encode(): entry.fields[name] for name in wanted if name in entry.fields}
-    if sum(map(len, raw.values())) > MOST_TEXT_BYTES:
-        raise wire.malformed("result", f"its fields have more than {MOST_TEXT_BYTES} bytes")
-    return wire.read_hash(form, raw, what="result")
 
 
 class Rejected(Exception):

@@ -96,9 +96,11 @@ class RunQueue:
         """Whether the broker has another number of units as done than the log."""
         return int(self._ledger.meta().get("done", 0)) != self._committer.state.count
 
-    def mend(self, total: int, fingerprint: str) -> None:
+    def mend(self, total: int, fingerprint: str, control: Control) -> None:
         """Put right what somebody else has written to the run's counters and settings."""
         known: dict[str, int | str] = {"fingerprint": fingerprint} if fingerprint else {}
+        if self._ledger.meta().get("state") == "done" and self._committer.state.count < total:
+            known["state"] = control.state  # nobody asks for more of a run that is done
         settings: dict[str, int | str] = {
             "v": VERSION,
             "total": total,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import redis
 
@@ -18,12 +18,11 @@ from core.log import Events
 from core.manifest import Manifest
 from core.places import place
 from core.registry import RunRecord
-from core.result_stream import Entry
+from core.result_stream import Entry, Sender
 from core.run_info import load_run
 from core.scripts import load_scripts
-from core.wire import MalformedError, malformed, skipped
 from writer import staging
-from writer.accept import Acceptor, Rejected, Sender, read_fields
+from writer.accept import Acceptor, Rejected
 from writer.buffer import Buffer
 from writer.commit import Committer
 from writer.counts import Counts
@@ -183,7 +182,7 @@ class RunWriter:
             elif self.inbox.has_lost(held=len(self.buffer.results)):
                 self.inbox.read_again()
             else:
-                self.queue.mend(len(self.manifest), self.acceptor.fingerprint)
+                self.queue.mend(len(self.manifest), self.acceptor.fingerprint, self.control)
 
     def _grow(self) -> None:
         """Take up the units of a generation that was added since we looked, also where the log was closed before."""
@@ -205,33 +204,14 @@ class RunWriter:
         """Read and take what is there, commit what is due; gives the number of results read."""
         self._housekeep()
         entries = self.inbox.read()
-        for entry, sender, published in self._sent(entries):
+        sent, others = self.ledger.sent(entries, len(self.manifest))
+        if others:
+            self.queue.mark([(id_, None) for id_ in others])
+        for entry, sender, published in sent:
             self._take(entry, sender, published=published)
         if self.buffer.is_due() or self._nothing_else_outstanding():
             self.flush()
         return len(entries)
-
-    def _sent(self, entries: Sequence[Entry]) -> list[tuple[Entry, Sender, bool]]:
-        """The entries that say which unit they are of, and whether each is what was published for it under a lease.
-
-        A worker may put anything into the stream. What cannot be read is taken off it at once.
-        """
-        sent = []
-        for entry in entries:
-            try:
-                sender = read_fields(Sender, entry)
-                if sender.u >= len(self.manifest):
-                    raise malformed("result", f"the run has no unit {sender.u}")
-                sent.append((entry, sender))
-            except MalformedError as error:
-                if entry.fields:  # else it was deleted
-                    skipped("result", f"{self.record.run} {entry.id}", error)
-                self.queue.mark([(entry.id, None)])
-        published = self.ledger.published([sender.u for _, sender in sent])
-        return [
-            (entry, sender, f"{sender.token} {entry.id}" == one)
-            for (entry, sender), one in zip(sent, published, strict=True)
-        ]
 
     def _take(self, entry: Entry, sender: Sender, *, published: bool) -> None:
         u, unit_id = sender.u, self.manifest.unit_id(sender.u)
@@ -243,7 +223,7 @@ class RunWriter:
             return
         if not published:
             # Its file stays: it may be that of the worker that holds the lease.
-            skipped("result without a lease", f"{self.record.run} {u} {sender.token}", f"unit {u} was not leased to it")
+            self.ledger.note_unleased(sender)
             self.queue.mark([(entry.id, None)])
             return
         if u in self.buffer.units:

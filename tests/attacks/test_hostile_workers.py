@@ -391,6 +391,23 @@ def test_nothing_that_a_worker_writes_to_the_ledger_stops_writer_producer_or_wor
     run.assert_exact()
 
 
+@pytest.mark.parametrize("value", [b"\xff", "done", "9", ""])
+@pytest.mark.parametrize("name", ["gen", "v", "state"])
+def test_a_queue_that_a_worker_calls_another_one_is_put_right(
+    attacked: Attacked, name: str, value: str | bytes
+) -> None:
+    """Finding 5: a run that a worker calls done was never fed again, and one that is not UTF-8 ended services."""
+    run, writer = attacked.run, attacked.writer()
+    run.work_one(0)
+    writer.drain()
+    attacked.hostile.hset(run.key("meta"), name, value)
+    attacked.feeder().tick()
+    run.clock.advance(RECONCILE_S + 0.1)
+    writer.step()
+    assert run.ledger.meta()["state"] == "running"
+    attacked.finish_exactly(writer)
+
+
 @pytest.mark.parametrize("trimmed", [False, True], ids=["seen", "unseen"])
 def test_a_stream_that_takes_nothing_more_is_made_anew(attacked: Attacked, trimmed: bool) -> None:
     """Finding 5: an entry with the greatest id there is left no id for any other, and the run stood still for good."""
