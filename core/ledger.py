@@ -94,16 +94,14 @@ class Ledger:
 
     def meta(self) -> dict[str, str]:
         """The run's counters and settings; empty where the broker does not know the run."""
-        raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
-        found = {_text(name): _text(value) for name, value in raw.items()}
-        return {name: _plain(name, value) for name, value in found.items()}
+        return read_meta(cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0])))
 
     def mend(self, fields: Mapping[str, int | str]) -> list[str]:
         """Put back what `meta` should hold of `fields`, and 0 for what should be a number; gives the names of those
         that were otherwise. For the writer: whoever else may write there may have written anything."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(self.keys[0]))
         there = {_text(name): _text(value) for name, value in raw.items()}
-        wanted = {name: _plain(name, value) for name, value in there.items()}
+        wanted = read_meta(raw)
         if int(wanted.get("cursor", 0)) > int(fields.get("total", 0)):
             wanted["cursor"] = "0"
         wanted |= {name: str(value) for name, value in fields.items()}
@@ -354,6 +352,11 @@ class Ledger:
         key = run_key(self.run, "writer")
         if _text(self.client.get(key)) == writer:
             self.client.delete(key)
+
+
+def read_meta(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    """A run's `meta` as texts; what should be a number is one, whatever somebody has written there."""
+    return {_text(name): _plain(_text(name), _text(value)) for name, value in raw.items()}
 
 
 def _flat(held: Iterable[tuple[int, str]]) -> list[int | str]:

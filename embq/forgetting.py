@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import redis
 from rq.utils import as_text
@@ -17,7 +18,8 @@ def live_tokens(client: redis.Redis, run: str) -> set[str]:
     """The tokens of leases and of results that wait for the writer, as they stand in names of staging files."""
     values = [value for part in ("owner", "spare", "pub") for value in client.hvals(run_key(run, part))]
     # A published result stands as its token and, behind a blank, its place in the stream.
-    return {as_text(value).partition(" ")[0].replace(":", "_") for value in values}
+    texts = (cast("bytes", value).decode(errors="replace") for value in values)
+    return {text.partition(" ")[0].replace(":", "_") for text in texts}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from core import fleet
 from core.control import Control, wishes_in
 from core.fleet import ROLES, STATES, Service
 from core.health import quick
+from core.ledger import read_meta
 from core.protocol import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from core.readings import Readings
 from core.registry import RunRecord, names_of, records_of, reports_of
@@ -132,7 +133,7 @@ class BrokerMeter:
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
         services = fleet.reports_of(dict(zip(first.services, of_services, strict=True)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
-        runs = [_Run(record=record, meta=_text(meta), asked=wishes_in(asked)) for record, meta, asked in pairs]
+        runs = [_Run(record=record, meta=read_meta(meta), asked=wishes_in(asked)) for record, meta, asked in pairs]
         return runs, workers, list(services.values())
 
     def _third(
@@ -170,7 +171,7 @@ class BrokerMeter:
             put_run(readings, run, progress_of(run.record, seen), first.now_ms)
             name = run.record.run
             readings.put("embq_run_results", results, name)
-            oldest_ms = min((int(began) for began in cast("list[bytes]", busy)), default=first.now_ms)
+            oldest_ms = min(_times(cast("list[bytes]", busy)), default=first.now_ms)
             readings.put("embq_run_oldest_unit_seconds", max(0.0, (first.now_ms - oldest_ms) / 1000), name)
 
 
@@ -237,5 +238,6 @@ def put_run(readings: Readings, run: _Run, look: Progress, now_ms: int) -> None:
     readings.put("embq_run_commit_age_seconds", max(0.0, (now_ms - moved_ms) / 1000), name)
 
 
-def _text(raw: Mapping[bytes, bytes]) -> Fields:
-    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
+def _times(raw: Iterable[bytes]) -> list[int]:
+    """Those that are times in ms: a worker may have written anything."""
+    return [int(began) for began in raw if len(began) < 16 and began.isdigit()]

@@ -28,11 +28,15 @@ from core.commit_log import CommitLog
 from core.ledger import Ledger, new_token
 from core.log import Events
 from core.protocol import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
+from core.readings import Readings
 from core.registry import register
 from core.results import FAILURE_SCHEMA, encode_result, row_schema
 from core.rows import RowSpec
 from core.scripts import Loader, load_scripts
 from core.wire import Skips, skip_counts
+from embq.forgetting import live_tokens
+from embq.metering.broker import BrokerMeter
+from embq.watch import BrokerWatch, Watch
 from producer.feeder import Feeder
 from tests.guarded import GuardedServer, guarded_server
 from writer.daemon import Writer
@@ -358,7 +362,7 @@ def test_a_staging_file_that_is_no_file_holds_nobody_up(attacked: Attacked, kind
 # --- the ledger ---
 
 
-def test_nothing_that_a_worker_writes_to_the_ledger_stops_writer_producer_or_workers(attacked: Attacked) -> None:
+def test_nothing_that_a_worker_writes_to_the_ledger_stops_a_service_or_a_command(attacked: Attacked) -> None:
     """Finding 5: what stands in the keys that a worker may write is read by all others."""
     run, hostile, writer = attacked.run, attacked.hostile, attacked.writer()
     feeder = attacked.feeder()
@@ -382,6 +386,10 @@ def test_nothing_that_a_worker_writes_to_the_ledger_stops_writer_producer_or_wor
         run.ledger.beat(run.gen, [(6, token)], lease_s=LEASE_S)
         run.ledger.release(6, token)
         run.ledger.abandon("evil", "killed", blame={token: None})
+        BrokerWatch(run.record, attacked.server).look().to_json()
+        Watch(run.layout.root, attacked.server).look().to_json()
+        BrokerMeter(attacked.server)(Readings("producer"))
+        live_tokens(attacked.server, run.info.run)
         writer.step()
         run.clock.advance(RECONCILE_S + 0.1)
     for part in ("owner", "spare", "busy", "att", "poison"):  # a worker can hold a unit back as long as it is there
