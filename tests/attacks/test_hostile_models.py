@@ -217,7 +217,7 @@ def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
 def test_the_doctor_runs_no_code_of_a_model(place: Place) -> None:
     """Finding 1: `embq doctor --model`, in a process of its own."""
     [check] = [check for check in probes.models(clip_tokenizer(place)) if check.state == "fail"]
-    assert "trust_remote_code" in check.what
+    assert "trust_remote_code" in check.detail
     assert not place.marker.exists()
 
 

@@ -18,6 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sum", action="store_true", help="over all processes, by gloo")
+    parser.add_argument("--keep", action="store_true", help="the group in which they sum")
     parser.add_argument("--fail", type=int, nargs="*", default=[], help="ranks that raise an error of embq's")
     parser.add_argument("--once", action="store_true", help="let them raise it at the first start only")
     parser.add_argument("--crash", type=int, nargs="*", default=[], help="ranks that raise any other")
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     failed = given.folder / "failed"
     again = given.once and failed.exists()  # asked before the sum, behind which another process may fail at once
-    total = summed(rank, keep=given.wait) if given.sum else 0
+    total = summed(rank, keep=given.keep) if given.sum else 0
     told = f"{os.getpid()} {world} {total} {os.environ.get('OMP_NUM_THREADS', '')}"
     (given.folder / f".{rank}").write_text(told, encoding="utf-8")
     (given.folder / f".{rank}").rename(given.folder / str(rank))
