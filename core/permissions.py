@@ -72,7 +72,9 @@ PERMISSIONS = {
         "HSET rq:worker:w name x",
         f"HSET {run_key(_RUN, 'owner')} 0 t",
     ),
-    "publish": _may("publish results", "worker writer admin", f"XADD {_RES} * u 0"),
+    "publish": _may(
+        "publish results", "worker writer admin", f"XADD {_RES} * u 0", f"HSETNX {run_key(_RUN, 'pub')} 0 t"
+    ),
     "hint": _may("push hints", "writer admin", "HSET rq:job:j data x", f"RPUSH {_QUEUE} j"),
     "read": _may(
         "read results and what was sent",

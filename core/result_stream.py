@@ -53,7 +53,7 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
 
 
 QUARANTINE = "quarantine"
-
+"""Token of the failures that scripts publish for units that they give up."""
 
 MOST_TEXT_BYTES = 8_192
 """Of the fields of an entry that hold no rows."""
