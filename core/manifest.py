@@ -23,7 +23,7 @@ from core.errors import OutputError
 from core.extents import COLUMNS, Extent, Extents
 from core.generations import PREFIX, read_generations
 from core.layout import Layout
-from core.places import opened
+from core.places import Place, opened
 from core.run_info import first_segments
 from core.units import Unit, canonical_json, id_of
 from core.wire import malformed, read
@@ -147,8 +147,8 @@ class Manifest:
                 metadata = pq.read_metadata(opened(path))
                 total += metadata.num_rows
                 there = list(metadata.schema.to_arrow_schema())
-            except (OSError, pa.ArrowException) as error:
-                raise OutputError(f"{path} cannot be read: {error}") from error
+            except UNREADABLE as error:
+                raise _unreadable(path, error) from error
             if missing := [field.name for field in REQUIRED if field not in there]:
                 raise OutputError(f"{path} is no segment of a manifest: it lacks the column {', '.join(missing)}")
         self.units = total
@@ -179,7 +179,7 @@ class Manifest:
     def ids(self) -> Iterator[tuple[str, str]]:
         """(unit id, kind) of each unit in order, without building the units."""
         for path in self._paths:
-            table = pq.read_table(opened(path), columns=["unit_id", "kind"])
+            table = _read_table(path, ["unit_id", "kind"])
             for batch in table.to_batches(max_chunksize=1_000):
                 yield from zip(batch["unit_id"].to_pylist(), batch["kind"].to_pylist(), strict=True)
 
@@ -188,7 +188,7 @@ class Manifest:
         wanted = pa.array(sorted(unit_ids), pa.string())
         found: dict[str, str] = {}
         for path in self._paths:
-            table = pq.read_table(opened(path), columns=["unit_id", "source"])
+            table = _read_table(path, ["unit_id", "source"])
             table = table.filter(pc.is_in(table["unit_id"], wanted))
             found.update(zip(table["unit_id"].to_pylist(), table["source"].to_pylist(), strict=True))
         return found
@@ -242,14 +242,26 @@ class Manifest:
     def _at(self, u: int, *, ids: bool) -> bytes:
         segment = self._segment(u)
         if segment != self._loaded:
-            path = self._paths[segment]
-            try:
-                table = pq.read_table(opened(path), columns=["unit_id", "description"])
-            except (OSError, pa.ArrowException) as error:
-                raise OutputError(f"{path} cannot be read: {error}") from error
+            table = _read_table(self._paths[segment], ["unit_id", "description"])
             self._ids = table["unit_id"].combine_chunks()
             self._descriptions = table["description"].combine_chunks()
             self._loaded = segment
         column = self._ids if ids else self._descriptions
         value: bytes = column[u - self._starts[segment]].as_py()
         return value
+
+
+UNREADABLE = (OSError, ValueError, pa.ArrowException)
+"""What pyarrow raises for a file that is damaged; of a name that is not UTF-8, a UnicodeDecodeError."""
+
+
+def _read_table(path: Place, columns: list[str]) -> pa.Table:
+    """Columns of a segment; OutputError where it cannot be read."""
+    try:
+        return pq.read_table(opened(path), columns=columns)
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Place, error: Exception) -> OutputError:
+    return OutputError(f"{path} cannot be read: {error}")

@@ -1,0 +1,284 @@
+"""Readers of what comes from outside, each as a function of bytes, with bytes that it accepts.
+
+`python -m attacks.fuzz` looks for bytes that one of them does not survive; `test_borders.py` tries some.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from build_output import build, published, write_jsonl
+from PIL import Image
+from rq.exceptions import NoSuchJobError
+from small_index import build_index
+
+from core import checkpoint, commits, uploads, wire
+from core.commit_log import CommitLog
+from core.errors import EmbqError, SampleError
+from core.fleet import Service
+from core.hints import Hint, HintJob, IndexHint
+from core.indexing import IndexBuild, IndexStage
+from core.layout import Layout
+from core.manifest import Manifest
+from core.protocol import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
+from core.registry import Backlog, Rate, RunRecord
+from core.result_stream import Entry
+from core.run_info import load_run
+from core.units import canonical_json
+from core.upload_files import Upload, UploadFile
+from embq.serving.knn_request import knn_request, rows_request
+from indexer.sidecar import File, Sidecar
+from indexer.version import RECORD, read_current
+from worker.embedders.images import open_image
+from worker.embedders.registry import load
+from writer.accept import Acceptor, Rejected, Sender, read_fields
+
+REFUSALS = (EmbqError, SampleError, Rejected, NoSuchJobError)
+"""What a reader may raise, whatever it is given."""
+RUN = "0123456789abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """One reader.
+
+    Attributes:
+        read: raises one of `REFUSALS` for what it does not take.
+        seeds: what it takes.
+    """
+
+    read: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+
+
+def survives(border: Border, data: bytes) -> bool:
+    """Whether the reader takes the data; any exception but a refusal is an error of the reader."""
+    try:
+        border.read(data)
+    except REFUSALS:
+        return False
+    return True
+
+
+@cache
+def borders() -> dict[str, Border]:
+    """All of them, by name."""
+    return {**_of_the_broker(), **_of_folders(), **_of_the_network(), **_of_samples()}
+
+
+@cache
+def _output() -> Path:
+    """An output folder of two units of three texts, with an index; removed by `forget`."""
+    folder = Path(tempfile.mkdtemp(prefix="embq-borders-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    source = write_jsonl(folder / "in.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(6)])
+    build(folder / "out", [source])
+    build_index(folder / "out", output="text")
+    return folder / "out"
+
+
+def forget() -> None:
+    """Remove what `borders` wrote."""
+    if _output.cache_info().currsize:
+        shutil.rmtree(_output().parent, ignore_errors=True)
+
+
+# --- the broker ---
+
+
+def _of_the_broker() -> dict[str, Border]:
+    info, manifest = load_run(_output()), Manifest(Layout(_output()))
+    unit = manifest.unit(0)
+    record = RunRecord(run=RUN, output="/out/a", model=info.model, units=2, rows=info.rows)
+    file = UploadFile(path="run.json", bytes=3, sha256="ab" * 32, mtime_ns=1)
+    upload = Upload(run=RUN, output="/out/a", record=record.to_json(), files=(file,))
+    entry = published(0, unit, info, load(info.model, "cpu"))
+    body = {"v": VERSION, "run": RUN, "gen": "1-0", "u": 0}
+    step = {**body, "run": 2 * RUN, "unit": {"kind": "sample", "n": 1}}
+    service = Service(name="worker.a.1", role="worker", host="a", pid=1, version="0")
+    rate = {"device": "cpu", "rows_per_s": 1.5, "dims": 8}
+    build = IndexBuild(index="/index", build="ab", folder="/index/_work", nonce="cd", memory_bytes=1)
+    stage = IndexStage(build=build, stage="add", run=2 * RUN)
+    acceptor = partial(Acceptor, Layout(_output()), manifest, info, fingerprint="", widths={})
+    fields = {name: value.decode() for name, value in entry.fields.items() if name != "data"}
+
+    def hint(form: Any, data: bytes) -> object:
+        job = HintJob.__new__(HintJob)
+        job._id = "x"
+        job.plain = data
+        return form.from_job(job)
+
+    def fields_of(data: bytes) -> object:
+        told = {name.decode("utf-8", "replace"): value for name, value in _hash(data).items()}
+        found = Entry("0-1", {**told, "data": entry.fields["data"]})
+        if read_fields(Sender, found).u >= len(manifest):
+            raise Rejected("bad_result", "no such unit")  # the writer looks at this first
+        return acceptor().accept(found)
+
+    return {
+        "job": Border(partial(hint, Hint), (_json([HINT_FUNCTION, None, [{**body, "unit": unit.describe()}], {}]),)),
+        "job of an index": Border(partial(hint, IndexHint), (_json([INDEX_HINT_FUNCTION, None, [step], {}]),)),
+        "job, packed": Border(_restored, (zlib.compress(_json([HINT_FUNCTION, None, [{}], {}])),)),
+        "run record": Border(RunRecord.from_json, (record.to_json().encode(),)),
+        "stage of an index": Border(IndexStage.from_json, (stage.to_json().encode(),)),
+        "report of a service": Border(Service.from_json, (service.to_json().encode(),)),
+        "rate": Border(lambda data: wire.read(Rate, data, what="rate"), (_json(rate),)),
+        "upload": Border(Upload.from_json, (upload.to_json().encode(),)),
+        "piece of an upload": Border(_piece, (zlib.compress(b"text" * 100),)),
+        "state of an upload": Border(
+            lambda data: uploads.state(SimpleNamespace(hgetall=lambda _: _hash(data)), RUN),  # type: ignore[arg-type]
+            (_json({"taken": "3", "sent": "1", "why": "", "end": "accepted", "units": "2"}),),
+        ),
+        "queue of a run": Border(
+            lambda data: wire.read_hash(Backlog, _hash(data), what="queue of a run"),
+            (_json({"state": "running", "priority": "10", "cursor": "1", "total": "2", "bytes": "0"}),),
+        ),
+        "fields of a result": Border(fields_of, (_json(fields),)),
+        "result": Border(
+            lambda data: acceptor().accept(Entry("0-1", {**entry.fields, "data": data})), (entry.fields["data"],)
+        ),
+    }
+
+
+def _restored(data: bytes) -> object:
+    job = HintJob.__new__(HintJob)
+    job._id = "x"
+    return job.restore({b"data": data})
+
+
+def _piece(data: bytes) -> object:
+    return uploads.piece(SimpleNamespace(hget=lambda *_: data), RUN, 0)  # type: ignore[arg-type]
+
+
+def _hash(data: bytes) -> dict[bytes, bytes]:
+    """A hash of the broker out of an object of JSON; of anything else one with a single field."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return {b"state": data}
+    return {
+        name.encode("utf-8", "surrogatepass"): str(value).encode("utf-8", "surrogatepass")
+        for name, value in found.items()
+    }
+
+
+# --- output folders and indices ---
+
+
+def _of_folders() -> dict[str, Border]:
+    root = _output()
+    layout = Layout(root)
+    record = sorted(layout.commits.glob("*.json"))[1]
+    checkpoint.save(layout, CommitLog(layout).replay(2))
+    (kept,) = layout.writer.glob("checkpoint*.json")
+    (index,) = (root / "index").iterdir()
+    payload = File(path="files/a", bytes=1, sha256="ab" * 32)
+    sidecar = Sidecar(
+        digest="ab",
+        files={"lists": payload},
+        stats={},
+        seconds=1.0,
+        cpu_seconds=1.0,
+        peak_rss_bytes=1,
+        versions={},
+        worker="",
+    )
+    version = index / (index / "CURRENT").read_text().strip() / RECORD
+    return {
+        "run.json": _file(layout.run_json, lambda: load_run(root)),
+        "manifest": _file(next(layout.manifest.glob("*.parquet")), lambda: [*Manifest(layout)]),
+        "commit record": Border(lambda data: commits.Commit.parse(data, record.name), (record.read_bytes(),)),
+        "commit record, resealed": Border(
+            lambda data: commits.Commit.parse(_resealed(data), record.name), (record.read_bytes(),)
+        ),
+        "commit log": _file(record, lambda: CommitLog(layout).replay(2), _resealed),
+        "checkpoint, resealed": _file(kept, lambda: checkpoint.load(layout, 2), _resealed),
+        "version of an index": _file(version, lambda: read_current(index)),
+        "current version of an index": _file(index / "CURRENT", lambda: read_current(index)),
+        "sidecar of an index": Border(
+            lambda data: Sidecar.from_description(wire.read(dict[str, Any], data, what="sidecar")),
+            (_json(sidecar.describe()),),
+        ),
+    }
+
+
+def _file(path: Path, read_it: Callable[[], object], seal: Callable[[bytes], bytes] = bytes) -> Border:
+    """A reader of a file; the file is afterwards what it was."""
+    before = path.read_bytes()
+
+    def reads(data: bytes) -> object:
+        path.write_bytes(seal(data))
+        try:
+            return read_it()
+        finally:
+            path.write_bytes(before)
+
+    return Border(reads, (before,))
+
+
+def _resealed(data: bytes) -> bytes:
+    """An object of JSON under the hash that its content has; anything else as it is."""
+    try:
+        body = json.loads(data)
+        body.pop("sha256", None)
+        digest = hashlib.sha256(canonical_json(body).encode()).hexdigest()
+        return canonical_json({**body, "sha256": digest}).encode()
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return data
+
+
+# --- the network ---
+
+
+def _of_the_network() -> dict[str, Border]:
+    image = base64.b64encode(_encoded("PNG")).decode()
+    asked = (
+        {"text": "a red car", "num_images": 3, "indice_name": "a", "modality": "image", "num_result_ids": 9},
+        {"image": image},
+        {"embedding_input": [0.5, -1.0], "deduplicate": True, "use_safety_model": False},
+    )
+    return {
+        "body of a search": Border(lambda data: knn_request(_body(data)), tuple(map(_json, asked))),
+        "body of a look-up": Border(
+            lambda data: rows_request(_body(data)), (_json({"ids": [1, 2], "indice_name": "a"}),)
+        ),
+    }
+
+
+def _body(data: bytes) -> object:
+    """As `embq.serving.app` parses it."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EmbqError("no JSON") from error
+
+
+# --- samples ---
+
+
+def _of_samples() -> dict[str, Border]:
+    formats = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF")
+    return {"image": Border(open_image, tuple(map(_encoded, formats)))}
+
+
+def _encoded(format: str) -> bytes:
+    into = io.BytesIO()
+    Image.radial_gradient("L").resize((24, 16)).convert("RGB").save(into, format)
+    return into.getvalue()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()

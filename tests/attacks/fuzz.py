@@ -1,0 +1,110 @@
+"""Search for bytes that a reader of `borders` does not survive, guided by coverage (atheris).
+
+    python -m attacks.fuzz [--seconds 3600] [--only NAME] [--corpus .fuzz] [--out FILE]
+
+The seconds are shared out among the borders, as many of which run at a time as there are cores. What was found to reach
+new code is kept in the folder of the corpus, a folder for each border, and is where the next search begins. Bytes that
+a reader did not survive are kept beside it as `crash-*`, `oom-*` or `timeout-*`. The exit status is 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOM_MB = 2_048
+"""Memory of a reader, with what is imported: any that takes more has no bound."""
+SLOWEST_S = 10
+MOST_BYTES = 65_536
+PACKAGES = ["core", "embq", "indexer", "sources", "worker", "writer"]
+
+
+def main() -> int:
+    """Fuzz, print a table, and write it."""
+    parser = argparse.ArgumentParser(prog="python -m attacks.fuzz", description="Search for bytes that break a reader.")
+    parser.add_argument("--seconds", type=float, default=3_600.0)
+    parser.add_argument("--only", default="", metavar="NAME")
+    parser.add_argument("--corpus", type=Path, default=Path(".fuzz"), metavar="FOLDER")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        _fuzz_one(asked.one, asked.corpus, int(asked.seconds))
+    from attacks.borders import borders, forget
+
+    from bench.report import table
+    from embq.experiments.report import described, write
+
+    names = [asked.only] if asked.only else sorted(borders())
+    forget()
+    at_once = min(len(names), len(os.sched_getaffinity(0)))
+    seconds = max(1, int(asked.seconds * at_once / len(names)))
+    with ThreadPoolExecutor(at_once) as pool:
+        found = dict(zip(names, pool.map(lambda name: _fuzzed(name, asked.corpus, seconds), names), strict=True))
+    columns = ["border", "executions", "seconds", "kept", "crashes"]
+    table(columns, [[name, *(one[column] for column in columns[1:])] for name, one in found.items()])
+    if asked.out:
+        write(asked.out, described("fuzz", found))
+    return int(any(one["crashes"] for one in found.values()))
+
+
+def _fuzzed(name: str, corpus: Path, seconds: int) -> dict[str, Any]:
+    """The figures of one border, which is fuzzed by a process of its own."""
+    folder = corpus / re.sub(r"\W+", "-", name)
+    (folder / "kept").mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    command = [sys.executable, "-m", "attacks.fuzz", "--one", name, "--corpus", folder, "--seconds", str(seconds)]
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    said = done.stdout.decode(errors="replace")
+    (folder / "log").write_text(said)
+    executions = re.search(r"stat::number_of_executed_units:\s+(\d+)", said) or re.search(r"Done (\d+) runs", said)
+    broken = [path for path in folder.iterdir() if path.name.startswith(("crash-", "oom-", "timeout-", "leak-"))]
+    if done.returncode and not broken:
+        raise SystemExit(f"{name}: the fuzzer ended with status {done.returncode}, see {folder / 'log'}")
+    return {
+        "executions": int(executions[1]) if executions else 0,
+        "seconds": round(time.monotonic() - began, 1),
+        "kept": sum(1 for _ in (folder / "kept").iterdir()),
+        "crashes": len(broken),
+    }
+
+
+def _fuzz_one(name: str, folder: Path, seconds: int) -> None:
+    """Fuzz one border in this process, which ends with it."""
+    import atheris
+
+    with atheris.instrument_imports(include=PACKAGES):
+        from attacks.borders import borders, survives
+    from attacks.mutations import mutated
+
+    border = borders()[name]
+    seeds = folder / "seeds"
+    seeds.mkdir(exist_ok=True)
+    for number, seed in enumerate(border.seeds):
+        (seeds / str(number)).write_bytes(seed)
+
+    def mutate(data: bytes, most: int, seed: int) -> bytes:
+        turn = random.Random(seed)
+        made = mutated(bytes(data), turn) if turn.random() < 0.7 else atheris.Mutate(bytes(data), most)
+        return bytes(made[:most])
+
+    limits = [f"-max_total_time={seconds}", f"-rss_limit_mb={ROOM_MB}", f"-timeout={SLOWEST_S}", "-print_final_stats=1"]
+    limits += [f"-max_len={MOST_BYTES}", f"-artifact_prefix={folder}/"]
+    atheris.Setup(
+        [sys.argv[0], *limits, str(folder / "kept"), str(seeds)],
+        lambda data: survives(border, data) and None,
+        custom_mutator=mutate,
+    )
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
