@@ -237,7 +237,7 @@ class EmbeddedServer:
             self._lock = keep_to_ourselves(self.folder)
             self._state = open_own(self.folder)
             self._empty()
-            self._password = secrets.token_hex(16)
+            self._password = self._password or secrets.token_hex(16)
             private = os.open("password", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._state)
             with open(private, "w") as file:
                 file.write(self._password)
