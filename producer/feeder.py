@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
 import redis
 
-from core import hints
+from core import hints, wire
 from core.broker import ServerInfo, reach
 from core.control import Control
 from core.errors import EmbqError
@@ -63,15 +64,22 @@ class _Fed:
 
     def samples(self) -> int:
         """Samples of the next unit; where only reading it tells, as many as the units done so far had. 0: not known."""
-        cursor = int(self.meta.get("cursor", 0))
-        planned = self.manifest.unit(cursor).expected if cursor < len(self.manifest) else None
-        if planned is not None:
-            return max(1, planned)
+        for hint in self.hints([int(self.meta.get("cursor", 0))]):
+            if (planned := hint.unit.expected) is not None:
+                return max(1, planned)
         done, rows, failures = (int(self.meta.get(name, 0)) for name in ("done", "rows", "failures"))
         return max(1, round((rows + failures) / done)) if done else 0
 
-    def hint(self, u: int) -> Hint:
-        return Hint(run=self.record.run, gen=self.gen, u=u, unit=self.manifest.unit(u))
+    def hints(self, units: Iterable[int]) -> list[Hint]:
+        """Hints of units; what the broker was told of and the manifest lacks, or does not hold soundly, is left out."""
+        found = []
+        for u in units:
+            try:
+                if u < len(self.manifest):
+                    found.append(Hint(run=self.id, gen=self.gen, u=u, unit=self.manifest.unit(u)))
+            except (EmbqError, OSError, pa.ArrowException) as error:
+                wire.skipped("unit of a manifest", f"{self.id}:{u}", error)
+        return found
 
 
 class Feeder:
@@ -174,9 +182,8 @@ class Feeder:
                     fresh=fresh[run.id],
                     unit_s=unit_s,
                 )
-            # The broker may have been told that there are more.
-            urgent += [run.hint(u) for u in again if u < len(run.manifest)]
-            normal[run.id] = deque(run.hint(u) for u in units if u < len(run.manifest))
+            urgent += run.hints(again)
+            normal[run.id] = deque(run.hints(units))
         batch = [normal[run].popleft() for run in turns if normal[run]]
         batch += [hint for rest in normal.values() for hint in rest]
         weights = {run.id: run.weight for run in fed}

@@ -39,7 +39,7 @@ from core.protocol import (
 from core.registry import RunRecord, live_workers, measured_rates, registered
 from core.upload_files import Upload, UploadFile
 from tests.e2e.check import check_complete
-from tests.e2e.session import Command, await_in, closed, process_ended, started, write_texts
+from tests.e2e.session import Command, await_in, closed, process_ended, run_of, started, write_texts
 from tests.guarded import GuardedServer, guarded_server
 from tests.waiting import wait_until
 from writer.uploads import Receiver
@@ -156,12 +156,24 @@ WISHES: tuple[dict[str | bytes, str | bytes], ...] = (
 )
 
 
+METAS: tuple[dict[str | bytes, str | bytes], ...] = (
+    *({name: "x"} for name in ("total", "cursor", "done", "bytes", "limit_bytes", "limit_entries", "priority", "n")),
+    *({name: "9" * 5_000} for name in ("total", "cursor", "done", "bytes", "fed_ms", "helped_ms", "began_ms")),
+    *({name: b"\xff"} for name in ("total", "opened_ms", "unit_ms", "rows", "tokens_waiting", b"\xff")),
+    {"total": "4000000000", "cursor": "4000000000"},
+    {"state": ESCAPES},
+    {"priority": "0"},
+)
+"""Counters and settings of a queue, which a laptop may write because it may pause a run."""
+
+
 def poison_values(client: redis.Redis, number: int) -> None:
     """The poison of that number among each kind, where a laptop may put it."""
     client.hset(RUNS, RUN, RECORDS[number % len(RECORDS)])
     client.hset(UPLOADS, "0" * 16, UPLOADS_TEXTS[number % len(UPLOADS_TEXTS)])
     client.hset(upload_key("0" * 16, "state"), mapping=STATES[number % len(STATES)])  # type: ignore[arg-type]
     client.hset(run_key(RUN, "asked"), mapping=WISHES[number % len(WISHES)])  # type: ignore[arg-type]
+    client.hset(run_key("c" * 16, "meta"), mapping={"gen": "1", "state": "running", **METAS[number % len(METAS)]})
 
 
 def poison_names(client: redis.Redis) -> None:
@@ -380,6 +392,12 @@ def test_services_serve_others_whatever_a_laptop_writes(box: Box) -> None:
         ]
         for number in range(max(len(RECORDS), len(UPLOADS_TEXTS))):
             poison_values(client, number)
+        box.until(lambda: (honest / "commits" / "00000001.json").exists())
+        run = run_of(honest)
+        for meta in METAS:
+            client.hset(run_key(run, "meta"), mapping=meta)  # type: ignore[arg-type]
+        for u in range(40):
+            client.hincrby(run_key(run, "att"), str(u), 2**63 - 1 if u % 2 else -(2**63))
         box.until(lambda: closed(honest))
         # Again while services look at it: what a round of the slowest service reads is skipped in it.
         for number in range(0, max(len(RECORDS), len(UPLOADS_TEXTS)), 17):
