@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from core.beneath import read_bytes
 from core.durable import drop, output_error
-from core.errors import OutputError
+from core.errors import EmbqError, OutputError
 from core.layout import Layout
 from core.log import Events
 from core.places import place
@@ -188,8 +189,8 @@ def shares_storage(output: str, nonce: str) -> bool:
     """
     folder = Layout(place(output)).staging
     try:
-        there = (folder / ".shared").read_text()
-    except OSError:
+        there = read_bytes(folder.parent, f"{folder.name}/.shared", most_bytes=1_000).decode()
+    except (OSError, EmbqError, UnicodeDecodeError):
         return False
     return bool(nonce) and there == nonce and os.access(folder, os.W_OK)
 

@@ -63,7 +63,7 @@ class Hdf5Part:
         self._file = self._h5py.File(path, "r")
         try:
             self._columns = {column.name: column for column in columns_of(self._file)}
-            lengths = {len(self._file[column.path]) for column in self._columns.values()}
+            lengths = {len(self._dataset(column.path)) for column in self._columns.values()}
             if len(lengths) != 1:
                 raise ValueError(f"its datasets have different lengths: {sorted(lengths)}")
             (self.rows,) = lengths
@@ -74,8 +74,19 @@ class Hdf5Part:
             self.close()
             raise
 
+    def _dataset(self, path: str) -> Any:
+        """A dataset; ValueError where its numbers are in another file, as a link or its storage may say."""
+        node = self._file
+        for part in path.split("/"):
+            if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):
+                raise ValueError(f"{path} is no dataset of the file itself")
+            node = node[part]
+        if node.is_virtual or node.external:
+            raise ValueError(f"{path} is stored in another file")
+        return node
+
     def _field(self, column: H5Column) -> pa.Field:
-        dataset = self._file[column.path]
+        dataset = self._dataset(column.path)
         if self._h5py.check_string_dtype(dataset.dtype) is not None:
             type_ = pa.string()
         else:
@@ -86,7 +97,7 @@ class Hdf5Part:
 
     def _nul_of(self, column: H5Column) -> np.ndarray | None:
         path = f"{NUL}/{column.path}"
-        return self._file[path][:] if path in self._file else None
+        return self._dataset(path)[:] if path in self._file else None
 
     def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
         """See `core.parts.base.PartFile`."""
@@ -98,12 +109,12 @@ class Hdf5Part:
 
     def _read(self, field: pa.Field, start: int, stop: int) -> pa.Array:
         column = self._columns[field.name]
-        values = self._file[column.path][start:stop]
+        values = self._dataset(column.path)[start:stop]
         if pa.types.is_fixed_size_list(field.type):
             flat = pa.array(values.reshape(-1), field.type.value_type)
             return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
         valid_path = f"{VALID}/{column.path}"
-        null = ~self._file[valid_path][start:stop] if valid_path in self._file else None
+        null = ~self._dataset(valid_path)[start:stop] if valid_path in self._file else None
         if not pa.types.is_string(field.type):
             return pa.array(values, field.type, mask=null)
         strings = pa.array(values, pa.binary(), mask=null).cast(pa.string())
@@ -112,7 +123,7 @@ class Hdf5Part:
 
     def ids(self) -> list[tuple[int, tuple[int, int]]]:
         """See `core.parts.base.PartFile`; the first and the last id."""
-        ids = self._file["id"]
+        ids = self._dataset("id")
         return [(self.rows, (int(ids[0]), int(ids[-1])))] if self.rows else []
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
 from core.generations import Generation, append
 from core.layout import Layout
 from core.manifest import Manifest
+from core.parts.hdf5 import Hdf5Part
 from core.reader import row_tables
 from core.run_info import RunInfo, load_run
 from core.settings import Settings
@@ -392,6 +393,31 @@ def test_no_segment_of_the_manifest_is_anything_but_an_error_of_ours(out: Path, 
                     manifest.unit_id(u)
             with suppress(EmbqError):
                 verify(out, mode="quick")
+
+
+def test_columns_of_a_part_that_are_in_another_file_are_not_read(tmp_path: Path) -> None:
+    """Finding 6: an HDF5 part names other files by links and external storage, and export copied what they hold."""
+    h5py = pytest.importorskip("h5py")
+    out = build(tmp_path / "out", [write_jsonl(tmp_path / "texts.jsonl", [{"text": "a"}] * 3)], format="hdf5")
+    part = file_path(out)
+    assert Hdf5Part(part).rows == 3
+    with h5py.File(tmp_path / "secret.h5", "w") as secret:
+        secret["caption"] = ["secret"] * 3
+    (tmp_path / "secret.bin").write_bytes(b"\7" * 24)
+    changes: dict[str, Callable[[Any], None]] = {
+        "caption": lambda file: file.__setitem__("caption", h5py.ExternalLink(str(tmp_path / "secret.h5"), "caption")),
+        "key": lambda file: file.__setitem__("key", h5py.SoftLink("/caption")),
+        "ordinal": lambda file: file.create_dataset(
+            "ordinal", (3,), "i8", external=[(str(tmp_path / "secret.bin"), 0, 24)]
+        ),
+    }
+    for column, change in changes.items():
+        tampered = shutil.copyfile(part, tmp_path / f"{column}.h5")
+        with h5py.File(tampered, "r+") as file:
+            del file[column]
+            change(file)
+        with pytest.raises(ValueError, match=f"{column} is (no dataset of the file itself|stored in another file)"):
+            Hdf5Part(tampered)
 
 
 # --- names of output folders ---
