@@ -11,6 +11,7 @@ import io
 import json
 import shutil
 import tempfile
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def borders() -> dict[str, Border]:
 @cache
 def _output() -> Path:
     """An output folder of two units of three texts, with an index; removed by `forget`."""
-    folder = Path(tempfile.mkdtemp(prefix="embq-borders-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="embq-borders-"))
     source = write_jsonl(folder / "in.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(6)])
     build(folder / "out", [source])
     build_index(folder / "out", output="text")
@@ -271,7 +272,12 @@ def _body(data: bytes) -> object:
 
 def _of_samples() -> dict[str, Border]:
     formats = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF")
-    return {"image": Border(open_image, tuple(map(_encoded, formats)))}
+    return {"image": Border(_image, tuple(map(_encoded, formats)))}
+
+
+def _image(data: bytes) -> object:
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # as `quiet_pillow` has it in a worker
+        return open_image(data)
 
 
 def _encoded(format: str) -> bytes:

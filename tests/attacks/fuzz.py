@@ -3,8 +3,8 @@
     python -m attacks.fuzz [--seconds 3600] [--only NAME] [--corpus .fuzz] [--out FILE]
 
 The seconds are shared out among the borders, as many of which run at a time as there are cores. What was found to reach
-new code is kept in the folder of the corpus, a folder for each border, and is where the next search begins. Bytes that
-a reader did not survive are kept beside it as `crash-*`, `oom-*` or `timeout-*`. The exit status is 1 where there is one.
+new code is kept in a folder of the corpus for each border, and is where the next search begins. Bytes that a reader did
+not survive are kept beside it as `crash-*`, `oom-*` or `timeout-*`. The exit status is 1 where there are any.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ ROOM_MB = 2_048
 """Memory of a reader, with what is imported: any that takes more has no bound."""
 SLOWEST_S = 10
 MOST_BYTES = 65_536
+MEMORY = Path("/dev/shm")
 PACKAGES = ["core", "embq", "indexer", "sources", "worker", "writer"]
 
 
@@ -62,19 +65,26 @@ def _fuzzed(name: str, corpus: Path, seconds: int) -> dict[str, Any]:
     (folder / "kept").mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     command = [sys.executable, "-m", "attacks.fuzz", "--one", name, "--corpus", folder, "--seconds", str(seconds)]
-    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    said = done.stdout.decode(errors="replace")
+    # The fuzzer ends its process without a word to Python, so what that wrote is removed here.
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as place:
+        said, status = _ended([*map(str, command)], {**os.environ, "TMPDIR": place})
     (folder / "log").write_text(said)
     executions = re.search(r"stat::number_of_executed_units:\s+(\d+)", said) or re.search(r"Done (\d+) runs", said)
     broken = [path for path in folder.iterdir() if path.name.startswith(("crash-", "oom-", "timeout-", "leak-"))]
-    if done.returncode and not broken:
-        raise SystemExit(f"{name}: the fuzzer ended with status {done.returncode}, see {folder / 'log'}")
+    if status and not broken:
+        raise SystemExit(f"{name}: the fuzzer ended with status {status}, see {folder / 'log'}")
     return {
         "executions": int(executions[1]) if executions else 0,
         "seconds": round(time.monotonic() - began, 1),
         "kept": sum(1 for _ in (folder / "kept").iterdir()),
         "crashes": len(broken),
     }
+
+
+def _ended(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
+    """What a command said, and its status."""
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    return done.stdout.decode(errors="replace"), done.returncode
 
 
 def _fuzz_one(name: str, folder: Path, seconds: int) -> None:

