@@ -104,6 +104,7 @@ class RunWriter:
         if self.finished:
             self.committer.sweep()
             self.committer.join()
+            staging.sweep(self.layout, unfinished=False)  # of a writer that was killed while it did that
         else:
             self.committer.take_epoch()
         self.acceptor = Acceptor(
