@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-readers test-slow test-training soak clean
+.PHONY: demo test check bench bench-gpu bench-images bench-index bench-text bench-training experiments fuzz install test-compose test-faults test-readers test-slow test-training soak uptime clean
 
 install: .venv/installed
 
@@ -43,7 +43,10 @@ test-compose: install   ## the stack of containers on a Docker engine, with the 
 	$(BIN)/python -m pytest -q -s tests/compose --compose
 
 fuzz: install .venv/fuzz-installed   ## bytes that no reader of what comes from outside may fail on; the corpus is kept in .fuzz: [SECONDS=3600]
-	PYTHONPATH=tests $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --out bench/results/fuzz.json
+	PYTHONPATH=tests:. $(BIN)/python -m attacks.fuzz --seconds $(or $(SECONDS),3600) --out bench/results/fuzz.json
+
+uptime: install   ## services under poisoned records of a laptop, a worker and a client: [RECORDS=10000]
+	PYTHONPATH=tests:. $(BIN)/python -m attacks.uptime --records $(or $(RECORDS),10000) --out bench/results/uptime.json
 
 .venv/fuzz-installed: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,fuzz]'

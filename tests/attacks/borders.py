@@ -80,7 +80,7 @@ def borders() -> dict[str, Border]:
 
 
 @cache
-def _output() -> Path:
+def small_output() -> Path:
     """An output folder of two units of three texts, with an index; removed by `forget`."""
     folder = Path(tempfile.mkdtemp(prefix="embq-borders-"))
     source = write_jsonl(folder / "in.jsonl", [{"id": str(n), "text": f"text {n}"} for n in range(6)])
@@ -91,15 +91,15 @@ def _output() -> Path:
 
 def forget() -> None:
     """Remove what `borders` wrote."""
-    if _output.cache_info().currsize:
-        shutil.rmtree(_output().parent, ignore_errors=True)
+    if small_output.cache_info().currsize:
+        shutil.rmtree(small_output().parent, ignore_errors=True)
 
 
 # --- the broker ---
 
 
 def _of_the_broker() -> dict[str, Border]:
-    info, manifest = load_run(_output()), Manifest(Layout(_output()))
+    info, manifest = load_run(small_output()), Manifest(Layout(small_output()))
     unit = manifest.unit(0)
     record = RunRecord(run=RUN, output="/out/a", model=info.model, units=2, rows=info.rows)
     file = UploadFile(path="run.json", bytes=3, sha256="ab" * 32, mtime_ns=1)
@@ -111,7 +111,7 @@ def _of_the_broker() -> dict[str, Border]:
     rate = {"device": "cpu", "rows_per_s": 1.5, "dims": 8}
     build = IndexBuild(index="/index", build="ab", folder="/index/_work", nonce="cd", memory_bytes=1)
     stage = IndexStage(build=build, stage="add", run=2 * RUN)
-    acceptor = partial(Acceptor, Layout(_output()), manifest, info, fingerprint="", widths={})
+    acceptor = partial(Acceptor, Layout(small_output()), manifest, info, fingerprint="", widths={})
     fields = {name: value.decode() for name, value in entry.fields.items() if name != "data"}
 
     def hint(form: Any, data: bytes) -> object:
@@ -180,7 +180,7 @@ def _hash(data: bytes) -> dict[bytes, bytes]:
 
 
 def _of_folders() -> dict[str, Border]:
-    root = _output()
+    root = small_output()
     layout = Layout(root)
     record = sorted(layout.commits.glob("*.json"))[1]
     checkpoint.save(layout, CommitLog(layout).replay(2))

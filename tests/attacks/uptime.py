@@ -1,0 +1,157 @@
+"""Services under poisoned records: producer, writer, worker and `embq serve` go on, and honest runs are exact.
+
+    python -m attacks.uptime [--records 10000] [--seed N] [--out FILE]
+
+A guarded broker, and a service of each kind logged in as its user. Records are written by the rights of a laptop and of
+a worker: to every hash, list and stream that these may write, and as bodies to the search server. Honest runs are
+handed over meanwhile. Exits 1 where a service ended, a command failed or a run was not exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+from attacks.borders import borders, forget, small_output
+from attacks.mutations import mutated
+from attacks.test_hostile_laptops import DIM, RECORDS, STATES, UPLOADS_TEXTS, WISHES, Box, poison_names
+
+from bench.report import table
+from core.protocol import RATES, RUNS, SERVICES, TURNS, UPLOADS, WORKERS, run_key, service_key, upload_key, worker_key
+from embq.experiments.report import described, write
+from tests.e2e.check import check_complete
+from tests.e2e.served import served
+from tests.e2e.session import closed, write_texts
+from tests.guarded import guarded_server
+
+EVERY = 2_000
+"""Poisoned records from one honest run to the next, and from one look at the status to the next."""
+SAMPLES, UNIT = 300, 10
+SERVED = "search"
+
+
+def main() -> int:
+    """Poison, print and write what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m attacks.uptime", description="Services under poisoned records.")
+    parser.add_argument("--records", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, guarded_server("valkey") as server, ExitStack() as stack:
+        found = attacked(Box(server, stack, Path(place)), stack, asked.records, random.Random(asked.seed))
+    forget()
+    table(["records", "number"], [*map(list, found["records"].items())])
+    table(["what", "result"], [[name, str(value)] for name, value in found.items() if name != "records"])
+    if asked.out:
+        write(asked.out, described("uptime", {"seed": asked.seed, **found}))
+    return int(bool(found["wrong"]))
+
+
+def attacked(box: Box, stack: ExitStack, records: int, turn: random.Random) -> dict[str, Any]:
+    """Figures of the attack."""
+    began = time.monotonic()
+    search = stack.enter_context(served(small_output(), "--no-model"))
+    box.services[SERVED] = search.command
+    pids = {name: service.process.pid for name, service in box.services.items()}
+    box.until(lambda: all(" started " in box.services[verb].stderr for verb in ("writer", "producer")))
+    written: Counter[str] = Counter()
+    runs: dict[Path, dict[str, bytes]] = {}
+    wrong: list[str] = []
+    asked = 0
+    with box.server.client("laptop") as laptop, box.server.client("worker") as worker:
+        poison_names(laptop)
+        for number in range(records):
+            if number % EVERY == 0:
+                output = box.out / f"honest-{len(runs)}"
+                texts = box.folder / f"{output.name}.jsonl"
+                runs[output] = write_texts(texts, SAMPLES)
+                model = f"stub:{DIM}?ms_per_sample=5"
+                box.ask("enqueue", texts, "-o", output, "-m", model, "--unit-size", str(UNIT))
+                for arguments in (["status"], ["status", "--json"], ["status", output]):
+                    asked += 1
+                    status, said, complained = box.laptop(*arguments)
+                    if status:
+                        wrong.append(f"{arguments}: {status} {complained or said}"[:500])
+            run = json.loads(([*runs][-1] / "run.json").read_text())["run"]
+            written[poison(laptop, worker, search.url, run, number, turn)] += 1
+        for output in runs:
+            box.until(lambda output=output: closed(output))  # type: ignore[misc]
+    for output, expected in runs.items():
+        check_complete(output, expected, units=SAMPLES // UNIT, dim=DIM)
+    for name, service in box.services.items():
+        if service.process.poll() is not None or service.process.pid != pids[name]:
+            wrong.append(f"{name} ended with status {service.process.poll()}: {service.said[-2_000:]}")
+        wrong += [
+            f"{name}: {line}" for line in service.stderr.splitlines() if "Traceback" in line or "worker_died" in line
+        ]
+    return {
+        "records": dict(sorted(written.items())),
+        "services": sorted(box.services),
+        "status_commands": asked,
+        "honest_runs_exact": len(runs),
+        "skipped": {verb: sum(box.skipped(verb).values()) for verb in ("producer", "writer")},
+        "seconds": round(time.monotonic() - began, 1),
+        "wrong": wrong,
+    }
+
+
+def poison(laptop: redis.Redis, worker: redis.Redis, url: str, run: str, number: int, turn: random.Random) -> str:
+    """Write one poisoned record; gives the name of its kind."""
+
+    def near(name: str) -> bytes:
+        return mutated(turn.choice(borders()[name].seeds), turn)
+
+    evil = f"{number % 50:016x}"
+    kinds = {
+        "run record, listed": lambda: laptop.hset(RUNS, evil, RECORDS[number % len(RECORDS)]),
+        "run record, mutated": lambda: laptop.hset(RUNS, evil, near("run record")),
+        "upload, listed": lambda: laptop.hset(UPLOADS, evil, UPLOADS_TEXTS[number % len(UPLOADS_TEXTS)]),
+        "upload, mutated": lambda: laptop.hset(UPLOADS, evil, near("upload")),
+        "piece of an upload": lambda: laptop.hset(
+            upload_key(evil, "pieces"), str(number % 3), near("piece of an upload")
+        ),
+        "state of an upload": lambda: laptop.hset(upload_key(evil, "state"), mapping=STATES[number % len(STATES)]),  # type: ignore[arg-type]
+        "wish of a run": lambda: laptop.hset(run_key(evil, "asked"), mapping=WISHES[number % len(WISHES)]),  # type: ignore[arg-type]
+        "report of a service": lambda: (
+            worker.zadd(SERVICES, {f"s{evil}": 1e12}),
+            worker.set(service_key(f"s{evil}"), near("report of a service"), px=20_000),
+        ),
+        "report of a worker": lambda: (
+            worker.zadd(WORKERS, {f"w{evil}": 1e12}),
+            worker.set(worker_key(f"w{evil}"), near("report of a service"), px=20_000),
+        ),
+        "rate": lambda: worker.hset(RATES, evil, near("rate")),
+        "turns": lambda: worker.set(TURNS, near("rate")),
+        "entry of the result stream": lambda: worker.xadd(
+            run_key(run, "res"), {"u": str(number % 40), "token": "1-0:w:x", "data": near("result")}
+        ),
+        "fields of the result stream": lambda: worker.xadd(
+            run_key(run, "res"), {mutated(b"u", turn) or b"x": near("fields of a result")[:2_000]}
+        ),
+        "body of a search": lambda: asks(f"{url}/knn-service", near("body of a search")),
+        "body of a look-up": lambda: asks(f"{url}/metadata", near("body of a look-up")),
+    }
+    name = sorted(kinds)[number % len(kinds)]
+    kinds[name]()
+    return name
+
+
+def asks(url: str, body: bytes) -> None:
+    """Send a body; an answer of any status is one."""
+    with suppress(urllib.error.HTTPError), urllib.request.urlopen(url, data=body, timeout=30) as answer:
+        answer.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
