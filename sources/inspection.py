@@ -317,13 +317,14 @@ def serve(idle_s: float = IDLE_S) -> None:
     while select.select([sys.stdin], [], [], idle_s)[0] and (line := sys.stdin.buffer.readline()):
         request = json.loads(line)
         try:
-            _answer(Unit.from_description(request["unit"]), request, answers)
+            _answer(request, answers)
         except BrokenPipeError:  # nobody waits for it
             return
 
 
-def _answer(unit: Unit, request: dict[str, Any], answers: int) -> None:
+def _answer(request: dict[str, Any], answers: int) -> None:
     try:
+        unit = Unit.from_description(request["unit"])
         _limit(unit, request["cpu_s"], request["memory_bytes"])
         with source_errors(unit.source):
             if "roots" in request:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from sys import getsizeof
 
 from core.errors import InputError, SourceError
@@ -252,15 +252,19 @@ def read_here(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> 
 def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
     """The samples; SourceError `too_large` where their texts together are more than `core.memory.unit_bytes`."""
     left = most = unit_bytes()
-    for sample in samples:
-        left -= getsizeof(sample.text) + getsizeof(sample.metadata)
-        if left < 0:
-            raise SourceError(
-                f"{unit.source}: texts and metadata of one unit take more than {most:,} bytes",
-                code="too_large",
-                next_step="plan it with a smaller --unit-size, or give the worker more memory",
-            )
-        yield sample
+    try:
+        for sample in samples:
+            left -= getsizeof(sample.text) + getsizeof(sample.metadata)
+            if left < 0:
+                raise SourceError(
+                    f"{unit.source}: texts and metadata of one unit take more than {most:,} bytes",
+                    code="too_large",
+                    next_step="plan it with a smaller --unit-size, or give the worker more memory",
+                )
+            yield sample
+    finally:
+        if isinstance(samples, Generator):  # a reader process that is left halfway ends now
+            samples.close()
 
 
 def _is_allowed(source: str, roots: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import ConfigError, SourceError
+from core.errors import ConfigError, MalformedError, SourceError
 from core.units import Unit
 from producer.plan import plan
 from sources import inspection
@@ -91,6 +91,8 @@ def test_what_the_other_process_raises_is_raised_here(tmp_path: Path) -> None:
         inspection.inspect(gone)
     assert (caught.value.code, caught.value.transient) == ("source_missing", False)
     with pytest.raises(RuntimeError, match="KeyError"):
+        inspection.inspect(Unit(kind="unknown", source=str(tmp_path)))
+    with pytest.raises(MalformedError, match="kind"):
         inspection.inspect(Unit(kind="no such kind", source=str(tmp_path)))
 
 
