@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,9 +230,11 @@ class Manifest:
         start = self._starts[segment]
         if self.is_retry(start):
             return Extents.of_units(self.unit(u) for u in range(start, [*self._starts, self.units][segment + 1]))
-        with pq.ParquetFile(opened(self._paths[segment])) as file:
-            there = set(file.schema_arrow.names)
-            return Extents.of_table(file.read(columns=[name for name in COLUMNS if name in there]))
+        path = self._paths[segment]
+        table = _read_table(path, COLUMNS)
+        if missing := sorted({*COLUMNS} - {"size", *table.column_names}):
+            raise _unreadable(path, f"it lacks the column {', '.join(missing)}")
+        return Extents.of_table(table)
 
     def _segment(self, u: int) -> int:
         if not 0 <= u < self.units:
@@ -255,13 +257,22 @@ UNREADABLE = (OSError, ValueError, pa.ArrowException)
 """What pyarrow raises for a file that is damaged; of a name that is not UTF-8, a UnicodeDecodeError."""
 
 
-def _read_table(path: Place, columns: list[str]) -> pa.Table:
-    """Columns of a segment; OutputError where it cannot be read."""
+def _read_table(path: Place, columns: Sequence[str]) -> pa.Table:
+    """Those of the columns that a segment has; OutputError where it cannot be read."""
     try:
-        return pq.read_table(opened(path), columns=columns)
+        with pq.ParquetFile(opened(path)) as file:
+            table, rows = file.read([*columns]), file.metadata.num_rows
+        table.validate(full=True)
+        for field, column in zip(table.schema, table.columns, strict=True):
+            known = SCHEMA.field(field.name)
+            if field.type != known.type or (column.null_count and not known.nullable):
+                raise ValueError(f"its column {field.name} is none of a manifest")
+        if table.num_rows != rows:
+            raise ValueError(f"it has {table.num_rows} units, and says {rows}")
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
+    return table
 
 
-def _unreadable(path: Place, error: Exception) -> OutputError:
+def _unreadable(path: Place, error: Exception | str) -> OutputError:
     return OutputError(f"{path} cannot be read: {error}")

@@ -177,7 +177,9 @@ class Process:
                 return self._frame(unit)
             status = self._status()
             late = deadline is not None and time.monotonic() >= deadline
-            if is_last or late or status == -signal.SIGXCPU:
+            if late:
+                raise SourceError(f"{unit.source}: its reader has not answered in time", code=DIED)
+            if is_last or status == -signal.SIGXCPU:
                 raise self._failed(unit, status)
             # Whether it ended because nothing was asked, or somebody killed it: a fresh one tells.
         raise AssertionError("unreachable")

@@ -200,7 +200,7 @@ def _of_folders() -> dict[str, Border]:
     version = index / (index / "CURRENT").read_text().strip() / RECORD
     return {
         "run.json": _file(layout.run_json, lambda: load_run(root)),
-        "manifest": _file(next(layout.manifest.glob("*.parquet")), lambda: [*Manifest(layout)]),
+        "manifest": _file(next(layout.manifest.glob("*.parquet")), lambda: _units(Manifest(layout))),
         "commit record": Border(lambda data: commits.Commit.parse(data, record.name), (record.read_bytes(),)),
         "commit record, resealed": Border(
             lambda data: commits.Commit.parse(_resealed(data), record.name), (record.read_bytes(),)
@@ -214,6 +214,10 @@ def _of_folders() -> dict[str, Border]:
             (_json(sidecar.describe()),),
         ),
     }
+
+
+def _units(manifest: Manifest) -> object:
+    return [*manifest], [*manifest.ids()], manifest.extents_left(b"\0")
 
 
 def _file(path: Path, read_it: Callable[[], object], seal: Callable[[bytes], bytes] = bytes) -> Border:
