@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import InputError
-from core.wire import convert, one_of
+from core.wire import convert, one_of, write
 
 FORMATS = ("parquet", "hdf5", "npy", "arrow")
 """Formats of parts."""
@@ -105,7 +106,7 @@ class RowSpec:
 
     def describe(self) -> dict[str, Any]:
         """The spec as JSON-ready values; `from_description` is its inverse."""
-        described: dict[str, Any] = msgspec.to_builtins(self)
+        described: dict[str, Any] = json.loads(write(self))  # with lists where msgspec leaves tuples
         return described
 
     @classmethod

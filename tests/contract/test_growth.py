@@ -107,8 +107,8 @@ def test_units_added_between_the_last_commit_and_the_close_are_not_left_out(run:
     for u in range(8):
         run.work_one(u)
     while run.ledger.meta()["done"] != "8" and writer.committer.state.count + len(writer.buffer.units) < 8:
-        for entry in writer.inbox.read():
-            writer._take(entry)
+        for entry, sender, published in writer.ledger.sent(writer.inbox.read(), 8)[0]:
+            writer._take(entry, sender, published=published)
     add(run, 2)
     writer.flush()
     assert not writer.finished

@@ -82,7 +82,11 @@ def test_a_device_error_ends_one_model_and_what_is_done_is_written_after_each(
         if arguments[0] is IMAGES:
             raise error
         one = {"rows_per_s": 5.0, "rows": 4, "flops": 1e6}
-        return {"forward": one, "loop": one, "prepare": {"per_s_one_thread": 1.0, "per_s": 2.0}}
+        return {
+            "forward": one,
+            "loop": one,
+            "prepare": {"per_s_one_thread": 1.0, "per_s_one_process": 1.5, "per_s": 2.0},
+        }
 
     monkeypatch.setattr(gpu, "in_a_process", in_this_process)
     monkeypatch.setattr(gpu, "make_pictures", lambda folder, scale: None)

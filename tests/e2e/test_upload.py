@@ -361,9 +361,9 @@ def test_what_an_upload_may_not_write_is_refused(setting: Setting, short_tmp: Pa
     setting.service("writer")
     record = {"v": VERSION, "run": "0" * 16, "output": str(setting.root), "record": "{}"}
     for path in ("../x", "_inputs/00000/../../x", "parts/x.parquet", "/etc/x", "_inputs/00000", "manifest/x.parquet"):
-        setting.client.hset("embq:uploads", "evil", json.dumps({**record, "files": [[path, 1, 0, ""]]}))
-        wait_until(lambda: setting.client.hget("embq:up:{evil}:state", "end") == b"refused")
-        setting.client.delete("embq:up:{evil}:state")
+        setting.client.hset("embq:uploads", "0" * 16, json.dumps({**record, "files": [[path, 1, 0, "0" * 64]]}))
+        wait_until(lambda: setting.client.hget(f"embq:up:{{{'0' * 16}}}:state", "end") == b"refused")
+        setting.client.delete(f"embq:up:{{{'0' * 16}}}:state")
     assert not committed(setting.root)
     assert not (short_tmp / "box" / "x").exists()
 
