@@ -1,4 +1,4 @@
-"""How much memory this process may use, and what is said where memory, threads or processes are used up."""
+"""Memory that this process may use, and the errors where memory, threads or processes are used up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process may use, and what a user reads where it is used up."""
+"""Memory that a process may use, and the error of one that has used it up."""
 
 from __future__ import annotations
 

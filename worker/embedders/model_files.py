@@ -1,4 +1,4 @@
-"""What the files of a model may say and hold. Every load of a model goes through here before a library reads a file.
+"""Allow-lists for the files of a model, which every load goes through before a library reads a file.
 
 The libraries take more from a configuration than numbers: classes to import, code to run, other folders and
 repositories to load. A configuration is taken where each of its values is a number, a boolean or a plain word, and each
