@@ -145,6 +145,8 @@ class Manifest:
             self._starts.append(total)
             try:
                 metadata = pq.read_metadata(opened(path))
+                if metadata.num_rows < 0:
+                    raise ValueError(f"it says that it has {metadata.num_rows} units")
                 total += metadata.num_rows
                 there = list(metadata.schema.to_arrow_schema())
             except UNREADABLE as error:

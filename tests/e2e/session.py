@@ -287,7 +287,7 @@ def closed(root: Path) -> bool:
     names = sorted((root / "commits").glob("*.json"))
     if not names or json.loads(names[-1].read_bytes())["kind"] != "close":
         return False
-    return {path.name for folder in ("_tmp", "_staging") for path in (root / folder).iterdir()} <= {".shared"}
+    return {path.name for folder in ("_tmp", "_staging") for path in root.glob(f"{folder}/*")} <= {".shared"}
 
 
 def logs(root: Path) -> str:
