@@ -71,6 +71,7 @@ def box(built: Path, tmp_path_factory: pytest.TempPathFactory, gateway: str, tls
             "EMBQ_BROKER_IMAGE": tls_broker,
             "EMBQ_BROKER_BIND": gateway,
             "EMBQ_SHARDS_BIND": gateway,
+            "EMBQ_ROOTS": f"/data:/out:http://{gateway}:{ports['EMBQ_SHARDS_PORT']}",
             **ports,
         },
     )
@@ -89,7 +90,8 @@ def other(box: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
     shutil.copytree(box.folder / "secrets" / "worker", folder / "secrets" / "worker")
     said("chown", "-R", "--reference", box.folder / "secrets" / "worker" / "password", folder / "secrets")
     address = f"{box.settings['EMBQ_BROKER_BIND']}:{box.settings['EMBQ_BROKER_TLS_PORT']}"
-    stack = Stack(folder, files=WORKER_CPU, settings={"EMBQ_BROKER_URL": f"rediss://worker@{address}"})
+    settings = {"EMBQ_BROKER_URL": f"rediss://worker@{address}", "EMBQ_ROOTS": box.settings["EMBQ_ROOTS"]}
+    stack = Stack(folder, files=WORKER_CPU, settings=settings)
     try:
         yield stack
     finally:
