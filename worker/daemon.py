@@ -214,12 +214,13 @@ class Supervisor:
 
     def _see_guests_out(self) -> None:
         """Dismiss the guests of a device that has no room for its host's model, and let the host try it again."""
-        for host in [slot for slot in self.slots if slot.lacks_room and slot.host is None]:
-            if guests := [slot for slot in self.slots if slot.host is host]:
-                for guest in guests:
-                    self._dismiss(guest, "its device has no room for a model")
-                if not any(guest.process for guest in guests) and host.process is not None:
-                    host.process.terminate()
+        for host in [slot for slot in self.slots if slot.lacks_room and slot.has_had_guests]:
+            guests = [slot for slot in self.slots if slot.host is host]
+            for guest in guests:
+                self._dismiss(guest, "its device has no room for a model")
+            if not any(guest.process for guest in guests) and host.process is not None:
+                host.process.terminate()
+                host.has_had_guests = False
         self.slots = [slot for slot in self.slots if slot.host is None or not slot.over]
 
     def _dismiss(self, guest: Slot, why: str) -> None:

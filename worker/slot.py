@@ -85,6 +85,7 @@ class Slot:
         refused: model that its process cannot load -> why.
         lacks_room: whether one of them is too large for what is free of the device.
         rooms: guests for which its device has memory.
+        has_had_guests: whether any was started beside its process of now.
         ended: (why its last process ended, what helps), as it said itself; empty where it could not.
         why: for what the device was given up, in one line; "" where it was not.
     """
@@ -98,6 +99,7 @@ class Slot:
         self.refused: dict[str, str] = {}
         self.lacks_room = False
         self.rooms = 0
+        self.has_had_guests = False
         self.paths = PathMemory()
         self._said = "starting"
         self.name = ""
@@ -149,7 +151,9 @@ class Slot:
         """Start a fresh process under a fresh name; a name that is used twice could not be told from a zombie."""
         host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())
         self.name = f"{host}.{self.device.replace(':', '')}.{secrets.token_hex(3)}"
-        self.ready = self.finished = self.lacks_room = False
+        self.ready = self.finished = self.lacks_room = self.has_had_guests = False
+        if self.host is not None:
+            self.host.has_had_guests = True
         self._said = "starting"
         self.refused = {}
         self.ended = ("", "")

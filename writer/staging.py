@@ -11,13 +11,15 @@ from core.durable import drop_in, names_in, output_error
 from core.layout import Layout
 from core.result_stream import Entry
 
+_NONCE = ".shared."
+"""Begin of the name of a nonce that is being written."""
 _STAGED = re.compile(r"[!-.0-~]{1,240}\.arrow")
 """Names that workers give: printable ASCII without a slash. They begin with the id of the unit."""
 
 
 def leave_nonce(layout: Layout, nonce: str) -> None:
     """Workers that can read this file share storage with us and may hand over large results by name."""
-    name = f".shared.{secrets.token_hex(4)}"
+    name = f"{_NONCE}{secrets.token_hex(4)}"
     try:
         with folder(layout.staging.parent, layout.staging.name) as staging:
             with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=staging), "w") as file:
@@ -43,11 +45,11 @@ def sweep(layout: Layout, *, unfinished: bool) -> None:
     """Remove results that nobody will take any more, such as those of workers that died before they published.
 
     A worker that has been overtaken may still be writing its file, and removes it itself; it is in the way only
-    where no worker is alive.
+    where no worker is alive. A nonce that is not whole is one of a writer that was killed.
 
     Args:
         unfinished: also what is still being written.
     """
     for name in names_in(layout.staging):
-        if unfinished or not name.startswith("."):
+        if unfinished or not name.startswith(".") or name.startswith(_NONCE):
             drop_in(layout.staging, name)
