@@ -23,16 +23,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from core.commit_log import CommitLog
-from core.cores import cores
-from core.hints import Hint
-from core.layout import Layout
-from core.ledger import Ledger
-from core.manifest import Manifest
 from core.models import DECODES, ModelConfig
-from core.result_stream import Entry
-from core.rows import RowSpec
-from core.run_info import RunInfo, load_run
+from core.process.cores import cores
+from core.queue.hints import Hint
+from core.queue.ledger import Ledger
+from core.queue.result_stream import Entry
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo, load_run
 from producer.announce import record_of
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
@@ -65,14 +65,14 @@ class Results(Protocol):
 
 
 class WideStream:
-    """Where there is always room for another result. What publishing asks of `core.result_stream.ResultStream`."""
+    """Where there is always room for another result. Publishing asks this of a `ResultStream`."""
 
     def has_room(self) -> bool:
         return True
 
 
 class FreeLedger:
-    """Grants everything, keeps nothing, and hands results on. What the stages ask of `core.ledger.Ledger`.
+    """Grants everything, keeps nothing, and hands results on. What the stages ask of `core.queue.ledger.Ledger`.
 
     Attributes:
         began: monotonic seconds of the first `start`, or 0.0.

@@ -34,9 +34,9 @@ import psutil
 from bench.devices_picture import draw
 from bench.report import RESULTS, table, write
 from bench.traces import Batch, busy_shares, idle_ends, makespan, read_traces, rows_twice, workers
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.protocol import RUNS, run_key
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.queue.keys import RUNS, run_key
 
 FLEETS = ((10.0, 1.0, 1.0), (5.0, 3.0, 1.0))
 UNITS, SAMPLES = 2000, 8

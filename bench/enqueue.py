@@ -23,10 +23,10 @@ from typing import Any, cast
 import redis
 
 from bench.report import table, write
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.ledger import Ledger
-from core.run_info import load_run
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.queue.ledger import Ledger
+from core.run.run_info import load_run
 
 MODEL = "stub:384"
 QUIET_S = 2.0

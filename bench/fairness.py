@@ -28,10 +28,10 @@ from typing import Any
 import redis
 
 from bench.report import table, write
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.protocol import RUNS, run_key
-from core.run_info import load_run
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.queue.keys import RUNS, run_key
+from core.run.run_info import load_run
 
 MODEL = "stub:16?ms_per_sample=1"
 WORKERS = 2

@@ -31,8 +31,8 @@ from PIL import Image
 from bench.index_cases import DATA
 from bench.index_texts import code, texts
 from bench.pictures import shards
-from core.places import place
-from core.reader import row_tables
+from core.run.reader import row_tables
+from core.storage.paths import place
 from demo.collect import PHOTOGRAPHS
 
 HELD_OUT = 2_000

@@ -23,8 +23,8 @@ import webdataset
 from PIL import Image
 
 from bench.report import table, write
-from core.cores import cores
-from core.durable import fsync_file
+from core.process.cores import cores
+from core.storage.durable import fsync_file
 from training.shards.conversion import convert
 from training.shards.folders import class_folders
 from training.shards.pattern import Pattern

@@ -21,15 +21,15 @@ import numpy as np
 import redis
 
 from bench.report import table, write
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.hints import Hint, hint_queue, push
-from core.ledger import Ledger, new_token
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 from core.models import ModelConfig
-from core.registry import RunRecord, register
+from core.queue.hints import Hint, hint_queue, push
+from core.queue.ledger import Ledger, new_token
+from core.queue.registry import RunRecord, register
+from core.queue.scripts import load_scripts
 from core.results import encode_result, row_schema
-from core.rows import RowSpec
-from core.scripts import load_scripts
+from core.run.rows import RowSpec
 from core.settings import child_environment
 from core.units import Sample, Unit
 from core.vectors import stored

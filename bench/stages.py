@@ -28,11 +28,11 @@ import redis
 from bench.pictures import jpegs
 from bench.report import RESULTS, table, write
 from bench.stages_picture import draw
-from core.broker import connect
-from core.cores import cores as usable_cores
-from core.embedded import EmbeddedServer
-from core.layout import Layout
-from core.registry import live_workers
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.process.cores import cores as usable_cores
+from core.queue.registry import live_workers
+from core.run.layout import Layout
 
 SIZE, DIFFERENT, SEED = (1024, 768), 60, 0
 DECODED_PER_S = 300

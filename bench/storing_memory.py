@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from core.broker import connect
-from core.registry import RunRecord
-from core.run_info import load_run
+from core.broker.client import connect
+from core.queue.registry import RunRecord
+from core.run.run_info import load_run
 from writer.service import RunWriter
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.reader import vectors
+from core.run.reader import vectors
 from writer.stores.parquet import encoding
 
 Plain = Callable[[pa.Table, Path], None]

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.layout import Layout
-from core.ledger import Ledger
-from core.manifest import first_segment_writer
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 from core.models import ModelConfig
-from core.protocol import VERSION
-from core.registry import RunRecord
+from core.queue.keys import VERSION
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord
+from core.queue.scripts import load_scripts
 from core.results import encode_result, row_schema
-from core.rows import RowSpec
-from core.run_info import RunInfo
-from core.scripts import load_scripts
+from core.run.layout import Layout
+from core.run.manifest import first_segment_writer
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo
 from core.units import Sample, Unit
 from writer.service import RunWriter
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from core.reader import row_tables
+from core.run.reader import row_tables
 
 LOOK_S = 0.5
 SERVICES = {"worker.process": "worker", "producer": "producer", "writer": "writer", "worker": "supervisor"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from core.model_spec import MODALITIES
-from core.rows import SIMILARITY
+from core.run.rows import SIMILARITY
 from core.units import content_hash
 from core.wire import convert, one_of
 
@@ -126,7 +126,7 @@ class ModelConfig:
 
     @property
     def identified_as(self) -> ModelConfig:
-        """The config that decides the model's fingerprint: this one; another only in `core.query_config`."""
+        """The config that decides the model's fingerprint: this one; another only in `core.run.query_config`."""
         return self
 
     @property

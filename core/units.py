@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from core.retries import Retry
+from core.run.retries import Retry
 from core.wire import Count, PathText, Word, convert, malformed
 
 UNIT_SPEC_MAX_BYTES = 48_000

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from core.errors import MalformedError as MalformedError
-from core.log import Events
+from core.service.log import Events
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Word = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._+-]{0,64}\Z")]
 """A state, code, version or kind."""
 ShortText = Annotated[str, Meta(max_length=1_000, pattern=_NO_SURROGATES)]
-"""One line for people; it may hold control characters, which `core.masking.printable` escapes where it is shown."""
+"""One line for people; it may hold control characters, which `printable` escapes where it is shown."""
 LongText = Annotated[str, Meta(max_length=16_000, pattern=_NO_SURROGATES)]
 RelativePath = Annotated[
     str,

@@ -7,9 +7,9 @@ from typing import Any
 import redis
 
 from core.errors import InputError, MalformedError
-from core.masking import printable
-from core.registry import RunRecord
-from core.uploads import UnderWay, end_of, under_way
+from core.queue.registry import RunRecord
+from core.queue.uploads import UnderWay, end_of, under_way
+from core.service.redaction import printable
 
 
 def arriving(client: redis.Redis, run: str, output: str = "") -> list[UnderWay]:

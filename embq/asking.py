@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.errors import ConfigError, EmbqError, InputError
-from core.places import is_folder, place
+from core.storage.paths import is_folder, place
 from embq.options import settings_with
 
 if TYPE_CHECKING:
     import redis
 
-    from core.registry import RunRecord
+    from core.queue.registry import RunRecord
 
 CONFIRM_S = 10.0
 """A writer looks for wishes twice a second; one that is committing a large part takes a few seconds."""
@@ -58,11 +58,11 @@ def find(run: str, broker: str) -> tuple[RunRecord, redis.Redis]:
         ConfigError: no broker is configured, and no `embq run` is at work on the folder.
         InputError: the broker does not know the run, or the folder holds none.
     """
-    from core.broker import connect, reach
-    from core.embedded import EmbeddedServer
-    from core.layout import Layout
-    from core.registry import registered
-    from core.run_info import load_run
+    from core.broker.client import connect, reach
+    from core.broker.embedded import EmbeddedServer
+    from core.queue.registry import registered
+    from core.run.layout import Layout
+    from core.run.run_info import load_run
 
     settings = settings_with(broker)
     url = settings.broker_url
@@ -97,8 +97,8 @@ def ask(
     """Ask something of a run, and wait until its writer has noted it in the output folder, for at most `CONFIRM_S`."""
     from redis.exceptions import RedisError
 
-    from core.hints import hint_queue, withdraw
-    from core.ledger import Ledger
+    from core.queue.hints import hint_queue, withdraw
+    from core.queue.ledger import Ledger
     from embq.rights import require
 
     require(client, {"paused": "pause", "cancelled": "cancel"}.get(wishes.get("state", ""), "resume"))
@@ -121,10 +121,10 @@ def ask(
 def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
     """The same from the output folder alone: an `embq run` that is cancelled ends, and its broker with it. None where
     the wishes do not stand there, or the folder cannot be read here."""
-    from core.commit_log import CommitLog
-    from core.control import load_control
-    from core.layout import Layout
-    from core.run_info import load_run
+    from core.queue.control import load_control
+    from core.run.commit_log import CommitLog
+    from core.run.layout import Layout
+    from core.run.run_info import load_run
 
     layout = Layout(place(record.output))
     try:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from core.beneath import open_file
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
 from core.errors import EmbqError, Exit, ModelError
 from core.settings import child_environment
+from core.storage.beneath import open_file
 
 QUICK_DEATHS = 5
 QUICK_S = 5.0

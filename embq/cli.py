@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import click
 
 from core.errors import ConfigError, EmbqError, Exit
-from core.log import Events, is_json
-from core.masking import masked, printable
-from core.memory import exhausted
+from core.process.memory import exhausted
+from core.service.log import Events, is_json
+from core.service.redaction import masked, printable
 from embq.arguments import keep_off_the_process_list
 from embq.lazy import Lazy
 
@@ -54,7 +54,7 @@ FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 HELP = ("-h", "--help")
 
 TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"}
-"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.arrow`."""
+"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.arrow`."""
 
 OPTIONAL = {
     *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
@@ -80,7 +80,7 @@ def main() -> NoReturn:
     """Entry point of the command `embq`."""
     keep_off_the_process_list(sys.argv[1:])
     if TABLES.intersection(sys.argv[1:2]) and not set(HELP).intersection(sys.argv):
-        from core.arrow import leave_out_pandas
+        from core.process.arrow import leave_out_pandas
 
         leave_out_pandas()
     sys.exit(run(sys.argv[1:]))
@@ -135,13 +135,13 @@ def _nobodys_bug(error: Exception) -> EmbqError | None:
             next_step="pip install 'embq[all]', or the extra of what this machine is for: README.md has the list",
         )
     if isinstance(error, OSError):
-        from core.durable import NO_SPACE, NOT_WRITABLE, output_error
+        from core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error
 
         return output_error(error, Path(error.filename or "a file")) if error.errno in NO_SPACE + NOT_WRITABLE else None
     if any(base.__module__.startswith("redis.") for base in type(error).__mro__):
         from redis.exceptions import RedisError
 
-        from core.broker import refusal
+        from core.broker.client import refusal
 
         return refusal(error) if isinstance(error, RedisError) else None
     return None

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import embq
-from core.broker import connect
-from core.cores import cores
-from core.durable import output_error, publish, write_new
+from core.broker.client import connect
 from core.errors import UsageError
-from core.memory import container_bytes, machine_bytes
-from core.objects import ObjectPath, probe
-from core.places import is_url, place, refuse_unnameable
+from core.process.cores import cores
+from core.process.memory import container_bytes, machine_bytes
 from core.settings import Settings
+from core.storage.durable import output_error, publish, write_new
+from core.storage.objects import ObjectPath, probe
+from core.storage.paths import is_url, place, refuse_unnameable
 from embq.verification.broker_checks import broker
 from embq.verification.findings import Check, guarded
 from embq.verification.fleet_checks import fleet

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.ledger import Ledger
+from core.queue.ledger import Ledger
 
 SILENT_S = 10.0
 """A worker reports every second; what was not heard of for so long does not count."""

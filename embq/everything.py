@@ -15,8 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from core.registry import registered
-from core.uploads import UnderWay
+from core.queue.registry import registered
+from core.queue.uploads import UnderWay
 from embq import arriving, machines
 from embq.display import PLAIN_EVERY_S, cell, panel, plain_line
 from embq.machines import Fleet

@@ -8,10 +8,10 @@ from typing import cast
 import redis
 from rq.utils import as_text
 
-from core.hints import HintJob, hint_queue
-from core.protocol import RUN_PARTS, RUNS, run_key
-from core.registry import registered
-from core.run_info import RunInfo
+from core.queue.hints import HintJob, hint_queue
+from core.queue.keys import RUN_PARTS, RUNS, run_key
+from core.queue.registry import registered
+from core.run.run_info import RunInfo
 
 
 def live_tokens(client: redis.Redis, run: str) -> set[str]:

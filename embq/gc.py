@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import redis
 
-from core.broker import connect, reach
-from core.commit_log import CommitLog
-from core.embedded import EmbeddedServer, kept_off
+from core.broker.client import connect, reach
+from core.broker.embedded import EmbeddedServer, kept_off
 from core.errors import BrokerError, ConfigError
-from core.layout import Layout
-from core.places import Place
-from core.protocol import run_key
-from core.run_info import load_run
+from core.queue.keys import run_key
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.run_info import load_run
 from core.settings import Settings
+from core.storage.paths import Place
 from embq.forgetting import Forgotten, forget, live_tokens
 from embq.litter import Found, find, remove
 from embq.rights import require

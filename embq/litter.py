@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from core import beneath
-from core.commit_log import CommitLog, LogState
-from core.durable import output_error
-from core.formats import row_folders
-from core.generations import leftovers
-from core.layout import PLANNED, Layout, record_number
-from core.objects import ObjectPath, Status
-from core.places import Place
-from core.run_info import RunInfo, load_run
-from core.unfinished import Unfinished, unfinished
+from core.formats.files import row_folders
+from core.run.commit_log import CommitLog, LogState
+from core.run.generations import leftovers
+from core.run.layout import PLANNED, Layout, record_number
+from core.run.run_info import RunInfo, load_run
+from core.storage import beneath
+from core.storage.durable import output_error
+from core.storage.objects import ObjectPath, Status
+from core.storage.paths import Place
+from core.storage.unfinished_uploads import Unfinished, unfinished
 
 NONCE = ".shared"
 PLANNING_S = 24 * 3600.0

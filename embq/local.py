@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from core.errors import Exit
-from core.fleet import Device
-from core.layout import Layout
-from core.places import Place
-from core.run_info import RunInfo, load_run
+from core.queue.service_registry import Device
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.service.stopping import StopFlag
 from core.settings import Settings
-from core.stopping import StopFlag
+from core.storage.paths import Place
 from embq.display import Display, duration, stages_line
 from embq.options import settings_with
 from embq.progress import Progress
@@ -95,7 +95,7 @@ def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:
 
 def account_lines(progress: Progress, root: Place) -> list[str]:
     """The account of a run: in = rows + failures, where it is, how long it took."""
-    from core.formats import row_folders
+    from core.formats.files import row_folders
 
     total = progress.rows + progress.failures
     lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]

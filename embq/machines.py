@@ -10,11 +10,11 @@ import redis
 from rich.table import Table
 from rich.text import Text
 
-from core.fleet import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
-from core.masking import printable
-from core.notices import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from core.protocol import VERSION, run_key
-from core.registry import live_workers, measured_rates, registered
+from core.queue.keys import VERSION, run_key
+from core.queue.registry import live_workers, measured_rates, registered
+from core.queue.service_registry import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
+from core.service.fleet_warnings import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
+from core.service.redaction import printable
 from embq.display import cell, duration
 
 OF_A_SERVICE = (

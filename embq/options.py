@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from core.errors import ConfigError
-from core.listening import Address
-from core.masking import masked
 from core.models import DECODES, PRECISIONS
+from core.service.listening import Address
+from core.service.redaction import masked
 from core.settings import Settings
 from embq.precision import AUTO
 
@@ -118,7 +118,7 @@ def prepare_threads_option(function: F) -> F:
 
 def priority_option(function: F) -> F:
     """--priority, for verbs that make a run; None where it is not given."""
-    from core.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
+    from core.queue.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 
     return click.option(
         "--priority",

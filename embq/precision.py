@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import redis
 
-    from core.fleet import Device
-    from core.places import Place
+    from core.queue.service_registry import Device
+    from core.storage.paths import Place
     from producer.enqueue import Request
 
 AUTO = "auto"
@@ -37,9 +37,9 @@ def settled(
 
 def of_output(output: Place) -> str:
     """The precision of the run that stands in a folder; "" where none does."""
-    from core.layout import Layout
-    from core.places import place
-    from core.run_info import load_run
+    from core.run.layout import Layout
+    from core.run.run_info import load_run
+    from core.storage.paths import place
 
     layout = Layout(place(output))
     return load_run(layout.root).model.precision if layout.run_json.exists() else ""
@@ -50,8 +50,8 @@ def of_sent(client: redis.Redis, output: Place) -> str:
 
     A run that is on its way to that folder counts as well: sent again in another precision it would be another run.
     """
-    from core.registry import records_of, registered
-    from core.uploads import under_way
+    from core.queue.registry import records_of, registered
+    from core.queue.uploads import under_way
 
     sent = records_of({one.upload.run.encode(): one.upload.record.encode() for one in under_way(client)})
     records = [*registered(client).values(), *sent.values()]

@@ -12,7 +12,7 @@ import numpy as np
 from core.errors import InputError, ModelError, SampleError
 from core.model_spec import ModelSpec
 from core.models import ModelConfig, Output
-from core.rows import RowSpec
+from core.run.rows import RowSpec
 from core.vectors import stored
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import embq
-from core.control import PRIORITY
 from core.errors import UsageError
 from core.model_spec import MODALITIES, ModelSpec
 from core.models import Chunking
-from core.places import is_url, place
-from core.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
+from core.queue.control import PRIORITY
+from core.run.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
+from core.storage.paths import is_url, place
 from embq.run_options import INPUT_FORMATS
 from producer.enqueue import Request
 from producer.selection import Selection

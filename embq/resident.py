@@ -11,8 +11,8 @@ from embq.options import required_url
 if TYPE_CHECKING:
     import redis
 
-    from core.fleet import Service
-    from core.reporting import Reporter
+    from core.queue.service_registry import Service
+    from core.service.reporting import Reporter
 
 
 def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool], instead: str = "") -> redis.Redis:
@@ -25,7 +25,7 @@ def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool]
         give_up: whether it is to stop; then it does not wait for a broker that is away.
         instead: what else a user can do whom the broker does not let do this.
     """
-    from core.broker import check, connect, reach
+    from core.broker.client import check, connect, reach
     from embq.rights import require
 
     url = required_url(settings)
@@ -48,14 +48,14 @@ def reporter(
     """Reports this process to the broker as a service, by a client of its own.
 
     Args:
-        role: see `core.fleet.ROLES`.
+        role: see `core.queue.service_registry.ROLES`.
         only: the one run that it serves; "" for all.
         metrics: HOST:PORT of its metrics; "" for none.
-        look: see `core.reporting.Reporter`.
+        look: see `core.service.reporting.Reporter`.
     """
     import embq
-    from core.broker import connect
-    from core.reporting import Reporter, this_service
+    from core.broker.client import connect
+    from core.service.reporting import Reporter, this_service
 
     def client(give_up: Callable[[], bool]) -> redis.Redis:
         return connect(settings.broker_url, password=settings.broker_password, give_up=give_up)

@@ -16,9 +16,9 @@ def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:
     Args:
         instead: what else the user can do, as the end of a sentence.
     """
-    from core.broker import user_of
-    from core.permissions import NEEDS, PERMISSIONS, refusals
-    from core.roles import ROLES
+    from core.broker.client import user_of
+    from core.broker.permissions import NEEDS, PERMISSIONS, refusals
+    from core.broker.users import ROLES
 
     needed = [PERMISSIONS[name] for name in NEEDS[verb]]
     refused = refusals(client, needed)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from core.errors import UsageError
-from core.objects import ObjectPath
+from core.storage.objects import ObjectPath
 from producer.enqueue import Request, prepare
 from producer.upload import Delivered, Inputs, Parcel, deliver, pack
 

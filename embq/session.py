@@ -10,15 +10,15 @@ from pathlib import Path
 
 import redis
 
-from core.broker import check, connect
-from core.embedded import EmbeddedServer, keep_to_ourselves
+from core.broker.client import check, connect
+from core.broker.embedded import EmbeddedServer, keep_to_ourselves
 from core.errors import AwayError
-from core.layout import Layout
-from core.ledger import Ledger
-from core.places import Place
-from core.run_info import RunInfo
+from core.queue.ledger import Ledger
+from core.run.layout import Layout
+from core.run.run_info import RunInfo
+from core.service.stopping import REPEAT_S
 from core.settings import Settings
-from core.stopping import REPEAT_S
+from core.storage.paths import Place
 from embq.children import Child
 from embq.display import Display
 from embq.progress import Progress
@@ -47,7 +47,7 @@ class Session:
     Args:
         info: the run.
         root: its output folder.
-        wishes: what is asked of the run at the start, see `core.control`.
+        wishes: what is asked of the run at the start, see `core.queue.control`.
         worker_arguments: options for `embq worker`.
         settings: with `broker_url` set where the user named a broker; otherwise a server is started beside the output.
         stops: number of times the user has asked to stop so far.

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from core.layout import Layout
-from core.places import Place
-from core.run_info import RunInfo, load_run
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.storage.paths import Place
 from embq.verification.files import Files
 from embq.verification.findings import Findings, Violation
 from embq.verification.layouts import check_clip_retrieval

@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 import redis
 
-from core import checkpoint, generations
-from core.commit_log import CommitLog, LogState
-from core.control import Control, load_control
 from core.errors import EmbqError
-from core.layout import Layout
-from core.ledger import Ledger
-from core.places import Place, is_folder, place
-from core.registry import RunRecord
-from core.run_info import RunInfo, load_run
-from core.scripts import load_scripts
+from core.queue.control import Control, load_control
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord
+from core.queue.scripts import load_scripts
+from core.run import checkpoint, generations
+from core.run.commit_log import CommitLog, LogState
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.storage.paths import Place, is_folder, place
 from embq.progress import Progress
 from embq.reckoning import Counts, reckon
 from embq.seen import Seen, see

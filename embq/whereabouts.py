@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import redis
 
-from core.broker import connect, reach
-from core.embedded import EmbeddedServer
+from core.broker.client import connect, reach
+from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
-from core.fleet import foreign_runs
-from core.layout import Layout
-from core.notices import FOREIGN_NEXT
-from core.places import is_folder, place
-from core.registry import registered
-from core.uploads import UnderWay
+from core.queue.registry import registered
+from core.queue.service_registry import foreign_runs
+from core.queue.uploads import UnderWay
+from core.run.layout import Layout
+from core.service.fleet_warnings import FOREIGN_NEXT
+from core.storage.paths import is_folder, place
 from embq.arriving import arriving, became_of
 from embq.options import settings_with
 from embq.watch import BrokerWatch, Watch, nearest_watch

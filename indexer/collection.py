@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from core.errors import InputError, UsageError
-from core.places import Place, place
+from core.storage.paths import Place, place
 from indexer.collections import hdf5, npy, parquet
 from indexer.collections.base import Block, FileRef, PartRef, no_embeddings
 from indexer.collections.clip_retrieval import describe_layout, is_layout

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from core.durable import drop
-from core.durable import publish as put
 from core.errors import InputError
+from core.storage.durable import drop
+from core.storage.durable import publish as put
 from indexer.identity import Identity
 from indexer.lists import read_lists
 from indexer.sidecar import File, sha256_of

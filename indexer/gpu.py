@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from core.log import Events
+from core.service.log import Events
 from indexer.faiss_module import faiss
 
 DEVICE = 0

@@ -16,9 +16,9 @@ import traceback
 from importlib import import_module
 from typing import Any
 
-from core.arrow import leave_out_pandas
 from core.errors import EmbqError
-from core.log import configure
+from core.process.arrow import leave_out_pandas
+from core.service.log import configure
 from indexer.sidecar import Sidecar
 from indexer.task import StageFunction, perform
 from indexer.units import IndexUnit

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from core import beneath
-from core.durable import fsync_folder
+from core.storage import beneath
+from core.storage.durable import fsync_folder
 from indexer.version import CURRENT, NAME, RECORD, Version, current_name, read_version
 from indexer.workshop import FILES, WORK, read_json, write_current
 from indexer.writing import disk_error

@@ -15,17 +15,18 @@ from pathlib import Path
 
 import redis
 
-from core import errors, hints, indexing
-from core.broker import mask
+from core import errors
+from core.broker.client import mask
+from core.broker.outage_detector import Steady
 from core.errors import EmbqError
-from core.hints import IndexHint
-from core.indexing import SHARED, IndexBuild, IndexStage
-from core.ledger import Ledger
-from core.log import Events
-from core.protocol import RUN_PARTS
-from core.result_stream import MOST_TEXT_BYTES, Entry, Sender
-from core.scripts import Loader, Script, load_scripts
-from core.steady import Steady
+from core.queue import hints, index_builds
+from core.queue.hints import IndexHint
+from core.queue.index_builds import SHARED, IndexBuild, IndexStage
+from core.queue.keys import RUN_PARTS
+from core.queue.ledger import Ledger
+from core.queue.result_stream import MOST_TEXT_BYTES, Entry, Sender
+from core.queue.scripts import Loader, Script, load_scripts
+from core.service.log import Events
 from core.units import content_hash
 from indexer.runners import Done, told_error
 from indexer.sidecar import Sidecar, find
@@ -94,14 +95,14 @@ class QueueRunner:
         if self._build is not None:
             # A broker that is away at the end is no reason to lose what was done: the record lapses by itself.
             with contextlib.suppress(redis.exceptions.RedisError, EmbqError):
-                indexing.withdraw(self._client, self._build, scripts=self._scripts)
+                index_builds.withdraw(self._client, self._build, scripts=self._scripts)
 
     def _shared(self, unit: IndexUnit) -> IndexBuild:
         """The build of a unit, with the nonce by which workers know its folder."""
         if self._build is not None and (self._build.index, self._build.build) == (unit.index, unit.build):
             return self._build
         self.close()
-        indexing.forget_abandoned(self._client, scripts=self._scripts)
+        index_builds.forget_abandoned(self._client, scripts=self._scripts)
         path = unit.workshop.folder / SHARED
         try:
             nonce = path.read_text(encoding="utf-8").strip()
@@ -192,7 +193,7 @@ class _Stage:
             self._begin()
         now = time.monotonic()
         if now - self._renewed_at >= RENEW_S:
-            indexing.announce(self._client, self._record)
+            index_builds.announce(self._client, self._record)
             self._renewed_at = now
         self._feed()
         entries = self._ledger.results.read(">", count=100, block_ms=ROUND_MS)

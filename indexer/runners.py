@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from core import errors
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
 from core.errors import EmbqError
 from core.settings import child_environment
 from indexer.process import do

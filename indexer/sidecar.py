@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from core.beneath import below
 from core.errors import MalformedError, OutputError
+from core.storage.beneath import below
 from core.units import content_hash
 from core.wire import Count, RelativePath, Seconds, Sha256, ShortText, Word, convert
 from indexer.units import IndexUnit

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, fsync_folder, publish
 from core.errors import OutputError
+from core.storage.durable import drop, fsync_folder, publish
 from indexer.sidecar import File, Sidecar, find, read_inputs, sha256_of
 from indexer.units import IndexUnit
 from indexer.workshop import FILES, WORK

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core import beneath
 from core.errors import InputError, MalformedError, OutputError
-from core.places import refuse_unnameable
+from core.storage import beneath
+from core.storage.paths import refuse_unnameable
 from indexer.collection import Collection
 from indexer.plan import Plan
 from indexer.sidecar import File

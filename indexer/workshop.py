@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from core import wire
-from core.durable import overwrite, write_new
 from core.errors import MalformedError, OutputError, TryLaterError
+from core.storage.durable import overwrite, write_new
 from indexer.writing import disk_error
 
 MOST_BYTES = 1 << 26

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from core.durable import output_error
 from core.errors import OutputError
+from core.storage.durable import output_error
 from indexer.faiss_module import faiss
 
 PIECE_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 
-from core.manifest import Manifest
+from core.run.manifest import Manifest
 from core.units import Unit
 from sources.extensions import named_in
 from sources.files import cut

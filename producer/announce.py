@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import redis
 
-from core.embedded import in_use, kept_off
-from core.layout import Layout
-from core.ledger import Ledger
-from core.places import Place, place
-from core.registry import RunRecord, register
-from core.run_info import RunInfo
+from core.broker.embedded import in_use, kept_off
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord, register
+from core.run.layout import Layout
+from core.run.run_info import RunInfo
+from core.storage.paths import Place, place
 from sources.credentials import refuse_secrets
 
 
@@ -24,7 +24,7 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
     """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
 
     Args:
-        wishes: what is asked of it besides, see `core.control`.
+        wishes: what is asked of it besides, see `core.queue.control`.
 
     Raises UsageError where its inputs, which would travel through the broker, hold a secret.
     """

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from core.columns import find_columns
 from core.errors import EmbqError
-from core.log import Events
-from core.rows import Column
+from core.run.metadata_columns import find_columns
+from core.run.rows import Column
+from core.service.log import Events
 from core.units import Unit
 from sources.inspection import first_metadata
 from sources.kinds import may_have_metadata

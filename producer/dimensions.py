@@ -10,7 +10,7 @@ from typing import Any
 from core.errors import UsageError
 from core.model_spec import ModelSpec
 from core.models import ModelConfig
-from core.rows import RowSpec
+from core.run.rows import RowSpec
 
 LEAVE_THE_LENGTH = {"Transformer", "Pooling", "Normalize", "Dropout", "LayerNorm"}
 """Modules of sentence-transformers after which a vector is as long as its pooling has made it."""

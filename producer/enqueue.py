@@ -8,18 +8,18 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from core.control import PRIORITY, Control, save_control
-from core.durable import drop
 from core.errors import InputError, TryLaterError
-from core.formats import refuse_dtype
-from core.layout import Layout, refuse_foreign_files
-from core.manifest import Manifest, ManifestSummary, first_segment_writer
+from core.formats.files import refuse_dtype
 from core.models import REFERENCE, Chunking, ModelConfig
-from core.places import Place, place
-from core.rows import RowSpec
-from core.run_info import RunInfo, load_run, run_id
+from core.queue.control import PRIORITY, Control, save_control
+from core.queue.uploads import Grown
+from core.run.layout import Layout, refuse_foreign_files
+from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo, load_run, run_id
+from core.storage.durable import drop
+from core.storage.paths import Place, place
 from core.units import Unit
-from core.uploads import Grown
 from producer.additions import Additions, Differences
 from producer.columns import first_columns
 from producer.dimensions import check_rows

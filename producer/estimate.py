@@ -13,8 +13,8 @@ from functools import partial
 from core.errors import EmbqError
 from core.model_spec import ModelSpec
 from core.models import Chunking, ModelConfig
-from core.rows import DTYPES, Column, RowSpec
-from core.run_info import load_run
+from core.run.rows import DTYPES, Column, RowSpec
+from core.run.run_info import load_run
 from core.units import Sample, Unit
 from producer.columns import first_columns
 from producer.dimensions import vector_dim

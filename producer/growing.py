@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from core.durable import drop, drop_in, names_in
 from core.errors import AwayError
-from core.generations import PREFIX, Generation, append, leftovers
-from core.layout import PLANNED, Layout
-from core.manifest import ManifestSummary, SegmentWriter
-from core.run_info import RunInfo
+from core.run.generations import PREFIX, Generation, append, leftovers
+from core.run.layout import PLANNED, Layout
+from core.run.manifest import ManifestSummary, SegmentWriter
+from core.run.run_info import RunInfo
+from core.storage.durable import drop, drop_in, names_in
 from core.units import Unit
 
 

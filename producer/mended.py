@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from core.errors import InputError, SourceError
-from core.manifest import Manifest
-from core.run_info import RunInfo
+from core.run.manifest import Manifest
+from core.run.run_info import RunInfo
 from core.units import Unit
 from producer.recorded import CUT_UNIT_BYTES, read_options
 from sources.kinds import SOURCES

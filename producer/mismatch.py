@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.commit_log import CommitLog
 from core.errors import InputError
-from core.layout import Layout
 from core.models import ModelConfig
-from core.places import Place, place
-from core.rows import RowSpec
-from core.run_info import RunInfo
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo
+from core.storage.paths import Place, place
 from producer.additions import Differences
 from producer.growing import Asked
 from producer.selection import SELECTED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import redis
 
-from core.fleet import Device, services
+from core.queue.service_registry import Device, services
 
 CHOICES = ("bf16", "fp16", "fp32")
 """Those that `auto` chooses from, best first: bf16 is as fast as fp16 and has the range of fp32. int8 is never chosen:

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.commit_log import CommitLog
-from core.commits import Commit
-from core.control import load_control
 from core.errors import InputError, TryLaterError, UsageError
-from core.layout import Layout
-from core.live import Retries, by_unit, covered_by, standing_by_record
-from core.manifest import Manifest
-from core.places import Place
-from core.retries import Retry, key_digest, to_ranges
-from core.run_info import RunInfo, load_run
+from core.queue.control import load_control
+from core.run.commit_log import CommitLog
+from core.run.commits import Commit
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.retries import Retry, key_digest, to_ranges
+from core.run.run_info import RunInfo, load_run
+from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
+from core.storage.paths import Place
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
 from producer.growing import Asked, alone, grow
 from producer.mended import Mended

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from core.errors import InputError, SourceError, UsageError
-from core.log import Events
+from core.service.log import Events
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.base import ReadOptions

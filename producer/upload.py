@@ -11,14 +11,14 @@ from pathlib import Path
 
 import redis
 
-from core import uploads
-from core.durable import file_sha256
 from core.errors import BrokerError, InputError, UsageError
-from core.layout import INPUTS, Layout
-from core.run_info import RunInfo, load_run, run_id
+from core.queue import uploads
+from core.queue.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.queue.uploads import WINDOW, End
+from core.run.layout import INPUTS, Layout
+from core.run.run_info import RunInfo, load_run, run_id
+from core.storage.durable import file_sha256
 from core.units import Unit
-from core.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
-from core.uploads import WINDOW, End
 from producer.announce import record_of
 from sources.extensions import extensions_of
 from sources.storage import source_errors

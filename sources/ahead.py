@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from core.errors import SourceError
-from core.log import Events
-from core.memory import decoded_bytes
+from core.process.memory import decoded_bytes
+from core.service.log import Events
 from core.units import Unit
 from sources import listings, remote
 from sources.base import Memory, Moved

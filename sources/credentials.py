@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core.errors import UsageError
-from core.masking import masked
+from core.service.redaction import masked
 
 
 def refuse_secrets(inputs: Iterable[str]) -> None:

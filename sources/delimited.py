@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import chain, islice
 
 from core.errors import InputError, SampleError, SourceError
-from core.log import Events
-from core.memory import decoded_bytes
+from core.process.memory import decoded_bytes
+from core.service.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched
 from sources.columns import Choice, Column, choose, named_columns, refuse_doubled

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from core.log import Events
+from core.service.log import Events
 from sources import listings
 from sources.extensions import ALL, Extensions
 from sources.storage import source_errors

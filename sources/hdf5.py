@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from core.errors import ConfigError, InputError, SourceError
-from core.log import Events
-from core.memory import decoded_bytes
+from core.process.memory import decoded_bytes
+from core.service.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.base import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, ReadOptions, unwatched
 from sources.columns import Choice, named_columns

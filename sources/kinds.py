@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from sys import getsizeof
 
 from core.errors import InputError, SourceError
-from core.memory import unit_bytes
+from core.process.memory import unit_bytes
 from core.units import Sample, Unit
 from sources import compressed, inspection
 from sources.arrow import ARROW
@@ -250,7 +250,7 @@ def read_here(unit: Unit, roots: Sequence[str], *, moved: Moved = unwatched) -> 
 
 
 def _bounded(unit: Unit, samples: Iterator[Sample]) -> Iterator[Sample]:
-    """The samples; SourceError `too_large` where their texts together are more than `core.memory.unit_bytes`."""
+    """The samples; SourceError `too_large` where their texts together are more than `unit_bytes`."""
     left = most = unit_bytes()
     try:
         for sample in samples:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from core.errors import InputError, SourceError
-from core.log import Events
+from core.service.log import Events
 from core.units import Unit
 from sources.compressed import DAMAGE_CODES
 from sources.inspection import UNREADABLE_CODES, marked, refuse_marked

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core.errors import InputError, SourceError
-from core.log import Events
+from core.service.log import Events
 from core.units import Sample, Unit
 from sources.base import FILE_UNITS_MAX, Moved, ReadOptions, unwatched
 from sources.columns import Choice, Column, choose, left_out, named_columns, shown

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from core.errors import SampleError, SourceError
-from core.log import Events
-from core.memory import decoded_bytes
+from core.process.memory import decoded_bytes
+from core.service.log import Events
 from core.units import Sample, Unit
 from sources.base import LOOKED_AT_BYTES, Memory, Moved, ReadOptions, unwatched
 from sources.compressed import beginning, unpack

@@ -14,18 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.commit_log import CommitLog
-from core.commits import Commit
 from core.errors import SampleError, SourceError
-from core.layout import Layout
-from core.manifest import Manifest
 from core.models import ModelConfig
-from core.places import Place
-from core.protocol import VERSION
-from core.result_stream import Entry
+from core.queue.keys import VERSION
+from core.queue.result_stream import Entry
 from core.results import decode_result, embedding_columns, encode_result, row_schema
-from core.rows import RowSpec
-from core.run_info import RunInfo, load_run
+from core.run.commit_log import CommitLog
+from core.run.commits import Commit
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo, load_run
+from core.storage.paths import Place
 from core.units import Failure, Sample, Unit
 from core.vectors import similarities, stored
 from producer.enqueue import Request, prepare

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from build_output import build, write_jsonl
 
-from core.places import Place
-from core.reader import row_tables, vectors
-from core.rows import RowSpec
+from core.run.reader import row_tables, vectors
+from core.run.rows import RowSpec
+from core.storage.paths import Place
 
 ROWS = 40
 DIM = 8

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 import redis
 
-import core.embedded
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.protocol import RUNS, run_key
-from core.run_info import RunInfo
+import core.broker.embedded
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.queue.keys import RUNS, run_key
+from core.run.run_info import RunInfo
 
 pytest.register_assert_rewrite("run_case")
 
@@ -85,7 +85,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
         # Only while it starts: servers that tests start for themselves are not to be others because of it.
         with pytest.MonkeyPatch.context() as patch:
             if request.param == "redis":
-                patch.setattr(core.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or ""))
+                patch.setattr(core.broker.embedded, "server_binary", lambda: Path(shutil.which("redis-server") or ""))
             server = stack.enter_context(EmbeddedServer(Path(folder) / "b"))
         yield server
 

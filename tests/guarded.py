@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from core.broker import connect
-from core.embedded import die_with_parent, server_binary
+from core.broker.client import connect
+from core.broker.embedded import die_with_parent, server_binary
 from embq.brokering import accounts
 from tests.waiting import wait_until
 

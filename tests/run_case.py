@@ -14,21 +14,21 @@ from fake_clock import FakeClock
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from core.commit_log import CommitLog
-from core.formats import row_folders
-from core.hints import Hint, HintJob, drop, hint_queue
-from core.layout import Layout
-from core.ledger import Ledger, new_token
-from core.manifest import first_segment_writer
+from core.formats.files import row_folders
 from core.models import ModelConfig
-from core.places import Place
-from core.protocol import VERSION
-from core.reader import row_tables
-from core.registry import RunRecord, register
+from core.queue.hints import Hint, HintJob, drop, hint_queue
+from core.queue.keys import VERSION
+from core.queue.ledger import Ledger, new_token
+from core.queue.registry import RunRecord, register
+from core.queue.scripts import load_scripts
 from core.results import encode_result, row_schema
-from core.rows import RowSpec
-from core.run_info import RunInfo, run_id
-from core.scripts import load_scripts
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.manifest import first_segment_writer
+from core.run.reader import row_tables
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo, run_id
+from core.storage.paths import Place
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder
 from writer.service import RunWriter

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import redis
 
 from core.errors import ConfigError, EmbqError, Exit, NoDeviceError
-from core.log import Events
-from core.stopping import StopFlag
+from core.service.log import Events
+from core.service.stopping import StopFlag
 from worker.embedders.hardware import simulated_speed
 from worker.freeing import Death, LeaseFreer
 from worker.gpus import Gpu, find_gpus, no_gpu, processes_for, rooms_beside

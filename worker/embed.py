@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from core.errors import DeviceFullError, SampleError
-from core.log import Events
+from core.service.log import Events
 from worker.batching import Batch, Batcher, Waiting
 from worker.embedders.base import Embedder, Truncated, UnderWay
 from worker.progress import ProgressBoard, Span

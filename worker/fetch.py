@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import redis
 
 from core.errors import ConfigError, InputError
-from core.hints import Hint
-from core.ledger import Ledger, new_token
-from core.log import Events
 from core.models import ModelConfig
-from core.registry import RunRecord, registered
-from core.scripts import load_scripts
+from core.queue.hints import Hint
+from core.queue.ledger import Ledger, new_token
+from core.queue.registry import RunRecord, registered
+from core.queue.scripts import load_scripts
+from core.service.log import Events
 from core.units import Unit
 from worker.pipeline import POLL_S, Pipeline
 from worker.sight import Sight

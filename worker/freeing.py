@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import redis
 
-from core.indexing import announced
-from core.ledger import Ledger
-from core.log import Events
-from core.registry import registered, sign_off
-from core.scripts import load_scripts
+from core.queue.index_builds import announced
+from core.queue.ledger import Ledger
+from core.queue.registry import registered, sign_off
+from core.queue.scripts import load_scripts
+from core.service.log import Events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from core.cores import cores
 from core.errors import NoDeviceError
-from core.memory import memory_bytes
+from core.process.cores import cores
+from core.process.memory import memory_bytes
 from core.settings import child_environment
 
 DRIVER = Path("/proc/driver/nvidia/version")

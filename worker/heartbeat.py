@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from core.errors import EmbqError
-from core.ledger import Ledger
-from core.log import Events
-from core.registry import report_worker, sign_off
-from core.scripts import load_scripts
+from core.queue.ledger import Ledger
+from core.queue.registry import report_worker, sign_off
+from core.queue.scripts import load_scripts
+from core.service.log import Events
 from worker.attribution import Attribution
 from worker.progress import ProgressBoard
 from worker.stats import Stats

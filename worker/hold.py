@@ -13,9 +13,9 @@ from typing import Any
 
 import redis
 
-from core import hints
 from core.models import ModelConfig
-from core.registry import fresh_workers, units_unclaimed
+from core.queue import hints
+from core.queue.registry import fresh_workers, units_unclaimed
 from core.units import Unit
 from worker.batching import WINDOW_S
 from worker.embedders.base import Embedder

@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from core.indexing import SHARED, IndexBuild
-from core.log import Events
+from core.queue.index_builds import SHARED, IndexBuild
+from core.service.log import Events
 
 LOOK_AGAIN_S = 2.0
 PATIENCE_S = 10.0

@@ -14,14 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from core import hints
-from core.hints import IndexHint
-from core.indexing import IndexBuild, announced
-from core.ledger import Ledger, new_token
-from core.log import Events
-from core.protocol import VERSION
-from core.registry import report_worker, sign_off
-from core.scripts import load_scripts
+from core.queue import hints
+from core.queue.hints import IndexHint
+from core.queue.index_builds import IndexBuild, announced
+from core.queue.keys import VERSION
+from core.queue.ledger import Ledger, new_token
+from core.queue.registry import report_worker, sign_off
+from core.queue.scripts import load_scripts
+from core.service.log import Events
 from worker.index_child import IndexChild
 from worker.progress import Span
 from worker.rq_worker import HintWorker

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from core.errors import DeviceFullError, ModelError
-from core.log import Events
 from core.models import ModelConfig
+from core.service.log import Events
 from worker.embedders.base import Embedder
 from worker.embedders.capability import check_device
 from worker.embedders.hardware import free_memory

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from core.cores import cores
-from core.fleet import Device, Service
-from core.memory import memory_bytes
-from core.packages import model_packages
+from core.process.cores import cores
+from core.process.memory import memory_bytes
+from core.process.packages import model_packages
+from core.queue.service_registry import Device, Service
 from core.settings import model_cache
 from worker.daemon import Supervisor
 from worker.embedders.capability import BUILDS, serves

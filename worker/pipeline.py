@@ -17,7 +17,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from core.log import Events
+from core.service.log import Events
 from worker.bounded import BoundedQueue
 from worker.embed import EmbedStage
 from worker.publish import PublishStage

@@ -15,15 +15,15 @@ import time
 
 import redis
 
-from core.arrow import leave_out_pandas
-from core.broker import connect, refusal
+from core.broker.client import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
-from core.indexing import IndexBuild
-from core.log import Events, configure
-from core.memory import exhausted, shared_by
 from core.models import ModelConfig
+from core.process.arrow import leave_out_pandas
+from core.process.memory import exhausted, shared_by
+from core.queue.index_builds import IndexBuild
+from core.service.log import Events, configure
+from core.service.stopping import StopFlag
 from core.settings import Settings
-from core.stopping import StopFlag
 from sources.reach import Reach, limit
 from worker.embedders.hardware import free_memory, simulated_speed
 from worker.embedders.paths import PATHS

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from core.beneath import read_bytes
-from core.durable import drop, output_error
 from core.errors import EmbqError, OutputError
-from core.layout import Layout
-from core.log import Events
-from core.places import place
-from core.protocol import VERSION
+from core.queue.keys import VERSION
 from core.results import embedding_columns, encode_result, row_schema
+from core.run.layout import Layout
+from core.service.log import Events
+from core.storage.beneath import read_bytes
+from core.storage.durable import drop, output_error
+from core.storage.paths import place
 from core.units import Sample
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats

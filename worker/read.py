@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from core.errors import SampleError, SourceError
-from core.log import Events
+from core.service.log import Events
 from core.units import Sample, key_without_chunks
 from sources.ahead import ReadAhead
 from sources.kinds import fetchable, read

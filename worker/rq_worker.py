@@ -20,10 +20,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import SimpleWorker
 
-from core import hints, wire
+from core import wire
 from core.errors import MalformedError
-from core.hints import AnyHint, HintJob
-from core.log import Events
+from core.queue import hints
+from core.queue.hints import AnyHint, HintJob
+from core.service.log import Events
 
 WORKER_TTL_S = 60
 IDLE_S = 1.0

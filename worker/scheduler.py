@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import redis
 
-from core import hints
 from core.errors import InputError
-from core.indexing import IndexBuild, IndexStage, announced
-from core.log import Events
 from core.models import ModelConfig
-from core.protocol import TURNS, run_key
-from core.registry import Backlog, registered
-from core.scripts import load_scripts
+from core.queue import hints
+from core.queue.index_builds import IndexBuild, IndexStage, announced
+from core.queue.keys import TURNS, run_key
+from core.queue.registry import Backlog, registered
+from core.queue.scripts import load_scripts
+from core.service.log import Events
 from worker.turns import Turns
 
 POLL_S = 0.3

@@ -11,13 +11,13 @@ from typing import Any
 
 import redis
 
-from core import hints
-from core.broker import ANSWER_S, RESULT_S
+from core.broker.client import ANSWER_S, RESULT_S
 from core.errors import OutputError
-from core.hints import Hint
 from core.models import ModelConfig
-from core.registry import Rate, report_rate
-from core.scripts import load_scripts
+from core.queue import hints
+from core.queue.hints import Hint
+from core.queue.registry import Rate, report_rate
+from core.queue.scripts import load_scripts
 from core.units import Unit
 from sources.kinds import fetchable
 from worker.attribution import Attribution

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 import redis
 
-from core import protocol
-from core.fleet import services
-from core.log import Events
-from core.registry import live_workers
+from core.queue import keys
+from core.queue.registry import live_workers
+from core.queue.service_registry import services
+from core.service.log import Events
 from core.units import Unit
 from sources.kinds import is_here
 
@@ -104,7 +104,7 @@ class Sight:
             for service in (heard.service for heard in services(self._client))
             if service.role == "worker"
             and service.state == "running"
-            and service.protocol == protocol.VERSION
+            and service.protocol == keys.VERSION
             and service.run in ("", run)
             and model not in service.refused
             and any(device.state not in ("given_up", "over") for device in service.devices)

@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from core.cores import cores
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
 from core.errors import Exit
+from core.process.cores import cores
 from core.settings import Settings, child_environment
 from worker.embedders.hardware import simulated_speed
 from worker.gpus import Gpu, shown
@@ -41,7 +41,7 @@ some MB back to the kernel again and again, which then clears each page anew: wi
 BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
 """Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
 WORDS = {WAITING[0]: "idle", LOADING[0]: "loading", READY[0]: "serving"}
-"""What a process says -> what it is at, as `core.fleet.STATES` has it."""
+"""What a process says -> what it is at, as `core.queue.service_registry.STATES` has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Slot:
 
     @property
     def doing(self) -> str:
-        """What its process is at: one of `core.fleet.STATES`."""
+        """What its process is at: one of `core.queue.service_registry.STATES`."""
         if self.process is not None:
             return self._said
         return "given_up" if self.given_up else "over" if self.over else "starting"

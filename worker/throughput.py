@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from core.extents import Extent, extent_of
+from core.run.unit_sizes import Extent, extent_of
 from core.units import Unit
 from worker.work import UnitWork
 

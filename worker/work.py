@@ -9,11 +9,11 @@ from dataclasses import replace
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
-from core.extents import extent_of
-from core.hints import Hint
-from core.ledger import Ledger
-from core.protocol import MAX_ATTEMPTS
-from core.registry import RunRecord
+from core.queue.hints import Hint
+from core.queue.keys import MAX_ATTEMPTS
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord
+from core.run.unit_sizes import extent_of
 from core.units import Failure, Sample
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import redis
 
-from core.broker import ANSWER_S, connect
+from core.broker.client import ANSWER_S, connect
+from core.service.stopping import StopFlag
 from core.settings import Settings
-from core.stopping import StopFlag
 from worker.progress import ProgressBoard
 from worker.scheduler import Scheduler
 from worker.sight import Sight

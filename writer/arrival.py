@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.beneath import below, remove
-from core.durable import file_sha256, fsync_file, fsync_folder
 from core.errors import InputError, OutputError
-from core.layout import INPUTS, Layout
-from core.manifest import Manifest
-from core.places import place
-from core.registry import RunRecord
-from core.run_info import load_run
-from core.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.queue.registry import RunRecord
+from core.queue.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.run.layout import INPUTS, Layout
+from core.run.manifest import Manifest
+from core.run.run_info import load_run
+from core.storage.beneath import below, remove
+from core.storage.durable import file_sha256, fsync_file, fsync_folder
+from core.storage.paths import place
 
 BATCH_PIECES = 16
 """Taken at once: results of other runs wait meanwhile."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from core.result_stream import LIMIT_BYTES
+from core.queue.result_stream import LIMIT_BYTES
 from writer.accept import Accepted
 
 MAX_BYTES = LIMIT_BYTES // 2

@@ -15,17 +15,17 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 
-from core import checkpoint
-from core.commit_log import CommitLog, LogState, row_files
-from core.commits import Commit, CommittedFile, CommittedUnit
-from core.durable import claim, drop, drop_in, fsync_folder, names_in, output_error, publish
 from core.errors import OutputError, TryLaterError
-from core.formats import row_folders
-from core.layout import PLANNED, Layout, record_number
-from core.objects import ObjectPath
+from core.formats.files import row_folders
 from core.results import FAILURE_SCHEMA, vector_widths
-from core.run_info import RunInfo
-from core.unfinished import unfinished
+from core.run import checkpoint
+from core.run.commit_log import CommitLog, LogState, row_files
+from core.run.commits import Commit, CommittedFile, CommittedUnit
+from core.run.layout import PLANNED, Layout, record_number
+from core.run.run_info import RunInfo
+from core.storage.durable import claim, drop, drop_in, fsync_folder, names_in, output_error, publish
+from core.storage.objects import ObjectPath
+from core.storage.unfinished_uploads import unfinished
 from writer.accept import Accepted
 from writer.stores import for_format
 from writer.stores.base import Draft, PartName

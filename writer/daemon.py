@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import redis
 
-from core.durable import output_error
 from core.errors import EmbqError, InputError, TryLaterError
-from core.ledger import Ledger
-from core.log import Events
-from core.outputs import ANYWHERE, Outputs
-from core.places import Place, place
-from core.registry import RunRecord, registered
-from core.scripts import Loader, load_scripts
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord, registered
+from core.queue.scripts import Loader, load_scripts
+from core.service.log import Events
+from core.storage.durable import output_error
+from core.storage.output_roots import ANYWHERE, Outputs
+from core.storage.paths import Place, place
 from writer.counts import Counts
 from writer.lock import LOCK_PATIENCE_S, LockKeeper
 from writer.service import RunWriter

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from core import beneath
+from core.storage import beneath
 
 STEP_BYTES = 1 << 20
 """Read at once, and hashed while the next is read."""

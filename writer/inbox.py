@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.result_stream import Entry, ResultStream
+from core.queue.result_stream import Entry, ResultStream
 
 READ_BYTES = 64 * 1024 * 1024
 """Payload aimed at per read of the stream; bounds what the writer holds beside its buffer."""

@@ -10,8 +10,8 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from core.errors import BrokerError, TryLaterError
-from core.ledger import Ledger
-from core.places import Place
+from core.queue.ledger import Ledger
+from core.storage.paths import Place
 
 LOCK_TTL_S = 5.0
 """A writer that was killed leaves its lock behind for this long, and the next one must be at work within 10 s."""

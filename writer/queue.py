@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.control import Control
-from core.ledger import Ledger
-from core.log import Events
-from core.protocol import VERSION
-from core.registry import RunRecord, live_workers, register
-from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
+from core.queue.control import Control
+from core.queue.keys import VERSION
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord, live_workers, register
+from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
+from core.service.log import Events
 from writer.commit import Committer
 from writer.workload import Workload
 
@@ -75,7 +75,7 @@ class RunQueue:
         self._ledger.grow(self._committer.generation, total)
 
     def mark(self, pairs: Sequence[tuple[str, int | None]]) -> None:
-        """Acknowledge (stream id or "", u or None) after the last record, see `core.ledger.Ledger.commit`."""
+        """Acknowledge (stream id or "", u or None) after the last record, see `core.queue.ledger.Ledger.commit`."""
         state = self._committer.state
         self._ledger.commit(
             pairs,

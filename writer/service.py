@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 import redis
 
-from core import checkpoint, generations
-from core.commit_log import CommitLog
-from core.control import load_control, save_control
-from core.durable import drop_in
-from core.layout import Layout
-from core.ledger import Ledger
-from core.log import Events
-from core.manifest import Manifest
-from core.places import place
-from core.registry import RunRecord
-from core.result_stream import Entry, Sender
-from core.run_info import load_run
-from core.scripts import load_scripts
+from core.queue.control import load_control, save_control
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord
+from core.queue.result_stream import Entry, Sender
+from core.queue.scripts import load_scripts
+from core.run import checkpoint, generations
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.run_info import load_run
+from core.service.log import Events
+from core.storage.durable import drop_in
+from core.storage.paths import place
 from writer import staging
 from writer.accept import Acceptor, Rejected
 from writer.buffer import Buffer

@@ -6,10 +6,10 @@ import os
 import re
 import secrets
 
-from core.beneath import folder
-from core.durable import drop_in, names_in, output_error
-from core.layout import Layout
-from core.result_stream import Entry
+from core.queue.result_stream import Entry
+from core.run.layout import Layout
+from core.storage.beneath import folder
+from core.storage.durable import drop_in, names_in, output_error
 
 _NONCE = ".shared."
 """Begin of the name of a nonce that is being written."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from core.commit_log import CommitLog, LogState
-from core.extents import Extent
-from core.manifest import Manifest
+from core.run.commit_log import CommitLog, LogState
+from core.run.manifest import Manifest
+from core.run.unit_sizes import Extent
 
 DOUBT, DOUBT_TOKENS = 0.5, 5.0
 """Tokens are in proportion to bytes, give or take this share and so many tokens a sample, whichever is less, before the

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from core.durable import drop, fsync_file, fsync_folder
+from core.broker.users import ROLES, acl_line, role_of
 from core.errors import ConfigError, UsageError
-from core.roles import ROLES, acl_line, role_of
+from core.storage.durable import drop, fsync_file, fsync_folder
 
 USERS = "users.acl"
 NOBODY = "user default off resetpass ~* &* +@all"

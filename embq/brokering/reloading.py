@@ -7,9 +7,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from redis.exceptions import ResponseError
 
-from core.broker import connect, reach
+from core.broker.client import connect, reach
+from core.broker.users import role_of
 from core.errors import ConfigError
-from core.roles import role_of
 from core.settings import Settings
 from embq.options import required_url
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from core.cores import cores
 from core.errors import Exit
+from core.process.cores import cores
+from core.service.stopping import StopFlag
 from core.settings import Settings
-from core.stopping import StopFlag
 from embq.experiments import devices as devices_experiment
 from embq.experiments import report
 from embq.experiments.account import Account

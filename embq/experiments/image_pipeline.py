@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, cast
 
-from core.hints import Hint
-from core.registry import RunRecord
+from core.queue.hints import Hint
+from core.queue.registry import RunRecord
 from core.units import Unit
 from embq.experiments.image_stages import Look, Rate
 from worker.attribution import Attribution
@@ -25,8 +25,8 @@ from worker.stats import Stats
 from worker.work import Leases, UnitWork
 
 if TYPE_CHECKING:
-    from core.ledger import Ledger
     from core.models import ModelConfig
+    from core.queue.ledger import Ledger
     from worker.embedders.base import Embedder
     from worker.publish import PublishStage
 

@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from core.durable import output_error, overwrite
 from core.errors import OutputError
+from core.storage.durable import output_error, overwrite
 
 PACKAGES = (
     "embq",

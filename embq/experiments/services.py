@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 import embq
-from core.broker import connect
-from core.embedded import EmbeddedServer
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, OutputError
-from core.ledger import Ledger
-from core.registry import live_workers
-from core.run_info import RunInfo
+from core.queue.ledger import Ledger
+from core.queue.registry import live_workers
+from core.run.run_info import RunInfo
 from embq.children import Child
 from embq.experiments.shares import Share, Traces, memory_mb
 from embq.experiments.texts import Records

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from core.durable import fsync_folder, output_error
 from core.errors import InputError, OutputError
+from core.storage.durable import fsync_folder, output_error
 
 UNFINISHED = ".unfinished-"
 """Within the name of a folder beside the one that is to be made. One that stays is of a process that was killed."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from core.commits import Commit, CommittedFile
-from core.manifest import Manifest
-from core.places import Place
-from core.reader import part_tables
+from core.run.commits import Commit, CommittedFile
+from core.run.manifest import Manifest
+from core.run.reader import part_tables
+from core.storage.paths import Place
 
 
 @dataclass(slots=True)

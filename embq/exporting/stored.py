@@ -7,9 +7,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from core.errors import InputError, UsageError
-from core.reader import vectors
 from core.results import ARROW_DTYPES
-from core.rows import INT8_RANGE, RowSpec
+from core.run.reader import vectors
+from core.run.rows import INT8_RANGE, RowSpec
 from core.vectors import restored, stored
 
 SMALLER = {

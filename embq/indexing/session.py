@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from core.cores import cores
 from core.errors import Exit, UsageError
-from core.objects import ObjectPath
-from core.places import Place, place
+from core.process.cores import cores
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place, place
 from embq.indexing.changes import change, grown
 from embq.indexing.course import Shown
 from embq.options import settings_with

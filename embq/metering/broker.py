@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import redis
 
-from core import fleet
-from core.control import Control, wishes_in
-from core.fleet import ROLES, STATES, Service
-from core.health import quick
-from core.ledger import read_meta
-from core.protocol import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
-from core.readings import Readings
-from core.registry import RunRecord, names_of, records_of, reports_of
+from core.queue import service_registry
+from core.queue.control import Control, wishes_in
+from core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
+from core.queue.ledger import read_meta
+from core.queue.registry import RunRecord, names_of, records_of, reports_of
+from core.queue.service_registry import ROLES, STATES, Service
+from core.service.health import quick
+from core.service.metric_samples import Readings
 from embq.eta import done_of, holders_wanted, share_of
 from embq.progress import Progress
 from embq.seen import Seen
@@ -74,7 +74,7 @@ class _Run:
 
 
 class BrokerMeter:
-    """Reads a broker; see `core.metrics.PRODUCER`.
+    """Reads a broker; see `core.service.metrics.PRODUCER`.
 
     Args:
         client: leads to the broker. A client of its own is made of it, which does not wait for one that is away.
@@ -131,7 +131,7 @@ class BrokerMeter:
         said, of_services, rest = answers[:many], answers[many:more], answers[more:]
         reports = reports_of(dict(zip(first.silent_s, said, strict=True)))
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
-        services = fleet.reports_of(dict(zip(first.services, of_services, strict=True)))
+        services = service_registry.reports_of(dict(zip(first.services, of_services, strict=True)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
         runs = [_Run(record=record, meta=read_meta(meta), asked=wishes_in(asked)) for record, meta, asked in pairs]
         return runs, workers, list(services.values())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from core.readings import Readings
+from core.service.metric_samples import Readings
 from worker.gpus import handles, nvml, text_of
 
 FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
@@ -20,7 +20,7 @@ FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
 
 
 class GpuMeter:
-    """Reads every GPU that the driver shows, whichever of them the workers use; see `core.metrics.WORKER`.
+    """Reads every GPU that the driver shows, whichever of them the workers use; see `core.service.metrics.WORKER`.
 
     `pynvml` comes with `nvidia-ml-py`. It makes no CUDA context, so it costs no memory of a GPU.
     """

@@ -12,10 +12,10 @@ from redis.exceptions import RedisError
 
 import embq
 from core.errors import UnwellError
-from core.health import STANDS_S, Health
-from core.log import Events
-from core.metrics import Role
-from core.readings import Meter, Readings
+from core.service.health import STANDS_S, Health
+from core.service.log import Events
+from core.service.metric_samples import Meter, Readings
+from core.service.metrics import Role
 from core.settings import Settings
 from core.wire import skip_counts
 
@@ -103,7 +103,7 @@ def monitored(settings: Settings, role: Role, *, stands_s: float = STANDS_S) -> 
     if settings.metrics is None:
         yield service
         return
-    from core.endpoint import Endpoint
+    from core.service.endpoint import Endpoint
 
     endpoint = Endpoint(settings.metrics, exposition=service.exposition, complaint=health.complaint)
     service.address = str(endpoint.address)

@@ -8,11 +8,11 @@ from typing import cast
 
 import redis
 
-from core.fleet import STATES
-from core.health import quick
-from core.protocol import worker_key
-from core.readings import Readings
-from core.registry import WorkerReport, reports_of, said_by
+from core.queue.keys import worker_key
+from core.queue.registry import WorkerReport, reports_of, said_by
+from core.queue.service_registry import STATES
+from core.service.health import quick
+from core.service.metric_samples import Readings
 from worker.daemon import Supervisor
 from worker.slot import Slot
 
@@ -45,7 +45,7 @@ class Odometer:
 
 
 class WorkerMeter:
-    """Reads a supervisor and what its processes report to the broker; see `core.metrics.WORKER`.
+    """Reads a supervisor and what its processes report to the broker; see `core.service.metrics.WORKER`.
 
     Args:
         client: leads to the broker. A client of its own is made of it, which does not wait for one that is away.

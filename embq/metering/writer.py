@@ -6,12 +6,12 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from core.readings import Readings
+from core.service.metric_samples import Readings
 from writer.daemon import Writer
 
 
 class WriterMeter:
-    """Reads a writer that is at work; see `core.metrics.WRITER`."""
+    """Reads a writer that is at work; see `core.service.metrics.WRITER`."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer

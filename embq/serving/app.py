@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from core.errors import EmbqError
-from core.log import Events
+from core.service.log import Events
 from embq.serving.door import Door, DoorRules
 from embq.serving.following import Following
 from embq.serving.indices import Indices

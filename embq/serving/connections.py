@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from core.log import Events
+from core.service.log import Events
 from embq.serving.door import MOST_IN_FLIGHT
 
 MOST_CONNECTIONS, MOST_OF_CLIENT = 3 * MOST_IN_FLIGHT, 2 * MOST_IN_FLIGHT

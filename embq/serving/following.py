@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from core.errors import EmbqError, UsageError
-from core.log import Events
+from core.service.log import Events
 from embq.serving.indices import Indices
 from embq.serving.names import Named
 from embq.serving.served_index import ServedIndex

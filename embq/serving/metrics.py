@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from core.metrics import Metric
+from core.service.metrics import Metric
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram

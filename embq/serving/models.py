@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from core.errors import EmbqError
-from core.log import Events
+from core.service.log import Events
 from embq.serving.refusals import Refusal
 from embq.serving.served_index import Version
 

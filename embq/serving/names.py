@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import InputError, UsageError
-from core.places import refuse_unnameable
+from core.storage.paths import refuse_unnameable
 
 MODALITIES = ("image", "text")
 

@@ -139,7 +139,7 @@ def _described(record: Record) -> Version:
 
 def _counted(path: Path) -> int | None:
     """The rows of the collection of an index as it is now; None where it is gone, or was made into something else."""
-    from core.places import place
+    from core.storage.paths import place
     from indexer.collection import open_collection
     from indexer.version import read_current
 

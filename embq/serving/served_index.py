@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from core.errors import EmbqError
-from core.log import Events
+from core.service.log import Events
 from embq.serving.refusals import Refusal
 
 if TYPE_CHECKING:

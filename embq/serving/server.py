@@ -9,8 +9,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from core import listening
-from core.listening import Address
+from core.service import listening
+from core.service.listening import Address
 
 if TYPE_CHECKING:
     import uvicorn
@@ -26,7 +26,7 @@ DRAIN_S = 30
 def bound(host: str, port: int) -> socket.socket:
     """A socket on `host`, and on `port` or, where that is 0, on a free one. It does not listen yet.
 
-    Raises as `core.listening.bound` does.
+    Raises as `core.service.listening.bound` does.
     """
     return listening.bound(
         Address(host=host, port=port),
@@ -49,7 +49,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
     bounds = Connections(room(), MOST_OF_CLIENT)
     config = uvicorn.Config(
         app,
-        log_config=None,  # embq's own log, which `core.log` has set up
+        log_config=None,  # embq's own log, which `core.service.log` has set up
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from core.errors import EmbqError
-from core.log import Events
+from core.service.log import Events
 from embq.serving.following import Following
 from embq.serving.indices import Indices
 from embq.serving.served_index import ServedIndex

@@ -56,7 +56,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     it takes about a minute. The broker and the writer take no part. Nothing is written.
     """
     from core.errors import Exit
-    from core.stopping import StopFlag
+    from core.service.stopping import StopFlag
     from embq.experiments import conduct, report
     from embq.experiments.images import Asked, measure
     from embq.request import extensions

@@ -57,8 +57,8 @@ def init(
     users' rights up to this version. DIR/broker is for the server, DIR/laptop, DIR/worker, DIR/writer, DIR/admin and
     DIR/monitor for whoever has that role. DIR/ca/ca.key can make certificates that all of them trust: it stays here.
     """
-    from core.durable import output_error
     from core.errors import UsageError
+    from core.storage.durable import output_error
     from embq.brokering import accounts
     from embq.brokering.certificates import make as make_certificates
     from embq.brokering.owner import Owner

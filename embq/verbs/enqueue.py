@@ -15,8 +15,8 @@ from embq.run_options import run_options
 if TYPE_CHECKING:
     import redis
 
-    from core.places import Place
     from core.settings import Settings
+    from core.storage.paths import Place
     from producer.enqueue import Planned, Request
 
 
@@ -51,7 +51,7 @@ def command(
     INPUT is a webdataset .tar, a folder of images, a .parquet, .arrow, .h5, .csv, .jsonl or .txt
     file; globs and {000000..000099} are expanded.
     """
-    from core.broker import check, connect
+    from core.broker.client import check, connect
     from embq.request import request_from
     from embq.rights import require
     from sources.credentials import refuse_secrets
@@ -70,7 +70,7 @@ def command(
     if reason and not as_json:
         click.echo(reason, err=True)
     if upload or inline:
-        from core.broker import RESULT_S
+        from core.broker.client import RESULT_S
         from embq.sending import send_run
 
         patient = connect(url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
@@ -98,7 +98,7 @@ def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tup
 def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
     """Write the run, or what is new of it, to its folder; announce it; say what there is now."""
     from core.errors import TryLaterError
-    from core.places import place
+    from core.storage.paths import place
     from producer.announce import hand_over
     from producer.enqueue import prepare
 
@@ -121,9 +121,9 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
 
 def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
     """How many units were handed over, and what of the run is done already."""
-    from core.commit_log import CommitLog
-    from core.control import load_control
-    from core.layout import Layout
+    from core.queue.control import load_control
+    from core.run.commit_log import CommitLog
+    from core.run.layout import Layout
 
     info = planned.info
     done = 0 if planned.new else CommitLog(Layout(output)).replay(info.units).count
@@ -143,7 +143,7 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
 
 
 def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
-    from core.broker import check, connect
+    from core.broker.client import check, connect
     from embq.dry_run import cost_of, lines, to_json
     from producer.estimate import estimate
 

@@ -60,7 +60,7 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
     """
     from pathlib import Path
 
-    from core.places import place, refuse_unnameable
+    from core.storage.paths import place, refuse_unnameable
     from embq.export import Wish, export
 
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]

@@ -10,7 +10,7 @@ import click
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from core.places import Place
+    from core.storage.paths import Place
 
 EXAMPLES = 3
 """Examples kept of each group: enough to see what they have in common."""
@@ -66,7 +66,7 @@ def command(output: str, as_json: bool) -> int:
     Only committed failures are listed, and of samples that were retried the last one. A unit that failed as a whole
     counts once, whatever it holds.
     """
-    from core.places import place
+    from core.storage.paths import place
 
     root = place(output)
     groups = described(root, grouped(root))
@@ -80,10 +80,10 @@ def command(output: str, as_json: bool) -> int:
 
 
 def grouped(root: Place) -> list[Group]:
-    """The committed failures by code, largest group first; raises what `core.live.standing_failures` does."""
+    """The committed failures by code, largest group first; raises as `standing_failures` does."""
     import pyarrow.compute as pc
 
-    from core.live import standing_failures
+    from core.run.standing_failures import standing_failures
 
     groups: dict[tuple[str, bool], Group] = {}
     for table in standing_failures(root):
@@ -104,8 +104,8 @@ def grouped(root: Place) -> list[Group]:
 
 def described(root: Place, groups: list[Group]) -> list[dict[str, Any]]:
     """The groups as JSON-ready values, with the source of each example from the manifest."""
-    from core.layout import Layout
-    from core.manifest import Manifest
+    from core.run.layout import Layout
+    from core.run.manifest import Manifest
 
     manifest = Manifest(Layout(root)) if groups else None
     return [
@@ -137,7 +137,7 @@ def next_step(code: str, root: Place) -> str:
 
 def _print_table(groups: list[dict[str, Any]]) -> None:
     """One line for each group and one for its first example."""
-    from core.masking import printable
+    from core.service.redaction import printable
 
     if not groups:
         click.echo("no failures")

@@ -48,7 +48,7 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
     Files that a live worker or writer may still need stay, also while the run is at work. How old a file is, is told
     by the clock of the storage.
     """
-    from core.places import place
+    from core.storage.paths import place
     from embq.gc import collect
 
     collected = collect(

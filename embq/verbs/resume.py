@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.places import is_folder, place
+from core.storage.paths import is_folder, place
 from embq.options import broker_option, json_option, settings_with
 from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
-    from core.places import Place
-    from core.run_info import RunInfo
+    from core.run.run_info import RunInfo
+    from core.storage.paths import Place
 
 RUNNING = {"state": "running"}
 
@@ -35,7 +35,7 @@ def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -
     if not is_folder(run) and url:
         return _go_on(run, broker, as_json=as_json)
 
-    from core.run_info import load_run
+    from core.run.run_info import load_run
 
     root = place(run)
     info = load_run(root)
@@ -63,9 +63,9 @@ def _go_on(run: str, broker: str, *, as_json: bool) -> int:
 
 
 def _hand_over(info: RunInfo, root: Place, broker: str, *, as_json: bool) -> int:
-    from core.broker import check, connect
-    from core.commit_log import CommitLog
-    from core.layout import Layout
+    from core.broker.client import check, connect
+    from core.run.commit_log import CommitLog
+    from core.run.layout import Layout
     from embq.rights import require
     from producer.announce import hand_over
 
@@ -89,10 +89,10 @@ def _rests(run: str, root: Place) -> bool:
     """Whether an `embq run` is at work on the folder that was paused."""
     from redis.exceptions import RedisError
 
-    from core.broker import connect
-    from core.embedded import EmbeddedServer
-    from core.layout import Layout
-    from core.ledger import Ledger
+    from core.broker.client import connect
+    from core.broker.embedded import EmbeddedServer
+    from core.queue.ledger import Ledger
+    from core.run.layout import Layout
 
     url = EmbeddedServer.find(Layout(root).broker)
     if not url:

@@ -11,7 +11,7 @@ from embq.options import broker_option, json_option, settings_with
 from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
-    from core.places import Place
+    from core.storage.paths import Place
     from producer.retry import Retried
 
 
@@ -41,7 +41,7 @@ def command(
     that broker, and this command returns.
     """
     import embq
-    from core.places import place
+    from core.storage.paths import place
     from embq.local import account, work
     from producer.retry import Chosen, look, retry
 
@@ -66,15 +66,15 @@ def command(
 
 def _at_work(root: Place) -> bool:
     """Whether an `embq run` is at work on the output, on this machine; its writer finds the units that were added."""
-    from core.embedded import kept_off
-    from core.layout import Layout
+    from core.broker.embedded import kept_off
+    from core.run.layout import Layout
 
     with kept_off(Layout(root).broker) as alone:
         return not alone
 
 
 def _hand_over(retried: Retried, root: Place, broker: str) -> None:
-    from core.broker import check, connect
+    from core.broker.client import check, connect
     from embq.rights import require
     from producer.announce import hand_over
 
@@ -88,7 +88,7 @@ def _hand_over(retried: Retried, root: Place, broker: str) -> None:
 
 def notes(retried: Retried) -> list[str]:
     """What is done again, by code, most frequent first, and what is left out."""
-    from core.masking import printable
+    from core.service.redaction import printable
     from producer.retry import shown
 
     counts = [(count, printable(code), "sample") for code, count in retried.samples.items()]

@@ -32,7 +32,7 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     file; globs and {000000..000099} are expanded.
     Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
     """
-    from core.places import place
+    from core.storage.paths import place
     from embq.local import account, own_devices, work
     from embq.precision import of_output, settled
     from embq.request import request_from

@@ -73,7 +73,7 @@ def command(
     The server knows no users: whoever reaches it may ask. It listens on this machine alone unless --host says
     otherwise.
     """
-    from core.log import Events, configure, is_json
+    from core.service.log import Events, configure, is_json
     from embq.serving.door import DoorRules, is_loopback
     from embq.serving.opening import opened_service
     from embq.serving.server import bound, serve

@@ -13,7 +13,7 @@ from embq.options import broker_option, json_option, settings_with
 if TYPE_CHECKING:
     import redis
 
-    from core.uploads import UnderWay
+    from core.queue.uploads import UnderWay
     from embq.watch import BrokerWatch, Watch
     from embq.whereabouts import Whereabouts
 
@@ -115,7 +115,7 @@ def _show_everything(client: redis.Redis, *, watch: bool, as_json: bool) -> None
 
 def _connected(broker: str) -> redis.Redis:
     """The broker, where no run is named."""
-    from core.broker import connect, reach
+    from core.broker.client import connect, reach
     from core.errors import InputError
 
     settings = settings_with(broker)

@@ -43,7 +43,7 @@ def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> 
 
     Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
     """
-    from core.places import place
+    from core.storage.paths import place
     from embq.verify import verify
 
     if sys.stderr.isatty():
@@ -70,7 +70,7 @@ def _print_json(report: Report) -> None:
 
 
 def _print_account(report: Report) -> None:
-    from core.masking import printable
+    from core.service.redaction import printable
 
     units = f"{report.units:,} of {report.units_total:,} committed"
     units += f", {report.quarantined:,} failed whole" if report.quarantined else ""

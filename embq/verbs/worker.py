@@ -8,13 +8,13 @@ import click
 
 import embq
 from core.errors import Exit
-from core.listening import Address
+from core.service.listening import Address
 from embq.options import broker_option, json_option, metrics_option, required_url, settings_with
 from embq.resident import reporter, service_client
 from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
-    from core.stopping import StopFlag
+    from core.service.stopping import StopFlag
     from worker.slot import Fleet
 
 
@@ -57,9 +57,9 @@ def command(
         settings = settings_with(broker, metrics)
         required_url(settings)
         return tell(examine_worker(settings, devices, load=load), as_json=as_json)
-    from core.cores import cores
-    from core.log import configure
-    from core.stopping import StopFlag
+    from core.process.cores import cores
+    from core.service.log import configure
+    from core.service.stopping import StopFlag
     from worker.daemon import devices_of
     from worker.gpus import find_gpus
     from worker.slot import Fleet
@@ -94,7 +94,7 @@ def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
     Args:
         asked: what was given as --devices.
     """
-    from core.log import Events
+    from core.service.log import Events
     from embq.metering.gpus import GpuMeter
     from embq.metering.service import monitored
     from embq.metering.worker import WorkerMeter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import embq
-from core.listening import Address
+from core.service.listening import Address
 from embq.options import broker_option, metrics_option, settings_with
 from embq.resident import reporter, service_client
 
@@ -18,9 +18,9 @@ from embq.resident import reporter, service_client
 @metrics_option
 def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
-    from core.log import configure
-    from core.outputs import Outputs
-    from core.stopping import StopFlag
+    from core.service.log import configure
+    from core.service.stopping import StopFlag
+    from core.storage.output_roots import Outputs
     from embq.metering.service import monitored
     from embq.metering.writer import WriterMeter
     from producer.enqueue import add_uploaded

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import redis
 
-from core.broker import ServerInfo, connect, mask, problems, reach
-from core.embedded import EmbeddedServer, server_binary
+from core.broker.client import ServerInfo, connect, mask, problems, reach
+from core.broker.embedded import EmbeddedServer, server_binary
 from core.errors import ConfigError
-from core.notices import CLOCK_NEXT, CLOCK_OFFSET_S
-from core.reporting import clock_ahead_s
+from core.service.fleet_warnings import CLOCK_NEXT, CLOCK_OFFSET_S
+from core.service.reporting import clock_ahead_s
 from core.settings import Settings
 from embq.verification.broker_security import security
 from embq.verification.findings import Check, guarded
@@ -65,7 +65,7 @@ def _essentials(client: redis.Redis, server: ServerInfo, url: str) -> list[Check
 
 def _queue(client: redis.Redis) -> Check:
     """RQ's queue with embq's job class, read and never written to."""
-    from core.hints import hint_queue
+    from core.queue.hints import hint_queue
 
     queue = hint_queue(client, "doctor")
     rq = importlib.metadata.version("rq")

@@ -14,12 +14,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
-from core.broker import ServerInfo, connect
-from core.broker_address import BrokerAddress
-from core.networks import public_addresses
-from core.roles import ROLES, role_of
+from core.broker.address import BrokerAddress
+from core.broker.client import ServerInfo, connect
+from core.broker.networks import public_addresses
+from core.broker.tls import shake_hands
+from core.broker.users import ROLES, role_of
 from core.settings import broker_ca, password_file
-from core.tls import shake_hands
 from embq.verification.findings import Check
 from embq.verification.known_holes import closing_release, holes
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from core.commits import Commit, CommittedFile
-from core.durable import file_sha256, names_in
 from core.errors import OutputError, OutsideError
-from core.formats import row_folders
-from core.layout import Layout
-from core.parts.joined import Cursor, Part, opened
-from core.reader import part_tables
+from core.formats.files import row_folders
+from core.formats.part import Cursor, Part, opened
 from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
-from core.run_info import RunInfo
+from core.run.commits import Commit, CommittedFile
+from core.run.layout import Layout
+from core.run.reader import part_tables
+from core.run.run_info import RunInfo
+from core.storage.durable import file_sha256, names_in
 from embq.verification.findings import Findings
 from embq.verification.metadata import columns_of
 

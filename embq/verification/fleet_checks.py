@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import redis
 
-from core.fleet import Heard, Service, foreign_runs, services, two_of_a_kind, whereabouts
-from core.masking import printable
-from core.notices import FOREIGN_NEXT, TWO_NEXT, versions_next
-from core.packages import model_packages
-from core.protocol import VERSION
-from core.reporting import this_service
+from core.process.packages import model_packages
+from core.queue.keys import VERSION
+from core.queue.service_registry import Heard, Service, foreign_runs, services, two_of_a_kind, whereabouts
+from core.service.fleet_warnings import FOREIGN_NEXT, TWO_NEXT, versions_next
+from core.service.redaction import printable
+from core.service.reporting import this_service
 from embq.verification.findings import Check
 
 

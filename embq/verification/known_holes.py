@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from core.broker import ServerInfo
+from core.broker.client import ServerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

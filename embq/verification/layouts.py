@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.commit_log import CommitLog
 from core.errors import InputError, OutputError
-from core.formats import METADATA, vector_folders
-from core.layout import Layout
-from core.run_info import RunInfo
+from core.formats.files import METADATA, vector_folders
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.run_info import RunInfo
 from embq.verification.findings import Findings
 
 MAGIC = b"\x93NUMPY\x01\x00"

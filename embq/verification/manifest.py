@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.layout import Layout
-from core.manifest import Manifest
-from core.run_info import RunInfo
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.run_info import RunInfo
 from core.units import Unit
 from embq.verification.findings import Findings
 from embq.verification.line_starts import LINES, SourceLines

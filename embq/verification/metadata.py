@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from core.rows import Column
-from core.run_info import RunInfo
+from core.run.rows import Column
+from core.run.run_info import RunInfo
 
 Path = tuple[str, ...]
 

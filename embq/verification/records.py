@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from core.beneath import read_bytes
-from core.commits import MOST_BYTES, Commit, damaged
 from core.errors import OutputError
-from core.layout import Layout
-from core.manifest import Manifest
-from core.run_info import RunInfo
+from core.run.commits import MOST_BYTES, Commit, damaged
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.run_info import RunInfo
+from core.storage.beneath import read_bytes
 from embq.verification.findings import Findings
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from core.commits import CommittedUnit
 from core.errors import OutputError
-from core.layout import Layout
-from core.live import Retries, failed_keys, record_failures
-from core.manifest import Manifest
-from core.retries import Retry
+from core.run.commits import CommittedUnit
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.retries import Retry
+from core.run.standing_failures import Retries, failed_keys, record_failures
 from core.units import Unit
 from embq.verification.findings import Findings
 from embq.verification.line_starts import LINES, SourceLines

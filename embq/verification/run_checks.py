@@ -11,14 +11,14 @@ import redis
 from redis.exceptions import RedisError
 
 from core.errors import EmbqError
-from core.hints import hint_queue, peek
-from core.layout import Layout
-from core.manifest import Manifest
-from core.masking import printable
 from core.models import ModelConfig
-from core.places import is_url, place
-from core.protocol import run_key
-from core.registry import RunRecord, registered
+from core.queue.hints import hint_queue, peek
+from core.queue.keys import run_key
+from core.queue.registry import RunRecord, registered
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.service.redaction import printable
+from core.storage.paths import is_url, place
 from core.units import Unit
 from embq.verification.findings import Check, guarded
 from embq.verification.probes import MODEL_TIMEOUT_S, child
@@ -52,7 +52,7 @@ except ImportError as error:
 _LOAD = """
 import io, json, sys
 from core.errors import EmbqError, SampleError
-from core.registry import RunRecord
+from core.queue.registry import RunRecord
 from core.units import Sample
 from worker.embedders.registry import load
 record = RunRecord.from_json(sys.argv[1])

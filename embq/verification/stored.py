@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.rows import RowSpec
+from core.run.rows import RowSpec
 
 NORM_OFF = 1e-3
 """A vector of length 1 in float16 is off by 0.0005 at most: each of its numbers by half a unit in the eleventh bit."""

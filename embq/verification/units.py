@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence, Set
 import numpy as np
 import pyarrow as pa
 
-from core.commits import CommittedUnit
 from core.errors import OutputError
 from core.model_spec import ModelSpec
-from core.reader import vectors
 from core.results import embedding_columns
-from core.retries import Retry
-from core.run_info import RunInfo
+from core.run.commits import CommittedUnit
+from core.run.reader import vectors
+from core.run.retries import Retry
+from core.run.run_info import RunInfo
 from core.units import Unit
 from embq.verification.chunks import Documents
 from embq.verification.content import Content, Rows, listed, pairs, some, stubs_of

@@ -7,11 +7,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from core.commits import Commit
 from core.errors import OutputError
-from core.manifest import Manifest
-from core.parts.joined import Cursor
-from core.retries import Retry
+from core.formats.part import Cursor
+from core.run.commits import Commit
+from core.run.manifest import Manifest
+from core.run.retries import Retry
 from embq.verification.files import Files, read_failed
 from embq.verification.findings import Findings
 from embq.verification.records import Records

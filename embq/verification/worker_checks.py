@@ -11,7 +11,7 @@ from pathlib import Path
 import redis
 
 import embq
-from core.broker import connect, user_of
+from core.broker.client import connect, user_of
 from core.errors import EmbqError
 from core.settings import Settings, model_cache
 from embq.rights import require

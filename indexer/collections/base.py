@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from core.places import Place, place
+from core.storage.paths import Place, place
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 """Type of a column with few different texts, each in many rows."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from core.parts.base import READ_ROWS
+from core.formats.base import READ_ROWS
 from indexer.collections.base import PartRef, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find
 from indexer.collections.npy import GAP_ROWS, matrix_rows, open_matrix

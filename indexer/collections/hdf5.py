@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from core.parts.base import FORMAT_ERRORS, READ_ROWS
-from core.parts.hdf5 import h5py_module
+from core.formats.base import FORMAT_ERRORS, READ_ROWS
+from core.formats.hdf5 import h5py_module
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
 from indexer.collections.plain import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import InputError
-from core.parts.base import READ_ROWS
+from core.formats.base import READ_ROWS
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.plain import Listing, Shape, file_ref, files_below, rows_of_file, same_shape
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from core.errors import InputError
-from core.parts.base import FORMAT_ERRORS, READ_ROWS
-from core.parts.parquet import BUFFER_BYTES, batch_rows, rows_within
+from core.formats.base import FORMAT_ERRORS, READ_ROWS
+from core.formats.parquet import BUFFER_BYTES, batch_rows, rows_within
 from indexer.collections.base import PartRef, damaged, no_embeddings, span_rows
 from indexer.collections.metadata import Columns, find, identity, theirs
 from indexer.collections.plain import Listing, Shape, choose_column, file_ref, files_below, noted, same_shape

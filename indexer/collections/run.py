@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from core.commit_log import LogState
-from core.commits import CommittedFile
 from core.errors import InputError, OutputError
-from core.layout import Layout
-from core.manifest import Manifest
+from core.formats.base import READ_ROWS
+from core.formats.part import Part, opened
 from core.model_spec import ModelSpec
 from core.models import Output
-from core.parts.base import READ_ROWS
-from core.parts.joined import Part, opened
-from core.places import Place, place
-from core.reader import committed, committed_parts, vectors
 from core.results import embedding_columns, metadata_fields
-from core.rows import RowSpec
-from core.run_info import RunInfo
+from core.run.commit_log import LogState
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.reader import committed, committed_parts, vectors
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo
+from core.storage.paths import Place, place
 from core.vectors import restored
 from indexer.collections.base import IDENTITY, FileRef, PartRef, damaged, no_embeddings, span_rows
 

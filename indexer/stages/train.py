@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from core.durable import drop
 from core.errors import InputError
+from core.storage.durable import drop
 from indexer.building import BuildSpec
 from indexer.coarse import learn, list_space, settle
 from indexer.codebooks import train_codes

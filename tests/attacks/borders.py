@@ -25,20 +25,22 @@ from PIL import Image
 from rq.exceptions import NoSuchJobError
 from small_index import build_index
 
-from core import checkpoint, commits, uploads, wire
-from core.commit_log import CommitLog
+from core import wire
 from core.errors import EmbqError, SampleError
-from core.fleet import Service
-from core.hints import Hint, HintJob, IndexHint
-from core.indexing import IndexBuild, IndexStage
-from core.layout import Layout
-from core.manifest import Manifest
-from core.protocol import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
-from core.registry import Backlog, Rate, RunRecord
-from core.result_stream import Entry
-from core.run_info import load_run
+from core.queue import uploads
+from core.queue.hints import Hint, HintJob, IndexHint
+from core.queue.index_builds import IndexBuild, IndexStage
+from core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
+from core.queue.registry import Backlog, Rate, RunRecord
+from core.queue.result_stream import Entry
+from core.queue.service_registry import Service
+from core.queue.upload_files import Upload, UploadFile
+from core.run import checkpoint, commits
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.run_info import load_run
 from core.units import canonical_json
-from core.upload_files import Upload, UploadFile
 from embq.serving.knn_request import knn_request, rows_request
 from indexer.sidecar import File, Sidecar
 from indexer.version import RECORD, read_current

@@ -10,7 +10,7 @@ import numpy as np
 
 from core.errors import OutputError
 from core.results import decode_result, encode_result, row_schema
-from core.rows import Column, RowSpec
+from core.run.rows import Column, RowSpec
 from core.units import Failure, Sample
 
 COLUMNS = (

@@ -20,21 +20,21 @@ import pyarrow.parquet as pq
 import pytest
 from build_output import build, file_path, reseal, write_jsonl
 
-from core import checkpoint
-from core.broker import connect
-from core.commit_log import CommitLog
-from core.commits import Commit
-from core.control import Control, load_control, save_control
-from core.durable import drop_in
-from core.embedded import EmbeddedServer, keep_to_ourselves, kept_off
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
 from core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
-from core.generations import Generation, append
-from core.layout import Layout
-from core.manifest import Manifest
-from core.parts.hdf5 import Hdf5Part
-from core.reader import row_tables
-from core.run_info import RunInfo, load_run
+from core.formats.hdf5 import Hdf5Part
+from core.queue.control import Control, load_control, save_control
+from core.run import checkpoint
+from core.run.commit_log import CommitLog
+from core.run.commits import Commit
+from core.run.generations import Generation, append
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.reader import row_tables
+from core.run.run_info import RunInfo, load_run
 from core.settings import Settings
+from core.storage.durable import drop_in
 from core.units import canonical_json
 from embq.children import Child
 from embq.cli import cli

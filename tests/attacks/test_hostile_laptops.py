@@ -16,13 +16,10 @@ from typing import Any
 import pytest
 import redis
 
-from core import uploads
 from core.errors import InputError
-from core.fleet import foreign_runs, services
-from core.ledger import Ledger
 from core.models import ModelConfig
-from core.outputs import Outputs
-from core.protocol import (
+from core.queue import uploads
+from core.queue.keys import (
     RATES,
     RUNS,
     SERVICES,
@@ -36,8 +33,11 @@ from core.protocol import (
     upload_key,
     worker_key,
 )
-from core.registry import RunRecord, live_workers, measured_rates, registered
-from core.upload_files import Upload, UploadFile
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord, live_workers, measured_rates, registered
+from core.queue.service_registry import foreign_runs, services
+from core.queue.upload_files import Upload, UploadFile
+from core.storage.output_roots import Outputs
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, closed, process_ended, run_of, started, write_texts
 from tests.guarded import GuardedServer, guarded_server

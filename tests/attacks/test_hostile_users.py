@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import OutputError
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")

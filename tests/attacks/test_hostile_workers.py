@@ -24,15 +24,15 @@ import redis
 from redis.exceptions import NoPermissionError
 from run_case import DIM, FINGERPRINT, LEASE_S, RunCase, make_case, sample
 
-from core.commit_log import CommitLog
-from core.ledger import Ledger, new_token
-from core.log import Events
-from core.protocol import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
-from core.readings import Readings
-from core.registry import register
+from core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
+from core.queue.ledger import Ledger, new_token
+from core.queue.registry import register
+from core.queue.scripts import Loader, load_scripts
 from core.results import FAILURE_SCHEMA, encode_result, row_schema
-from core.rows import RowSpec
-from core.scripts import Loader, load_scripts
+from core.run.commit_log import CommitLog
+from core.run.rows import RowSpec
+from core.service.log import Events
+from core.service.metric_samples import Readings
 from core.wire import Skips, skip_counts
 from embq.forgetting import live_tokens
 from embq.metering.broker import BrokerMeter
@@ -443,7 +443,7 @@ def test_results_that_a_worker_trims_away_are_made_again(attacked: Attacked) -> 
 def test_more_than_the_stream_may_hold_is_read_one_by_one(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 5: a worker could fill the broker, and with the writer's next read its memory, again after each start."""
     writer = attacked.writer()
-    monkeypatch.setattr("core.result_stream.LIMIT_BYTES", 100_000)
+    monkeypatch.setattr("core.queue.result_stream.LIMIT_BYTES", 100_000)
     for _ in range(8):
         attacked.add({"u": "0", "token": "t", "data": b"x" * 50_000})
     assert [len(writer.inbox.read()) for _ in range(2)] == [1, 1]

@@ -15,10 +15,10 @@ import yaml
 from e2e.services import DIM, Services
 from e2e.session import closed, started, write_texts
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import SourceError
-from core.layout import Layout
-from core.reader import row_tables
+from core.run.layout import Layout
+from core.run.reader import row_tables
 from core.settings import Settings
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, read

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from run_case import write_run
 
-from core.commit_log import CommitLog
-from core.formats import row_folders
-from core.layout import Layout
+from core.formats.files import row_folders
 from core.models import ModelConfig
-from core.reader import row_tables
 from core.results import PASSAGE_FIELDS, clean_text, row_schema
-from core.rows import Column, RowSpec
-from core.run_info import RunInfo
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.reader import row_tables
+from core.run.rows import Column, RowSpec
+from core.run.run_info import RunInfo
 from core.units import Unit
 from writer.accept import Accepted
 from writer.commit import Committer

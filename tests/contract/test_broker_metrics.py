@@ -12,17 +12,17 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 from run_case import RunCase, make_case
 
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.fleet import Device, report_service
-from core.metrics import METRICS
-from core.protocol import run_key
-from core.readings import Readings
-from core.registry import register, report_worker
-from core.reporting import this_service
-from core.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
-from core.roles import ROLES
-from core.scripts import load_scripts
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.broker.users import ROLES
+from core.queue.keys import run_key
+from core.queue.registry import register, report_worker
+from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
+from core.queue.scripts import load_scripts
+from core.queue.service_registry import Device, report_service
+from core.service.metric_samples import Readings
+from core.service.metrics import METRICS
+from core.service.reporting import this_service
 from embq.metering.broker import SHOWN_S, BrokerMeter
 from embq.watch import BrokerWatch
 

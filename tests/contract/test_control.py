@@ -8,13 +8,13 @@ import pytest
 import redis
 from run_case import FINGERPRINT, LEASE_S, RunCase, make_case
 
-from core.broker import connect
-from core.control import Control, load_control, save_control
-from core.embedded import EmbeddedServer
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 from core.errors import OutputError
-from core.ledger import new_token
-from core.protocol import RUNS
-from core.registry import register
+from core.queue.control import Control, load_control, save_control
+from core.queue.keys import RUNS
+from core.queue.ledger import new_token
+from core.queue.registry import register
 from embq.asking import ask
 from writer.daemon import Writer
 

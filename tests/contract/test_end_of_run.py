@@ -9,9 +9,9 @@ import pytest
 from run_case import RunCase
 from waiting import wait_until
 
-from core.hints import Hint
-from core.registry import live_workers, report_worker, sign_off
-from core.scripts import load_scripts
+from core.queue.hints import Hint
+from core.queue.registry import live_workers, report_worker, sign_off
+from core.queue.scripts import load_scripts
 from embq.watch import BrokerWatch, Watch
 from worker.freeing import Death, LeaseFreer
 from worker.heartbeat import Heartbeat

@@ -17,20 +17,20 @@ from build_output import go_on
 from faults.kit.disk import DiskError, SmallDisk
 from run_case import RunCase, make_case
 
-from core import object_clients
-from core.commit_log import CommitLog
-from core.control import Control, load_control, save_control
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, InputError, OutputError, TryLaterError
-from core.formats import row_folders
-from core.layout import Layout
-from core.live import standing_failures
-from core.manifest import Manifest
-from core.objects import ObjectPath
-from core.reader import committed, row_tables
-from core.run_info import load_run
+from core.formats.files import row_folders
+from core.queue.control import Control, load_control, save_control
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.reader import committed, row_tables
+from core.run.run_info import load_run
+from core.run.standing_failures import standing_failures
 from core.settings import Settings
-from core.unfinished import unfinished
+from core.storage import object_clients
+from core.storage.objects import ObjectPath
+from core.storage.unfinished_uploads import unfinished
 from embq.gc import collect
 from embq.verify import verify
 from producer.enqueue import Request, prepare

@@ -9,10 +9,10 @@ import pytest
 from fake_clock import FakeClock
 from run_case import MakeRun, RunCase
 
-from core import hints
-from core import steady as outages
-from core.protocol import RUNS, run_key
-from core.registry import RunRecord, register
+from core.broker import outage_detector as outages
+from core.queue import hints
+from core.queue.keys import RUNS, run_key
+from core.queue.registry import RunRecord, register
 from producer import feeder as module
 from producer import window
 from producer.feeder import Feeder, serve

@@ -20,7 +20,7 @@ from pyarrow import feather
 from servers import http_server
 
 from core.errors import SourceError
-from core.run_info import load_run
+from core.run.run_info import load_run
 from core.units import Unit
 from producer import columns
 from producer.enqueue import Request, prepare

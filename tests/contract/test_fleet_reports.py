@@ -16,10 +16,12 @@ import redis
 from run_case import make_case
 from waiting import wait_until
 
-from core import reporting
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.fleet import (
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.queue.keys import RUNS, SERVICES, VERSION, service_key
+from core.queue.registry import registered
+from core.queue.scripts import load_scripts
+from core.queue.service_registry import (
     Device,
     Service,
     foreign_runs,
@@ -28,11 +30,9 @@ from core.fleet import (
     sign_off_service,
     two_of_a_kind,
 )
-from core.notices import CLOCK_OFFSET_S
-from core.protocol import RUNS, SERVICES, VERSION, service_key
-from core.registry import registered
-from core.reporting import Reporter, this_service
-from core.scripts import load_scripts
+from core.service import reporting
+from core.service.fleet_warnings import CLOCK_OFFSET_S
+from core.service.reporting import Reporter, this_service
 from embq.verification.fleet_checks import fleet
 
 EVERY_S = 0.05

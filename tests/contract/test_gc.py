@@ -12,10 +12,10 @@ import redis
 from rq import Queue
 from run_case import MakeRun, RunCase
 
-from core.embedded import EmbeddedServer, kept_off
+from core.broker.embedded import EmbeddedServer, kept_off
 from core.errors import Exit
-from core.protocol import RUNS, WORKERS
-from core.registry import register, registered
+from core.queue.keys import RUNS, WORKERS
+from core.queue.registry import register, registered
 from core.settings import Settings
 from embq.cli import run as embq
 from embq.gc import Collected, collect

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from run_case import MakeRun, RunCase, unit_of
 
-from core.commit_log import CommitLog
-from core.generations import Generation, append
-from core.manifest import SegmentWriter
-from core.registry import register
-from core.run_info import load_run
+from core.queue.registry import register
+from core.run.commit_log import CommitLog
+from core.run.generations import Generation, append
+from core.run.manifest import SegmentWriter
+from core.run.run_info import load_run
 from embq.verify import verify
 from embq.watch import Watch
 from producer.announce import record_of

@@ -13,10 +13,10 @@ import redis
 from fake_clock import FakeClock
 from run_case import RunCase, make_case, unit_of
 
-from core.hints import Hint
-from core.protocol import WORKERS
-from core.registry import report_worker
-from core.scripts import load_scripts
+from core.queue.hints import Hint
+from core.queue.keys import WORKERS
+from core.queue.registry import report_worker
+from core.queue.scripts import load_scripts
 from core.units import Sample, Unit
 from worker.embedders.base import Embedder
 from worker.hold import (

@@ -11,13 +11,13 @@ import pytest
 import redis
 from run_case import make_case
 
-from core import indexing
 from core.errors import MalformedError
-from core.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
-from core.indexing import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
-from core.ledger import Ledger
-from core.protocol import INDEXING, INDEXING_MS, run_key
-from core.scripts import load_scripts
+from core.queue import index_builds
+from core.queue.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
+from core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
+from core.queue.keys import INDEXING, INDEXING_MS, run_key
+from core.queue.ledger import Ledger
+from core.queue.scripts import load_scripts
 from worker.index_access import IndexAccess
 from worker.index_child import IndexChild
 from worker.scheduler import Scheduler
@@ -105,8 +105,8 @@ def test_a_build_that_nobody_renews_is_removed_with_all_that_it_left(
     scripts = load_scripts(own_client)
     forget_abandoned(own_client, scripts=scripts)
     assert [stage.build for stage in announced(own_client)] == [waiting]
-    now = indexing.now_ms(own_client)
-    monkeypatch.setattr(indexing, "now_ms", lambda _: now + INDEXING_MS + 1_000)
+    now = index_builds.now_ms(own_client)
+    monkeypatch.setattr(index_builds, "now_ms", lambda _: now + INDEXING_MS + 1_000)
     assert announced(own_client) == []
     forget_abandoned(own_client, scripts=scripts)
     assert not own_client.exists(INDEXING)

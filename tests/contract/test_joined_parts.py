@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from contract.storing import COLUMNS, FINGERPRINT, Output
 
-from core.commit_log import CommitLog
 from core.errors import OutputError
+from core.run.commit_log import CommitLog
 from embq.verify import verify
 from writer.service import RunWriter
 

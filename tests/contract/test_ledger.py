@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
-from core.broker import connect, now_ms
-from core.commit_log import LogState
-from core.commits import Commit, CommittedUnit
-from core.embedded import EmbeddedServer
-from core.ledger import BULK_BYTES, Ledger, new_token
-from core.lua import FREEING, SCRIPTS
-from core.protocol import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
-from core.registry import RunRecord, forget_silent, live_workers
-from core.result_stream import LIMIT_BYTES, Entry
-from core.scripts import load_scripts
+from core.broker.client import connect, now_ms
+from core.broker.embedded import EmbeddedServer
+from core.queue.keys import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
+from core.queue.ledger import BULK_BYTES, Ledger, new_token
+from core.queue.lua import FREEING, SCRIPTS
+from core.queue.registry import RunRecord, forget_silent, live_workers
+from core.queue.result_stream import LIMIT_BYTES, Entry
+from core.queue.scripts import load_scripts
+from core.run.commit_log import LogState
+from core.run.commits import Commit, CommittedUnit
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from servers import Server, environment, gcs_server, s3_proxy
 
-from core import object_clients, objects
-from core.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
 from core.errors import AwayError, ConfigError, OutputError, UsageError
-from core.in_order import contents
-from core.objects import ObjectPath, probe
-from core.places import Place, opened, place
-from core.unfinished import unfinished
+from core.storage import object_clients, objects
+from core.storage.durable import claim, drop, file_sha256, output_error, overwrite, publish, write_new
+from core.storage.objects import ObjectPath, probe
+from core.storage.ordered_prefetch import contents
+from core.storage.paths import Place, opened, place
+from core.storage.unfinished_uploads import unfinished
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # aiohttp, of what gcsfs does
 

@@ -12,8 +12,8 @@ import pytest
 from run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
 
 from core.errors import OutputError
-from core.hints import Hint
-from core.rows import RowSpec
+from core.queue.hints import Hint
+from core.run.rows import RowSpec
 from core.units import Sample
 from core.vectors import STORED_DTYPES
 from embq.verification.stored import differing

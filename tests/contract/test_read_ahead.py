@@ -17,8 +17,8 @@ from unit.test_stages import MODEL, AnsweringLedger
 from waiting import wait_until
 
 from core.errors import SourceError
-from core.hints import Hint
-from core.registry import RunRecord
+from core.queue.hints import Hint
+from core.queue.registry import RunRecord
 from core.units import Unit
 from sources import remote
 from sources.ahead import ReadAhead

@@ -14,8 +14,8 @@ from contract.inputs import CASES, OPTIONS, Case
 from servers import HttpServer, http_server, s3_server, upload
 
 from core.errors import InputError, SourceError
-from core.layout import Layout
-from core.manifest import Manifest
+from core.run.layout import Layout
+from core.run.manifest import Manifest
 from core.units import Sample, Unit
 from producer.additions import Additions
 from producer.enqueue import Request, prepare

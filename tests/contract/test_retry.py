@@ -18,19 +18,19 @@ import pytest
 from build_output import build, go_on, rewrite, write_folder, write_tar
 from PIL import Image
 
-from core.commit_log import CommitLog
-from core.control import Control, save_control
 from core.errors import InputError, TryLaterError, UsageError
-from core.layout import Layout
-from core.live import standing_failures
-from core.manifest import Manifest
 from core.models import Chunking
-from core.reader import committed, row_tables
-from core.result_stream import Entry
+from core.queue.control import Control, save_control
+from core.queue.result_stream import Entry
 from core.results import failure_batch
-from core.retries import key_digest
-from core.rows import RowSpec
-from core.run_info import load_run
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.reader import committed, row_tables
+from core.run.retries import key_digest
+from core.run.rows import RowSpec
+from core.run.run_info import load_run
+from core.run.standing_failures import standing_failures
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit
 from embq.verify import verify
 from embq.watch import Watch

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
-from core.commit_log import CommitLog
-from core.manifest import Manifest
-from core.protocol import VERSION
-from core.reader import row_tables
-from core.registry import RunRecord
+from core.queue.keys import VERSION
+from core.queue.registry import RunRecord
 from core.results import encode_result, row_schema
-from core.retries import Retry, from_ranges, key_digest
-from core.run_info import load_run
+from core.run.commit_log import CommitLog
+from core.run.manifest import Manifest
+from core.run.reader import row_tables
+from core.run.retries import Retry, from_ranges, key_digest
+from core.run.run_info import load_run
 from core.units import Failure
 from embq.watch import BrokerWatch, Watch
 from producer.announce import record_of

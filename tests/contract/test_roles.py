@@ -11,15 +11,15 @@ import redis
 from redis.exceptions import NoPermissionError
 from run_case import FINGERPRINT, LEASE_S, unit_of
 
-import core.scripts
-from core import hints
-from core.broker import connect, refusal
+import core.queue.scripts
+from core.broker.client import connect, refusal
+from core.broker.permissions import NEEDS, PERMISSIONS, refusals
+from core.broker.users import ROLES, role_of
 from core.errors import BrokerError, ConfigError, Exit
-from core.hints import Hint, hint_queue
-from core.ledger import Ledger, new_token
-from core.permissions import NEEDS, PERMISSIONS, refusals
-from core.roles import ROLES, role_of
-from core.scripts import LOOK_S, Loader, load_scripts
+from core.queue import hints
+from core.queue.hints import Hint, hint_queue
+from core.queue.ledger import Ledger, new_token
+from core.queue.scripts import LOOK_S, Loader, load_scripts
 from embq.rights import require
 from tests.e2e.session import process_ended
 from tests.guarded import SERVERS, GuardedServer, guarded_server
@@ -225,7 +225,7 @@ def test_without_producer_and_writer_a_command_says_so(
     ready: Ledger, as_user: Callable[..., redis.Redis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_user("admin").script_flush()
-    monkeypatch.setattr(core.scripts, "WAIT_S", 0.3)
+    monkeypatch.setattr(core.queue.scripts, "WAIT_S", 0.3)
     with pytest.raises(BrokerError, match="the user laptop may not load them") as caught:
         Ledger(as_user("laptop"), RUN).ask({"state": "paused"})
     assert "embq producer" in caught.value.next_step

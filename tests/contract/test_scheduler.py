@@ -10,13 +10,13 @@ import pytest
 import redis
 from run_case import DIM, RunCase, make_case, sample
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
 from core.models import ModelConfig
-from core.protocol import TURNS
-from core.rows import RowSpec
+from core.queue.keys import TURNS
+from core.run.rows import RowSpec
+from core.service.stopping import StopFlag
 from core.settings import Settings
-from core.stopping import StopFlag
 from worker import loading, process
 from worker import read as reading
 from worker.embedders.stub import StubEmbedder

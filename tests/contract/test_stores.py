@@ -15,12 +15,12 @@ import pytest
 from contract.storing import Output, float32_schema, rows_table
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.commit_log import CommitLog
 from core.errors import OutputError
-from core.parts.joined import opened
-from core.reader import committed_parts, row_tables
+from core.formats.part import opened
 from core.results import COLUMN_ARROW, row_schema
-from core.rows import FORMATS, Column, RowSpec
+from core.run.commit_log import CommitLog
+from core.run.reader import committed_parts, row_tables
+from core.run.rows import FORMATS, Column, RowSpec
 from embq.verify import verify
 
 

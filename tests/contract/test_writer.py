@@ -19,12 +19,12 @@ import redis
 from run_case import DIM, FINGERPRINT, MakeRun, RunCase, make_case, sample, unit_of
 from waiting import wait_until
 
-from core.commit_log import CommitLog
 from core.errors import InputError, OutputError, TryLaterError
-from core.protocol import MAX_ATTEMPTS, VERSION
-from core.registry import RunRecord, register, registered
+from core.queue.keys import MAX_ATTEMPTS, VERSION
+from core.queue.registry import RunRecord, register, registered
 from core.results import encode_result, row_schema
-from core.rows import Column, RowSpec
+from core.run.commit_log import CommitLog
+from core.run.rows import Column, RowSpec
 from core.units import Failure
 from embq.watch import BrokerWatch, Watch
 from writer.daemon import Writer
@@ -352,7 +352,7 @@ def test_the_vectors_of_the_first_part_fix_how_long_all_are(
     run: RunCase, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
 ) -> None:
     if checkpoint:
-        monkeypatch.setattr("core.checkpoint.EVERY", 1)
+        monkeypatch.setattr("core.run.checkpoint.EVERY", 1)
     writer = run.writer()
     run.work_one(0)
     writer.drain()

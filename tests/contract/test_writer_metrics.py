@@ -10,9 +10,9 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 from run_case import RunCase, make_case
 
-from core.protocol import RUNS
-from core.readings import Readings
-from core.registry import register
+from core.queue.keys import RUNS
+from core.queue.registry import register
+from core.service.metric_samples import Readings
 from embq.metering.writer import WriterMeter
 from writer.daemon import Writer
 

@@ -12,10 +12,10 @@ import pytest
 import redis
 from e2e.session import Command, await_in, run_of, started, write_texts
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.model_spec import ModelSpec
 from core.models import ModelConfig
-from core.protocol import queue_name
+from core.queue.keys import queue_name
 from embq import cli
 
 DIM = 4

@@ -22,8 +22,8 @@ import psutil
 import pytest
 import redis
 
-from core.broker import connect
-from core.embedded import EmbeddedServer, die_with_parent
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer, die_with_parent
 from embq import cli
 
 LOOK_S = 0.05

@@ -17,8 +17,8 @@ import pytest
 from e2e.check import check_complete, read_output
 from e2e.session import called, ended, logs, started, succeed, write_shards, write_tar, write_texts
 
-from core.broker import connect
-from core.embedded import EmbeddedServer
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 
 DIM = 8
 MODEL = f"stub:{DIM}"

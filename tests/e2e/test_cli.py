@@ -18,7 +18,7 @@ import pytest
 from e2e.session import Command, await_in, started, write_texts
 from e2e.session import process_ended as ended
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from embq.cli import VERBS
 
 ROOT = Path(__file__).parents[2]

@@ -18,11 +18,11 @@ from e2e.session import await_in, closed, ended, process_ended, started
 from faults.kit.cluster import held_after, let_go, sabotaged
 from waiting import wait_until
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
-from core.fleet import Device, report_service
-from core.reporting import this_service
-from core.scripts import load_scripts
+from core.queue.scripts import load_scripts
+from core.queue.service_registry import Device, report_service
+from core.service.reporting import this_service
 
 SHOWN_S = 10.0
 

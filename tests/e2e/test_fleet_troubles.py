@@ -15,7 +15,7 @@ from e2e.session import closed, process_ended, run_of, started
 from faults.kit.clock import WallClock
 from faults.kit.disk import DiskError, SmallDisk
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 
 HOUR_S = 3600.0

@@ -25,7 +25,7 @@ from e2e.odd_inputs import ODD, Odd
 from e2e.session import Command, await_in, closed, picture, started, write_shards, write_texts
 from servers import http_server
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from embq import cli
 
 if sys.version_info >= (3, 14):

@@ -13,9 +13,9 @@ import pytest
 from e2e.services import DIM, SAMPLES, Services
 from e2e.session import Command, closed, run_of, started
 
-from core.embedded import EmbeddedServer
-from core.layout import Layout
-from core.reader import row_tables
+from core.broker.embedded import EmbeddedServer
+from core.run.layout import Layout
+from core.run.reader import row_tables
 
 NAMESPACES = ("unshare", "--mount", "--uts", "sh", "-c")
 FILES = 30

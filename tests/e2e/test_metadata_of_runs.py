@@ -8,8 +8,8 @@ from typing import Any
 
 from e2e.session import picture, succeed, write_tar
 
-from core.reader import row_tables
-from core.run_info import load_run
+from core.run.reader import row_tables
+from core.run.run_info import load_run
 
 LINES = 240
 COLUMNS = {"n": "int64", "score": "float64", "kind": "string", "size.w": "int64", "tags": "json"}

@@ -15,7 +15,7 @@ from monitoring import ALERTS, names_in, needs_prometheus, prometheus, queries
 from small_index import build_index
 from waiting import wait_until
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 
 UNITS = 300
 """About six seconds for two processes, in which the end of the run can be predicted."""

@@ -31,7 +31,7 @@ from e2e.session import (
 from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 from waiting import wait_until
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from embq.verify import verify
 
 DIM = 16

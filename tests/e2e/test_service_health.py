@@ -15,7 +15,7 @@ import pytest
 from e2e.session import Command, await_in, process_ended, started
 from tls_servers import HOSTS, needs_tls_server, tls_server
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 from embq.brokering.certificates import make
 

@@ -15,7 +15,7 @@ from e2e.services import DIM, MODEL, SAMPLES, Services, finished, hints_waiting
 from e2e.session import await_in, closed, committed, ended, run_of, started, succeed, write_texts
 from faults.kit.cluster import held_after, let_go, sabotaged
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from embq import cli
 
 QUICK = f"stub:{DIM}?ms_per_sample=3"

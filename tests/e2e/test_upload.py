@@ -29,11 +29,11 @@ from e2e.session import (
 from faults.kit.proxy import Proxy
 from waiting import wait_until
 
-from core.broker import connect
-from core.embedded import EmbeddedServer
-from core.layout import Layout
-from core.manifest import Manifest
-from core.protocol import VERSION
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.queue.keys import VERSION
+from core.run.layout import Layout
+from core.run.manifest import Manifest
 from producer.upload import _on_disk
 
 DIM = 16

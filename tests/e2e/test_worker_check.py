@@ -16,15 +16,15 @@ from e2e.session import process_ended, run_of, started, write_texts
 from guarded import SERVERS_OF_WHOLE_RUNS, guarded_server
 from waiting import wait_until
 
-from core.broker import connect
-from core.embedded import EmbeddedServer
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
-from core.fleet import report_service
 from core.models import ModelConfig
-from core.packages import model_packages
-from core.protocol import VERSION, queue_name
-from core.reporting import this_service
-from core.scripts import load_scripts
+from core.process.packages import model_packages
+from core.queue.keys import VERSION, queue_name
+from core.queue.scripts import load_scripts
+from core.queue.service_registry import report_service
+from core.service.reporting import this_service
 
 GONE = "st:/nowhere/on-this-machine"
 

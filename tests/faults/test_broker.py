@@ -15,8 +15,8 @@ from e2e.session import Command, Ledger, committed, started
 from waiting import wait_until
 
 from core.errors import Exit
-from core.protocol import GROUP, RUN_PARTS, queue_name
-from core.registry import registered
+from core.queue.keys import GROUP, RUN_PARTS, queue_name
+from core.queue.registry import registered
 from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
 from faults.kit.proxy import Proxy
 from faults.kit.table import Recovery

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_case import LEASE_S, RunCase, make_case
 
-from core.broker import connect
+from core.broker.client import connect
 from core.settings import Settings
 from embq.resident import service_client
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service

@@ -18,7 +18,7 @@ from faults.kit.monitor import Attempts
 from faults.kit.table import Recovery
 from producer.window import MIN_HINTS
 
-OTHER_VERSION = {"set": "core.protocol:VERSION", "to": 99}
+OTHER_VERSION = {"set": "core.queue.keys:VERSION", "to": 99}
 
 
 def arguments(cluster: Cluster, model: str = f"stub:{DIM}?ms_per_sample=10") -> list[str | Path]:

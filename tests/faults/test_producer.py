@@ -15,10 +15,10 @@ import redis
 from e2e.session import LOOK_S
 
 from core.errors import InputError
-from core.layout import Layout
-from core.manifest import Manifest
-from core.protocol import RUNS
-from core.run_info import load_run
+from core.queue.keys import RUNS
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.run_info import load_run
 from core.settings import Settings
 from embq.gc import collect
 from faults.kit.cluster import DIM, SAMPLES, Cluster

@@ -136,17 +136,17 @@ def test_a_worker_is_killed_while_it_changes_its_model(cluster: Cluster, recover
 
 POINTS: dict[str, dict[str, Any]] = {
     "hint fetched": {"at": "worker.fetch:Fetcher.take"},
-    "before the claim": {"at": "core.ledger:Ledger.claim"},
-    "claimed": {"at": "core.ledger:Ledger.claim", "when": "after"},
-    "begun, not charged": {"at": "core.ledger:Ledger.start"},
-    "begun and charged": {"at": "core.ledger:Ledger.start", "when": "after"},
+    "before the claim": {"at": "core.queue.ledger:Ledger.claim"},
+    "claimed": {"at": "core.queue.ledger:Ledger.claim", "when": "after"},
+    "begun, not charged": {"at": "core.queue.ledger:Ledger.start"},
+    "begun and charged": {"at": "core.queue.ledger:Ledger.start", "when": "after"},
     "in read": {"at": READ},
     "in prepare": {"at": PREPARE},
     "in embed": {"at": EMBED},
     "embedded": {"at": EMBED, "when": "after"},
     "before publish": {"at": "worker.publish:PublishStage.run"},
-    "before the result is sent": {"at": "core.ledger:Ledger.publish"},
-    "result sent": {"at": "core.ledger:Ledger.publish", "when": "after"},
+    "before the result is sent": {"at": "core.queue.ledger:Ledger.publish"},
+    "result sent": {"at": "core.queue.ledger:Ledger.publish", "when": "after"},
     "published": {"at": "worker.publish:PublishStage.run", "when": "after"},
 }
 STAGING_POINTS: dict[str, dict[str, Any]] = {

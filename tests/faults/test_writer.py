@@ -19,9 +19,9 @@ from e2e.plain import read_joined_hdf5
 from e2e.session import LOOK_S
 from run_case import RunCase, make_case
 
-from core.commit_log import CommitLog
-from core.embedded import EmbeddedServer
-from core.rows import FORMATS
+from core.broker.embedded import EmbeddedServer
+from core.run.commit_log import CommitLog
+from core.run.rows import FORMATS
 from embq.verify import verify
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in

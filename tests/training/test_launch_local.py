@@ -17,9 +17,9 @@ from fake_nvml import Card, fake_nvml
 from launching import alive, descendants, environment, finished, ranks, started
 from waiting import wait_until
 
-from core.cores import cores
 from core.errors import ConfigError, UsageError
-from core.stopping import REPEAT_S
+from core.process.cores import cores
+from core.service.stopping import REPEAT_S
 from training.launch.commands import python_command, srun_command, torchrun_command
 from training.launch.devices import gpu_count, processes_for
 from training.launch.running import GRACE_S

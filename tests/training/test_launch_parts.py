@@ -17,7 +17,7 @@ from launching import alive, environment, ranks
 from waiting import wait_until
 
 from core.errors import AwayError, DeviceError, EmbqError
-from core.stopping import REPEAT_S
+from core.service.stopping import REPEAT_S
 from training.launch.outcomes import PEER_GONE, Outcome
 from training.launch.parts import Part, watch
 from training.launch.remote import MARK, ended_by_silence

@@ -19,9 +19,9 @@ from launching import alive, finished, ranks, started
 from ray_cluster import QUIET, ray_cluster
 from waiting import wait_until
 
-from core.cores import cores
-from core.embedded import server_binary
+from core.broker.embedded import server_binary
 from core.errors import AwayError, ConfigError, UsageError
+from core.process.cores import cores
 from training.launch.ports import free_port
 from training.launch.ray_address import check_address, check_answer
 from training.launch.ray_screen import Screen

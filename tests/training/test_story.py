@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from core.reader import row_tables
+from core.run.reader import row_tables
 from embq import cli
 from tests.e2e.session import process_ended
 from tests.picture_files import encoded

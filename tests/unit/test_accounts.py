@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from core.broker import connect
-from core.embedded import server_binary
+from core.broker.client import connect
+from core.broker.embedded import server_binary
+from core.broker.users import ROLES
 from core.errors import ConfigError, Exit, UsageError
-from core.roles import ROLES
 from core.settings import Settings
 from embq import cli
 from embq.brokering import accounts

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.check import _read_manifest
 
-from core.commit_log import CommitLog
 from core.errors import InputError, OutputError
-from core.generations import read_generations
-from core.layout import Layout
-from core.manifest import Manifest
-from core.rows import RowSpec
-from core.run_info import load_run
+from core.run.commit_log import CommitLog
+from core.run.generations import read_generations
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.rows import RowSpec
+from core.run.run_info import load_run
 from core.units import Unit
 from embq.litter import find
 from embq.verify import verify
@@ -321,7 +321,7 @@ def unit_list(folder: Path, most: int) -> list[str]:
 
 
 CHILD = (
-    "import sys\nfrom pathlib import Path\nimport core.manifest\ncore.manifest.SEGMENT_UNITS = 50\n"
+    "import sys\nfrom pathlib import Path\nimport core.run.manifest\ncore.manifest.SEGMENT_UNITS = 50\n"
     "from producer.enqueue import Request, prepare\nfrom sources.base import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
     "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from core import beneath
 from core.errors import MalformedError, OutsideError
-from core.objects import ObjectPath
+from core.storage import beneath
+from core.storage.objects import ObjectPath
 
 OUTSIDE = ["", ".", "..", "../x", "a/../../x", "a/./b", "a//b", "/etc/passwd", "a/", "a\0b", "x/../../.."]
 

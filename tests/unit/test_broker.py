@@ -15,11 +15,11 @@ import redis
 from faults.kit.proxy import Proxy
 from waiting import wait_until
 
-import core.broker
-from core.broker import ServerInfo, check, connect, mask, problems, reach
-from core.embedded import EmbeddedServer
+import core.broker.client
+from core.broker.client import ServerInfo, check, connect, mask, problems, reach
+from core.broker.embedded import EmbeddedServer
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
-from core.log import Events, configure
+from core.service.log import Events, configure
 
 
 def refusal(client: redis.Redis, url: str) -> EmbqError:

@@ -11,7 +11,7 @@ import pytest
 import redis
 from tls_servers import HOSTS, TlsServer, needs_tls_server, tls_server
 
-from core.broker import ServerInfo
+from core.broker.client import ServerInfo
 from core.settings import Settings
 from embq.brokering import accounts
 from embq.brokering.certificates import make

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from build_output import build, record_path, write_jsonl
 
-from core import checkpoint
-from core.commit_log import CommitLog, LogState
-from core.layout import Layout
-from core.run_info import RunInfo, load_run
+from core.run import checkpoint
+from core.run.commit_log import CommitLog, LogState
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
 from writer.commit import Committer
 
 UNITS = 12

@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.errors import InputError, UsageError
-from core.hints import Hint
-from core.layout import Layout
 from core.models import Chunking, ModelConfig
-from core.protocol import VERSION
-from core.registry import RunRecord
-from core.result_stream import Entry
+from core.queue.hints import Hint
+from core.queue.keys import VERSION
+from core.queue.registry import RunRecord
+from core.queue.result_stream import Entry
 from core.results import decode_result, encode_result, row_schema
-from core.retries import Retry
-from core.rows import RowSpec
+from core.run.layout import Layout
+from core.run.retries import Retry
+from core.run.rows import RowSpec
 from core.units import Failure, Passage, Sample, Unit, key_without_chunks
 from embq.request import request_from
 from embq.verification.chunks import Documents

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.commit_log import CommitLog, LogState, row_files
-from core.commits import Commit, CommittedFile, CommittedUnit
 from core.errors import OutputError, TryLaterError
-from core.layout import Layout
 from core.results import FAILURE_SCHEMA, row_schema
-from core.rows import RowSpec
-from core.run_info import RunInfo
+from core.run.commit_log import CommitLog, LogState, row_files
+from core.run.commits import Commit, CommittedFile, CommittedUnit
+from core.run.layout import Layout
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo
 from core.units import canonical_json
 from writer.accept import Accepted
 from writer.commit import Committer
@@ -155,7 +155,7 @@ def test_a_log_that_is_damaged_stops_the_run(log: CommitLog, layout: Layout, dam
 
 def test_a_record_of_another_schema_says_so(log: CommitLog, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("core.commits.SCHEMA", 2)
+        patch.setattr("core.run.commits.SCHEMA", 2)
         record(log, LogState(units=UNITS), 0)
     with pytest.raises(OutputError, match="schema 2, this embq reads 1"):
         log.replay(UNITS)

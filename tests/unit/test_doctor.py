@@ -18,10 +18,10 @@ import pytest
 import redis
 from fake_nvml import Card, fake_nvml
 
-import core.embedded
+import core.broker.embedded
 import embq.doctor
-from core.broker import connect
-from core.embedded import EmbeddedServer
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, Exit
 from core.settings import Settings
 from embq.cli import run
@@ -109,7 +109,7 @@ def test_without_any_broker_to_start_there_is_a_warning_with_the_way_out(monkeyp
 
 
 def test_an_embedded_server_that_does_not_start_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core.embedded, "server_binary", lambda: Path("/bin/false"))
+    monkeypatch.setattr(core.broker.embedded, "server_binary", lambda: Path("/bin/false"))
 
     (check,) = broker(Settings())
 

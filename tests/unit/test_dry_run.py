@@ -13,14 +13,14 @@ import redis
 from click.testing import CliRunner, Result
 from e2e.session import write_shards, write_texts
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import EmbqError
 from core.model_spec import ModelSpec
 from core.models import ModelConfig
-from core.protocol import RATES
-from core.registry import Rate, measured_rates, report_rate, report_worker
-from core.rows import RowSpec
-from core.scripts import load_scripts
+from core.queue.keys import RATES
+from core.queue.registry import Rate, measured_rates, report_rate, report_worker
+from core.queue.scripts import load_scripts
+from core.run.rows import RowSpec
 from embq.verbs.enqueue import command
 from producer.dimensions import vector_dim
 from producer.estimate import known_dims

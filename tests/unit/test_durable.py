@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from faults.kit.disk import DiskError, SmallDisk
 
-from core import durable
-from core.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
+from core.storage import durable
+from core.storage.durable import drop, file_sha256, output_error, publish, reserve, trim, write_new
 
 
 def test_a_new_file_is_there_whole_and_its_temporary_name_is_gone(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from waiting import wait_until
 
-from core import endpoint
-from core.endpoint import Endpoint
 from core.errors import UnwellError
-from core.listening import Address
+from core.service import endpoint
+from core.service.endpoint import Endpoint
+from core.service.listening import Address
 
 
 class Told:

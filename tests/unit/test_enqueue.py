@@ -13,12 +13,12 @@ import redis
 from run_case import MakeRun
 
 from core.errors import EmbqError, InputError, ModelError
-from core.layout import Layout
-from core.manifest import Manifest
-from core.protocol import RUNS
-from core.registry import registered
-from core.rows import RowSpec
-from core.run_info import load_run
+from core.queue.keys import RUNS
+from core.queue.registry import registered
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.rows import RowSpec
+from core.run.run_info import load_run
 from producer import enqueue
 from producer.announce import announce, record_of
 from producer.enqueue import Planned, Request, prepare
@@ -123,7 +123,7 @@ def test_what_a_killed_plan_left_behind_is_planned_over(request_: Request, monke
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("core.run_info.write_new", kill)
+        patch.setattr("core.run.run_info.write_new", kill)
         with pytest.raises(Killed):
             prepare(other_units(request_))
     assert not Layout(request_.output).run_json.exists()

@@ -9,8 +9,8 @@ import pytest
 from build_output import build, file_path, write_jsonl, write_tar
 
 from core.errors import Exit
-from core.layout import Layout
-from core.manifest import Manifest
+from core.run.layout import Layout
+from core.run.manifest import Manifest
 from embq.cli import run
 
 

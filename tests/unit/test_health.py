@@ -6,8 +6,8 @@ import pytest
 import redis
 from fake_clock import FakeClock
 
-from core.embedded import EmbeddedServer
-from core.health import Health, quick
+from core.broker.embedded import EmbeddedServer
+from core.service.health import Health, quick
 from core.settings import Settings
 from worker.daemon import Supervisor
 from worker.slot import NEVER, Fleet

@@ -17,10 +17,10 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from run_case import MakeRun, RunCase
 
-from core import hints
 from core.errors import MalformedError
-from core.hints import Hint, HintJob, drop, hint_queue, push, sweep
-from core.protocol import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
+from core.queue import hints
+from core.queue.hints import Hint, HintJob, drop, hint_queue, push, sweep
+from core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
 from worker.rq_worker import HintWorker
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from core.errors import InputError, OutputError, TryLaterError
-from core.layout import Layout, record_number
 from core.models import ModelConfig
-from core.rows import RowSpec
-from core.run_info import RunInfo, load_run, run_id
+from core.run.layout import Layout, record_number
+from core.run.rows import RowSpec
+from core.run.run_info import RunInfo, load_run, run_id
 
 INFO = RunInfo(
     run="0123456789abcdef",

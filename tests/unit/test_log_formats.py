@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError, Exit
-from core.log import Events, configure
+from core.service.log import Events, configure
 from core.settings import child_environment
 
 LOG = Events("writer")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from core import manifest as module
 from core.errors import OutputError
-from core.extents import Extent
-from core.layout import Layout
-from core.manifest import Manifest, ManifestSummary, first_segment_writer
+from core.run import manifest as module
+from core.run.layout import Layout
+from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
+from core.run.unit_sizes import Extent
 from core.units import Unit
 
 RAW = b"/data/\xff\x80 raw".decode("utf-8", "surrogateescape")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.masking import masked
+from core.service.redaction import masked
 
 S = "SECRETSECRETSECRET"
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.columns import MOST_COLUMNS, RESERVED, find_columns
 from core.errors import MalformedError
-from core.metadata import fill
 from core.results import decode_result, encode_result, row_schema
-from core.rows import Column, RowSpec
+from core.run.metadata import fill
+from core.run.metadata_columns import MOST_COLUMNS, RESERVED, find_columns
+from core.run.rows import Column, RowSpec
 from core.units import Sample, json_text
 
 

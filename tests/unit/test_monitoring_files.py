@@ -11,7 +11,7 @@ import pytest
 import yaml
 from monitoring import ALERTS, DASHBOARD, FILES, names_in, needs_prometheus, panels, queries
 
-from core.metrics import METRICS
+from core.service.metrics import METRICS
 from embq.serving.metrics import METRICS as SERVED
 
 TOLD = {metric.name for metrics in METRICS.values() for metric in metrics} | {metric.name for metric in SERVED}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError, InputError, UsageError
-from core.outputs import Outputs
 from core.settings import Settings
+from core.storage.output_roots import Outputs
 from sources.credentials import refuse_secrets
 
 # --- outputs ---

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
-from core.hints import Hint
 from core.models import ModelConfig
-from core.registry import RunRecord
+from core.queue.hints import Hint
+from core.queue.registry import RunRecord
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
 from worker import pipeline as pipeline_module

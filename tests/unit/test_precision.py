@@ -12,18 +12,18 @@ import redis
 from click.testing import CliRunner, Result
 from e2e.session import write_texts
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import InputError, ModelError
-from core.fleet import Device, Service, report_service
-from core.layout import Layout
 from core.models import ModelConfig
-from core.registry import RunRecord
-from core.registry import register as register_run
-from core.reporting import this_service
-from core.run_info import load_run
-from core.scripts import load_scripts
-from core.upload_files import Upload
-from core.uploads import announce
+from core.queue.registry import RunRecord
+from core.queue.registry import register as register_run
+from core.queue.scripts import load_scripts
+from core.queue.service_registry import Device, Service, report_service
+from core.queue.upload_files import Upload
+from core.queue.uploads import announce
+from core.run.layout import Layout
+from core.run.run_info import load_run
+from core.service.reporting import this_service
 from embq.precision import of_sent
 from embq.verbs.enqueue import command
 from producer.precision import choose, registered_devices

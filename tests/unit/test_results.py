@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import OutputError
 from core.results import Result, clean_text, decode_result, embedding_columns, encode_result, failure_batch, row_schema
-from core.rows import RowSpec
+from core.run.rows import RowSpec
 from core.units import Failure, Sample
 
 SAMPLES = [

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.commit_log import LogState
-from core.commits import Commit, CommittedUnit
 from core.errors import MalformedError
-from core.retries import Retry, from_ranges, key_digest, to_ranges
+from core.run.commit_log import LogState
+from core.run.commits import Commit, CommittedUnit
+from core.run.retries import Retry, from_ranges, key_digest, to_ranges
 from core.units import Unit
 
 RETRY = Retry(unit=3, failed=7, record=5, attempts=2, replaces=4, only="0-2,9", keys="ab", samples=10)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from build_output import build, write_folder, write_jsonl
 
-from core.control import Control, save_control
 from core.errors import Exit
-from core.layout import Layout
-from core.run_info import load_run
+from core.queue.control import Control, save_control
+from core.run.layout import Layout
+from core.run.run_info import load_run
 from embq.cli import run
 
 

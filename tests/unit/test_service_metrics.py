@@ -12,9 +12,9 @@ from fake_clock import FakeClock
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import UnwellError
-from core.health import Health
-from core.metrics import EVERY_ROLE, METRICS, Metric, Role
-from core.readings import Readings, Spread
+from core.service.health import Health
+from core.service.metric_samples import Readings, Spread
+from core.service.metrics import EVERY_ROLE, METRICS, Metric, Role
 from embq.metering.service import FRESH_S, Monitored
 from embq.metering.worker import Odometer
 

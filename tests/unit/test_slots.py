@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from core.errors import EmbqError, Exit
-from core.fleet import Device, Heard, Service
+from core.queue.service_registry import Device, Heard, Service
 from core.settings import Settings
 from embq.machines import Fleet as Machines
 from worker.daemon import Supervisor

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from core.embedded import EmbeddedServer
+from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 
 WITHOUT_EXTRAS = """

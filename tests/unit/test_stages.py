@@ -16,9 +16,9 @@ from e2e.session import write_tar
 from waiting import wait_until
 
 from core.errors import SourceError
-from core.hints import Hint
 from core.models import Chunking, ModelConfig, NamedModel
-from core.registry import RunRecord
+from core.queue.hints import Hint
+from core.queue.registry import RunRecord
 from core.units import Sample, Unit
 from sources.base import ReadOptions
 from sources.kinds import SOURCES

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 
-from core.stopping import StopFlag
+from core.service.stopping import StopFlag
 
 SIGNALLED = """
 import os, signal
-from core.stopping import StopFlag
+from core.service.stopping import StopFlag
 
 now = [100.0]
 stopped = StopFlag(clock=lambda: now[0])

@@ -12,11 +12,11 @@ import pytest
 from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_server
 from waiting import wait_until
 
-import core.absence
-import core.patience
-from core.broker import check, connect
+import core.broker.retry_policy
+import core.broker.wait_log
+from core.broker.client import check, connect
+from core.broker.tls import context
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
-from core.tls import context
 from embq.brokering.certificates import make
 
 pytestmark = needs_tls_server
@@ -156,15 +156,15 @@ def test_a_certificate_that_has_not_begun_is_a_matter_of_the_clock(
 def test_a_service_that_waits_says_why_once_a_minute(
     good: TlsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(core.absence, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(core.broker.wait_log, "PATIENCE_S", 1.0)
     now, tries = [1000.0], []
 
-    class Counted(core.absence.Absence):
+    class Counted(core.broker.wait_log.Absence):
         def lasts(self, away_s: float, why: BaseException | None) -> None:
             super().lasts(away_s, why)
             tries.append(why)
 
-    monkeypatch.setattr(core.patience, "ABSENCE", Counted(lambda: now[0]))
+    monkeypatch.setattr(core.broker.retry_policy, "ABSENCE", Counted(lambda: now[0]))
     stop = threading.Event()
 
     def wait() -> None:

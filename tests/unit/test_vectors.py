@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from core.errors import EmbqError, InputError, ModelError, UsageError
 from core.model_spec import ModelSpec
-from core.rows import DTYPES, RowSpec
+from core.run.rows import DTYPES, RowSpec
 from core.vectors import restored, similarities, stored
 from embq.request import request_from
 from embq.verbs.run import command

@@ -27,14 +27,14 @@ from build_output import (
     write_tar,
 )
 
-from core.commits import Commit
 from core.errors import Exit, InputError, OutputError
-from core.layout import Layout
-from core.live import standing_failures
-from core.manifest import Manifest, first_segment_writer
-from core.masking import printable
-from core.reader import committed, row_tables, vectors
-from core.rows import RowSpec
+from core.run.commits import Commit
+from core.run.layout import Layout
+from core.run.manifest import Manifest, first_segment_writer
+from core.run.reader import committed, row_tables, vectors
+from core.run.rows import RowSpec
+from core.run.standing_failures import standing_failures
+from core.service.redaction import printable
 from core.units import Unit
 from embq.cli import run
 from embq.verification.findings import KEPT, Findings

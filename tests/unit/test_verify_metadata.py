@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from build_output import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 
-from core.rows import FORMATS
-from core.run_info import load_run
+from core.run.rows import FORMATS
+from core.run.run_info import load_run
 from core.units import Unit
 from embq.verification.metadata import leaves
 from embq.verification.rereading import reread

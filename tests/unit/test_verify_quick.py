@@ -13,8 +13,8 @@ import pytest
 from build_output import build, data_record, file_path, record_path, records, reseal, rewrite, set_column, write_jsonl
 
 from core.errors import Exit, OutputError
-from core.layout import Layout
-from core.manifest import Manifest, first_segment_writer
+from core.run.layout import Layout
+from core.run.manifest import Manifest, first_segment_writer
 from embq.cli import run
 from embq.verification.stopwatch import Stopwatch
 from embq.verify import verify

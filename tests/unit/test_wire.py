@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from core import wire
 from core.errors import InputError
-from core.log import Events
+from core.service.log import Events
 from core.wire import Count, MalformedError, PathText, RunId, Seconds, ShortText, Skips
 
 

@@ -6,7 +6,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.stopping import StopFlag
+from core.service.stopping import StopFlag
 from training.classify.agreement import share_optimizer
 from training.classify.checkpoint import Moment
 from training.classify.config import Config

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, fsync_folder, publish
 from core.errors import OutputError
+from core.storage.durable import drop, fsync_folder, publish
 from training.classify.writing import writing
 
 _NAME = re.compile(r"epoch-(\d{4,})-step-(\d{8,})\.pt")

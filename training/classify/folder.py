@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, overwrite
 from core.errors import InputError, TryLaterError
+from core.storage.durable import drop, overwrite
 from training.classify.writing import writing
 
 

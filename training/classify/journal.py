@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop, overwrite
+from core.storage.durable import drop, overwrite
 from training.classify.writing import append, writing
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import InputError, UnwellError
-from core.stopping import StopFlag
+from core.service.stopping import StopFlag
 from training.classify.agreement import agree, share_buffers
 from training.classify.begin import begun
 from training.classify.checkpoint import Moment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from core.durable import drop, publish
+from core.storage.durable import drop, publish
 from training.classify.curve import draw
 from training.classify.folder import FORMAT, write_json
 from training.classify.writing import writing

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from core.durable import output_error
 from core.errors import OutputError
+from core.storage.durable import output_error
 
 
 @contextmanager

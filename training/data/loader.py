@@ -12,7 +12,7 @@ from typing import Any
 import webdataset as wds
 from torch.utils.data import DataLoader
 
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
 from core.errors import UnwellError
 from training.data.making import Made
 from training.data.view import View

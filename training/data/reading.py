@@ -11,7 +11,7 @@ from typing import Any
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from core.errors import SourceError
-from core.log import Events
+from core.service.log import Events
 from training.data.batch import Failure
 from training.data.opening import opened
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from core.durable import file_sha256
 from core.errors import InputError, ModelError
+from core.storage.durable import file_sha256
 from training.classify.folder import FORMAT
 from training.classify.models import built
 from training.export.exported import PROVENANCE, Exported, fingerprint_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from core.durable import NO_SPACE, NOT_WRITABLE, fsync_file, fsync_folder, output_error
 from core.errors import OutputError, UsageError
+from core.storage.durable import NO_SPACE, NOT_WRITABLE, fsync_file, fsync_folder, output_error
 from training.scratch import scratch
 
 _NEXT_STEPS = {

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.durable import file_sha256
 from core.errors import ModelError, UsageError
+from core.storage.durable import file_sha256
 from training.export.checkpoint import Checkpoint, open_checkpoint
 from training.export.exported import PROVENANCE, Exported, fingerprint_of
 from training.export.folder import check_target, new_folder

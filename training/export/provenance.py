@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.durable import file_sha256
 from core.errors import EmbqError
-from core.packages import version_of
+from core.process.packages import version_of
+from core.storage.durable import file_sha256
 from training.export.checkpoint import Checkpoint
 from training.export.params import Arguments
 from training.openclip.log import read

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.cores import cores
 from core.errors import ConfigError, UsageError
+from core.process.cores import cores
 from core.settings import Settings
 
 DEVICES = ("cuda", "cpu")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from core.cores import cores
 from core.errors import Exit
+from core.process.cores import cores
 from core.settings import Settings
 from training.launch.commands import EACH_START_ITS_OWN, python_command, torchrun_command
 from training.launch.devices import processes_for, thread_share

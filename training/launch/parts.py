@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any, TextIO
 
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
 from core.errors import AwayError, Exit
-from core.stopping import StopFlag
+from core.service.stopping import StopFlag
 from training.launch.outcomes import Outcome, cause
 from training.launch.remote import BEAT_S, MARK
 from training.launch.running import GRACE_S, LOOK_S, replaced_handlers

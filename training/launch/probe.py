@@ -20,9 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from threading import Thread
 from typing import TypeVar
 
-from core.cores import cores
 from core.errors import InputError
-from core.masking import masked
+from core.process.cores import cores
+from core.service.redaction import masked
 from core.settings import Settings
 from training.launch.devices import gpu_count
 from training.launch.ports import free_port, greet, listener

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import embq
-from core.cores import cores
 from core.errors import ConfigError, InputError
+from core.process.cores import cores
 from training.launch.devices import thread_share
 from training.launch.member import attempt
 from training.launch.outcomes import ENDED_WELL, Outcome

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from core.errors import EmbqError, Exit
-from core.stopping import REPEAT_S
+from core.service.stopping import REPEAT_S
 from embq.cli import show_error
 from training.launch.local import LOG, STDERR, kept_in, outcome_folder
 from training.launch.outcomes import Outcome

@@ -12,9 +12,9 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
+from core.service.stopping import StopFlag
 from core.settings import child_environment
-from core.stopping import StopFlag
 
 GRACE_S = 40.0
 """From the request to stop to the end by force. torchrun gives its workers 30 s (its --shutdown-timeout), and takes

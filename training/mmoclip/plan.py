@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.cores import cores
 from core.errors import ConfigError, UsageError
+from core.process.cores import cores
 from training.launch.commands import python_command, srun_command, torchrun_command
 from training.launch.devices import processes_for, thread_share
 from training.mmoclip import required

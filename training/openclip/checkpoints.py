@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from core.durable import drop
+from core.storage.durable import drop
 
 CHECKPOINTS = "checkpoints"
 LATEST = "epoch_latest.pt"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.durable import overwrite
 from core.errors import OutputError, TryLaterError
+from core.storage.durable import overwrite
 from training.openclip.checkpoints import CHECKPOINTS, LATEST, bring_forward, epochs_done
 from training.openclip.plan import Plan
 

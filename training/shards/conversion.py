@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from core.durable import NO_SPACE, NOT_WRITABLE, overwrite
 from core.errors import EmbqError, InputError, OutputError, TryLaterError
+from core.storage.durable import NO_SPACE, NOT_WRITABLE, overwrite
 from training.shards.account import size_of
 from training.shards.pattern import Pattern
 from training.shards.plan import Plan, Slice

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-from core.embedded import die_with_parent
+from core.broker.embedded import die_with_parent
 from core.errors import OutputError
 
 AHEAD = 2

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from core.durable import overwrite
 from core.errors import InputError
+from core.storage.durable import overwrite
 from training.shards.account import RECORD
 from training.shards.pattern import Pattern
 from training.shards.pictures import LeftOut

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from core.durable import overwrite
 from core.errors import InputError, UsageError
+from core.storage.durable import overwrite
 from sources.urls import is_url
 from training.shards.counts import gone
 from training.shards.inspection import EXPECTED, Inspected, Violation, inspect

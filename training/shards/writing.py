@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.durable import drop, publish
 from core.errors import InputError, SampleError
+from core.storage.durable import drop, publish
 from sources.fields import compact_json, decode_metadata, parse_object
 from sources.storage import source_errors
 from training.shards.archive import Archive

@@ -74,7 +74,7 @@ def command(
 
     Exit status: 0 all pictures are in the shards, 3 some were left out.
     """
-    from core.cores import cores
+    from core.process.cores import cores
     from training.shards.conversion import convert
     from training.shards.course import Course
     from training.shards.listing import Wish, known_classes, listing_of

@@ -46,7 +46,7 @@ def command(
 
     Exit status: 0 nothing is wrong, 65 something is.
     """
-    from core.cores import cores
+    from core.process.cores import cores
     from training.shards import verification
     from training.shards.course import Course
 
@@ -67,7 +67,7 @@ def command(
 
 
 def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
-    from core.masking import printable
+    from core.service.redaction import printable
     from training.shards.account import size_of
 
     speed = size_of(report.bytes / max(seconds, 1e-3))

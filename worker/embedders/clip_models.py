@@ -11,8 +11,8 @@ import open_clip
 import torch
 
 from core.errors import ModelError
-from core.log import Events
 from core.model_spec import ModelSpec
+from core.service.log import Events
 from worker.embedders.loading import model_source
 from worker.embedders.params import choice, whole_number
 

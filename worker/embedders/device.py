@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from core.errors import ConfigError, DeviceError, DeviceFullError, EmbqError, ModelError
-from core.log import Events
 from core.models import ModelConfig
+from core.service.log import Events
 from worker.embedders.hardware import cpu_flags, precisions_of, simulated_speed
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.float32}

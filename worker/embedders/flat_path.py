@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from core.errors import DeviceFullError
-from core.log import Events
+from core.service.log import Events
 from worker.embedders.device import foreign_faults
 from worker.embedders.flat import FlatTexts, flattened
 from worker.embedders.flat_attention import Kernel

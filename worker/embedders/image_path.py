@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from core.errors import DeviceError, DeviceFullError
-from core.log import Events
+from core.service.log import Events
 from worker.embedders.device import using
 from worker.embedders.image_rows import ImageRows
 from worker.embedders.nearness import PROBES, places

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from core.errors import ModelError
-from core.layout import INPUTS
+from core.run.layout import INPUTS
 
 MOST_BYTES = 16 << 20
 """Of one configuration; large ones have the names of 21,000 classes, or some thousand added tokens."""

@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import interpolate
 
 from core.errors import SampleError
-from core.log import Events
 from core.models import DECODES, GPU
+from core.service.log import Events
 from worker.embedders.gpu_decode import GpuDecoder
 from worker.embedders.images import Picture
 from worker.embedders.jpeg import SCALES, Frame

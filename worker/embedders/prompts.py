@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from core.errors import ModelError
-from core.log import Events
 from core.model_spec import ModelSpec
+from core.service.log import Events
 
 CANDIDATES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """What `encode_query` and `encode_document` look for: the first name that the model has."""

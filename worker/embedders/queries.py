@@ -17,7 +17,7 @@ import numpy as np
 from core.errors import ModelError, SampleError
 from core.model_spec import EMBED_ONE, ModelSpec
 from core.models import CPU_DECODES, REFERENCE, ModelConfig, Output
-from core.query_config import QueryConfig
+from core.run.query_config import QueryConfig
 from core.units import Sample, content_hash
 from worker.embedders.model_files import check_model_folder
 

@@ -7,8 +7,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from core.errors import ModelError
-from core.log import Events
 from core.model_spec import ModelSpec
+from core.service.log import Events
 from worker.embedders.limits import NO_LIMIT, asked_length, positions_held, reads_ids, tokens_held
 from worker.embedders.loading import complete_weights, foreign_failures, model_source, no_progress_bars
 

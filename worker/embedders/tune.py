@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from core.log import Events
 from core.models import ModelConfig
+from core.service.log import Events
 from worker.embedders.base import Embedder, Trying
 from worker.embedders.compiling import lacking
 from worker.embedders.probe import best_budget, may_probe, may_probe_images, speeds_of_budgets, speeds_of_sizes

@@ -12,9 +12,9 @@ from torch.nn.functional import normalize
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor
 
 from core.errors import ModelError, SampleError
-from core.log import Events
 from core.model_spec import ModelSpec
 from core.models import REFERENCE, Chunking, ModelConfig
+from core.service.log import Events
 from core.units import Sample
 from worker.embedders.base import Splitter, padded_tokens
 from worker.embedders.device import device_of, dtype_of, image_batch_size_of

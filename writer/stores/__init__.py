@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.errors import OutputError
-from core.run_info import RunInfo
+from core.run.run_info import RunInfo
 from writer.stores.arrow import ArrowStore
 from writer.stores.base import Store
 from writer.stores.hdf5 import Hdf5Store

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from core.commits import CommittedFile
-from core.layout import Layout
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
 from writer.hashing import HashingFile
 from writer.stores.base import Draft, PartName, slices, whole_or_none
 from writer.stores.parquet import with_notes

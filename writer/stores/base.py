@@ -10,10 +10,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from core.commits import CommittedFile
-from core.durable import drop, output_error
-from core.layout import Layout
-from core.places import Place
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
+from core.storage.durable import drop, output_error
+from core.storage.paths import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

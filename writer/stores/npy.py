@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from core.commits import CommittedFile
-from core.formats import METADATA, vector_folders
-from core.layout import Layout
+from core.formats.files import METADATA, vector_folders
+from core.formats.part import COLUMNS
 from core.models import ModelConfig
-from core.parts.joined import COLUMNS
-from core.reader import vectors
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
+from core.run.reader import vectors
 from writer.hashing import HashingFile
 from writer.stores.base import Draft, PartName, whole_or_none
 from writer.stores.parquet import ROW_GROUP_ROWS, with_notes, write_parquet

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.commits import CommittedFile
-from core.layout import Layout
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
 from writer.hashing import HashingFile
 from writer.stores.base import Draft, PartName, whole_or_none
 

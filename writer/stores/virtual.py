@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from core.commits import CommittedFile
-from core.durable import drop, output_error, publish, reserve, trim
 from core.errors import OutputError
-from core.layout import Layout
-from core.objects import ObjectPath
-from core.parts.base import FORMAT_ERRORS
-from core.parts.hdf5 import NUL, VALID, columns_of, h5py_module
+from core.formats.base import FORMAT_ERRORS
+from core.formats.hdf5 import NUL, VALID, columns_of, h5py_module
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
+from core.storage.durable import drop, output_error, publish, reserve, trim
+from core.storage.objects import ObjectPath
 
 NAME = "dataset.h5"
 ROWS = "embq.rows"

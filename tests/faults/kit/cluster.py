@@ -22,8 +22,8 @@ import redis
 from e2e.check import Output, check_complete
 from e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succeed, write_texts
 
-from core.broker import connect
-from core.embedded import die_with_parent, server_binary
+from core.broker.client import connect
+from core.broker.embedded import die_with_parent, server_binary
 from embq.cli import VERBS
 from faults.kit.table import Recovery
 

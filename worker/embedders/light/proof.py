@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from core.durable import overwrite
 from core.errors import OutputError, SampleError
 from core.model_spec import ModelSpec
 from core.models import ModelConfig
 from core.settings import cache_folder
+from core.storage.durable import overwrite
 from core.units import content_hash
 from worker.embedders.light.sentence import LightSentence
 

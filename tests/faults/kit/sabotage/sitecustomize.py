@@ -33,7 +33,7 @@ each wraps one function or method when its module has been imported.
     The GPUs of the machine, for NVML and for torch, as CUDA_VISIBLE_DEVICES shows them: see `tests/fake_cuda.py`. Every
     key of a card may be left out. ``record`` is a file of lines `PID KIND CARD`: what happened on which card.
 
-``{"set": "core.protocol:VERSION", "to": 99}``
+``{"set": "core.queue.keys:VERSION", "to": 99}``
     Another value of a constant, before anybody has imported it.
 
 ``do`` is one of: ``kill`` (SIGKILL), ``exit`` (with ``status``), ``stop`` (SIGSTOP), ``hang``, ``hang_gil`` (a C call
@@ -320,7 +320,7 @@ def _target_and_wrap(entry):
     if "flat_on_cpu" in entry:
         return "worker.embedders.flat_attention:kernel_for", _flat_on_cpu
     if "server" in entry:
-        return "core.embedded:server_binary", _another_server(entry)
+        return "core.broker.embedded:server_binary", _another_server(entry)
     raise ValueError(f"nothing is known of {entry}")
 
 

@@ -1,0 +1,1 @@
+"""Connecting to the broker: client, address, TLS, retries, the embedded server, users."""

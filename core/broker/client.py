@@ -1,0 +1,240 @@
+"""Connecting to a Redis or Valkey server, and checking that it will not lose or evict work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import redis
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+
+from core.broker.address import BrokerAddress
+from core.broker.retry_policy import FEW_TRIES, WAIT_FOR_EVER, NotAllowedError, Patience, Tries
+from core.errors import BrokerError, ConfigError, EmbqError, OutputError
+from core.service.redaction import masked
+
+MIN_REDIS = (6, 2)
+"""First Redis with BLMOVE, XAUTOCLAIM and ACL channel rules; without BLMOVE, RQ silently loses jobs."""
+
+MIN_VALKEY = (7, 2)
+"""First Valkey release."""
+
+ANSWER_S = 5.0
+"""A connection that gives no answer for this long is taken for dead, and the command is sent again on a new one. Much
+less than a lease, so that a beat that a dead connection swallowed costs no unit."""
+
+RESULT_S = 30.0
+"""The same where commands carry results, because the time that it takes to send one counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """Which server answered.
+
+    Attributes:
+        name: "Redis" or "Valkey".
+        version: its own (major, minor, patch).
+        uptime_s: by its own clock, which somebody may set.
+        incarnation: another one after each start.
+    """
+
+    name: str
+    version: tuple[int, ...]
+    uptime_s: int
+    incarnation: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+
+def mask(url: str) -> str:
+    """The URL without its password, for messages and logs."""
+    return masked(url)
+
+
+def connect(
+    url: str,
+    *,
+    password: str = "",
+    patient: bool = False,
+    give_up: Callable[[], bool] = lambda: False,
+    answer_s: float = ANSWER_S,
+) -> redis.Redis:
+    """A client for `url`; nothing is sent yet.
+
+    rediss:// checks the server's name and its certificate, against EMBQ_BROKER_CA or the system's CAs. redis:// is
+    for one's own networks: to an address of others it is refused, unless EMBQ_PLAIN_BROKER says yes.
+
+    Args:
+        url: redis://, rediss:// or unix://.
+        password: used where the URL has none.
+        patient: True for services: wait as long as it takes while the server is away, loading, full or a replica.
+            False for commands that a person waits for: give up after about two seconds.
+        give_up: asked before each further try, in the thread that waits. Once it says yes, a patient client waits for
+            a few seconds only, and raises BrokerError.
+        answer_s: how long to wait for one answer, the sending of the command included.
+
+    Raises:
+        ConfigError: the URL is not one that can be used.
+    """
+    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(
+            f"broker URL {mask(url)!r} must start with redis://, rediss:// or unix://",
+            next_step="for example --broker redis://localhost:6379",
+        )
+    errors: list[type[Exception]] = [ConnectionError, TimeoutError, BusyLoadingError]
+    if patient:
+        # Read-only: a failover is under way, and what we are connected to is not the server any more.
+        errors += [OutOfMemoryError, ReadOnlyError]
+    try:
+        address = BrokerAddress.of(url)
+        # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
+        retry = Tries(Patience(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES, address.user)
+        return redis.Redis.from_url(
+            url,
+            retry=retry,
+            retry_on_error=errors,
+            socket_timeout=answer_s,
+            socket_connect_timeout=ANSWER_S,
+            **address.options(),
+            **({"password": password} if password and not urlsplit(url).password else {}),
+        )
+    except ValueError as error:
+        raise ConfigError(f"broker URL {mask(url)!r} cannot be used: {error}") from error
+
+
+def reach(client: redis.Redis, url: str) -> ServerInfo:
+    """Ask the server who it is; BrokerError or ConfigError in one line where it cannot be used at all.
+
+    Args:
+        client: asks.
+        url: its own, so that an error can say what is wrong there; "" where it has had answers before.
+    """
+    address = BrokerAddress.of(url)
+    address.look()
+    try:
+        info = client.info("server")
+    except AuthenticationError as error:
+        wrong = "invalid" in str(error) or "WRONGPASS" in str(error)
+        user = f"the user {address.user!r}" if address.user else "the default user"
+        raise ConfigError(
+            f"the broker at {mask(url)} does not take this password for {user}, or does not let that user in"
+            if wrong
+            else f"the broker at {mask(url)} wants a password",
+            next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE; `embq broker init` "
+            "makes a folder with a password for each user",
+        ) from error
+    except NoPermissionError as error:
+        raise ConfigError(
+            f"the broker at {mask(url)} refused us: {error}",
+            next_step="put the user into the URL and the password into EMBQ_BROKER_PASSWORD_FILE",
+        ) from error
+    except RedisError as error:
+        address.look_again()
+        raise BrokerError(
+            f"no broker answers at {mask(url)} ({_brief(error)})",
+            next_step="start it, or correct --broker / EMBQ_BROKER_URL; `embq doctor` checks it",
+        ) from error
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    text = str(info.get("valkey_version") or info["redis_version"])
+    version = tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+    return ServerInfo(name, version, int(info.get("uptime_in_seconds", 0)), str(info.get("run_id", "")))
+
+
+def user_of(client: redis.Redis) -> str:
+    """The name under which we are logged in; "" where the broker does not tell."""
+    try:
+        user = client.acl_whoami()
+    except ResponseError:
+        return ""
+    return user.decode() if isinstance(user, bytes) else str(user)
+
+
+def now_ms(client: redis.Redis) -> int:
+    """Milliseconds by the broker's clock, the only one that all clients share."""
+    seconds, micros = client.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
+def problems(client: redis.Redis, server: ServerInfo) -> list[tuple[str, str]]:
+    """What is wrong with the server's version, persistence and eviction: (what, how to mend it), worst first."""
+    found: list[tuple[str, str]] = []
+    floor = MIN_VALKEY if server.name == "Valkey" else MIN_REDIS
+    if server.version < floor:
+        needed = ".".join(map(str, floor))
+        found.append((f"{server} is too old", f"use {server.name} {needed} or newer"))
+    policy = client.info("memory").get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        found.append(
+            (
+                f"maxmemory-policy is {policy}, so the broker may throw work away",
+                "run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file",
+            )
+        )
+    if not client.info("persistence").get("aof_enabled", 0):
+        found.append(
+            (
+                "the append-only file is off, so a restart of the broker forgets the queue",
+                "run CONFIG SET appendonly yes, and set it in the server's configuration file",
+            )
+        )
+    return found
+
+
+def check(client: redis.Redis, url: str) -> ServerInfo:
+    """`reach`, then refuse a server that would lose or evict work. One line says what is wrong and how to mend it."""
+    server = reach(client, url)
+    if found := problems(client, server):
+        what, mend = found[0]
+        raise ConfigError(f"the broker at {mask(url)} cannot be used: {what}", next_step=mend, code="broker")
+    return server
+
+
+def refusal(error: RedisError) -> EmbqError:
+    """What it means for the user that the broker refused a command, or was away for longer than a client waits."""
+    if str(error).startswith("MISCONF") or " MISCONF " in str(error):
+        return OutputError(
+            f"the broker's disk is full or broken, so it takes nothing more ({_brief(error)})",
+            next_step="make room (`embq run` keeps its broker in the output folder), then run `embq resume` on the "
+            "output folder; committed rows are safe",
+            code="no_space",
+        )
+    if isinstance(error, AuthenticationError):
+        return ConfigError(
+            f"the broker does not take our password any more ({_brief(error)})",
+            next_step="give this process the user's present password (EMBQ_BROKER_PASSWORD_FILE), and start it again",
+            code="broker",
+        )
+    if isinstance(error, NotAllowedError):
+        return ConfigError(
+            f"the broker does not let its user {error.user or 'default'} do this ({_brief(error)})",
+            next_step="log in as a user that may (docs/deployment.md says who may do what), or bring the users' rights "
+            "up to this version: `embq broker init`, then `embq broker reload`",
+            code="role",
+        )
+    if isinstance(error, (ConnectionError, TimeoutError, BusyLoadingError)):
+        return BrokerError(
+            f"the broker does not answer any more ({_brief(error)})",
+            next_step="start it again, then repeat the command; `embq doctor` checks it",
+        )
+    return ConfigError(
+        f"the broker refused a command ({_brief(error)})",
+        next_step="`embq doctor` checks its version, its settings and our rights",
+        code="broker",
+    )
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

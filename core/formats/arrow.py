@@ -1,0 +1,48 @@
+"""Arrow IPC files. They are read and not mapped: mapped pages would count as memory of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from core.formats.base import groups_within
+
+
+class ArrowPart:
+    """See `core.formats.base.PartFile`; tables are record batches.
+
+    Each batch is validated before it is handed out: offsets of a damaged file would lead out of its memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._open() as reader:
+            self.schema: pa.Schema = reader.schema
+            self._batches = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+        self.rows = sum(self._batches)
+
+    def _open(self, columns: Sequence[str] | None = None) -> pa.ipc.RecordBatchFileReader:
+        if columns is None:
+            return pa.ipc.open_file(pa.OSFile(str(self._path)))
+        fields = [self.schema.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(fields))
+        return pa.ipc.open_file(pa.OSFile(str(self._path)), options=options)
+
+    def tables(self, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
+        """See `core.formats.base.PartFile`."""
+        with self._open(columns) as reader:
+            for number, first, last in groups_within(self._batches, start, stop):
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+                yield pa.Table.from_batches([batch.select(list(columns)).slice(first, last - first)])
+
+    def ids(self) -> list[tuple[int, tuple[int, int]]]:
+        """See `core.formats.base.PartFile`; the first and the last id of each batch."""
+        with self._open(["id"]) as reader:
+            ids = [reader.get_batch(number)["id"] for number in range(reader.num_record_batches)]
+            return [(len(column), (column[0].as_py(), column[-1].as_py())) for column in ids]
+
+    def close(self) -> None:
+        """See `core.formats.base.PartFile`; each reading opens the file for itself."""

@@ -1,0 +1,1 @@
+"""Everything that stands in the broker: keys, scripts, the ledger, hints, results, registries, uploads."""

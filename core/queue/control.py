@@ -1,0 +1,96 @@
+"""What a user may change of a run while it goes on: whether it goes on, and its weight among other runs.
+
+The file `control.json` in the output folder is the truth. It is written when the run is made, and from then on by the
+run's writer alone; the broker holds a copy, and what was asked for and is not in the file yet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from core import wire
+from core.errors import MalformedError, OutputError
+from core.run.layout import Layout
+from core.storage.beneath import read_bytes
+from core.storage.durable import output_error, overwrite
+
+SCHEMA = 1
+MOST_BYTES = 4_096
+STATES = ("running", "paused", "cancelled")
+PRIORITY, LEAST_PRIORITY, MOST_PRIORITY = 10, 1, 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What was asked of a run.
+
+    Attributes:
+        state: "running"; "paused" (begun units are finished, no other is begun) or "cancelled" (nothing goes on). A run
+            in any state may be set running again.
+        priority: its weight where several runs share the devices, 1 to 100.
+    """
+
+    state: str = "running"
+    priority: int = PRIORITY
+
+    def fields(self) -> dict[str, str]:
+        """As the broker has it."""
+        return {"state": self.state, "priority": str(self.priority)}
+
+    def with_wishes(self, wishes: Mapping[str, str]) -> Control:
+        """This, changed by what was asked for; what cannot be understood is left out."""
+        state, priority = wishes.get("state", ""), wishes.get("priority", "")
+        return replace(
+            self,
+            state=state if is_wish("state", state) else self.state,
+            priority=int(priority) if is_wish("priority", priority) else self.priority,
+        )
+
+
+def wishes_in(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    """What the hash `asked` of a run holds, but for what nobody can ask for."""
+    asked = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
+    return {name: value for name, value in asked.items() if is_wish(name, value)}
+
+
+def is_wish(name: str, value: str) -> bool:
+    """Whether `value` is one that a user can ask `name` to have."""
+    if name == "state":
+        return value in STATES
+    number = re.fullmatch(r"[0-9]{1,3}", value)
+    return name == "priority" and number is not None and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY
+
+
+def load_control(layout: Layout) -> Control:
+    """What was asked of the run in a folder; OutputError where the file cannot be understood."""
+    try:
+        found = read_bytes(layout.root, layout.control.name, most_bytes=MOST_BYTES)
+        data = wire.read(dict[str, Any], found, what=str(layout.control), most_bytes=MOST_BYTES)
+        if data["schema"] != SCHEMA:
+            raise OutputError(
+                f"{layout.control} has schema {data['schema']}, this embq reads {SCHEMA}",
+                next_step="use the embq version that made the run",
+            )
+        return Control().with_wishes({"state": str(data["state"]), "priority": str(data["priority"])})
+    except FileNotFoundError:
+        return Control()
+    except (OSError, MalformedError, KeyError) as error:
+        raise OutputError(
+            f"{layout.control} cannot be read: {error}",
+            next_step="remove it; the run then goes on with the default priority",
+        ) from error
+
+
+def save_control(layout: Layout, control: Control) -> None:
+    """Write it, durably, in place of what was there."""
+    data = json.dumps({"schema": SCHEMA, "state": control.state, "priority": control.priority}) + "\n"
+    temporary = layout.temporary / f"control.{secrets.token_hex(4)}.json"
+    try:
+        overwrite(layout.control, data.encode(), temporary=temporary)
+    except OSError as error:
+        raise output_error(error, layout.control) from error

@@ -1,0 +1,127 @@
+"""What the broker knows of indexes that are being built: one record for each build, which its conductor renews.
+
+A stage of a build is a run of its own in the broker, so leases, heartbeats and lost workers are those of every run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+import msgspec
+import redis
+
+from core import wire
+from core.broker.client import now_ms
+from core.errors import MalformedError
+from core.queue import hints, keys
+from core.queue.keys import INDEXING, INDEXING_MS, RUN_PARTS, run_key
+from core.queue.scripts import Script
+from core.units import content_hash
+from core.wire import Count, PathText, StageId, Word
+
+RECORD = "record of an index build"
+"""What messages call it."""
+
+SHARED = ".shared"
+"""File in the folder of a build; who reads the record's nonce there sees the storage that the conductor sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexBuild:
+    """A build of an index, as work that workers share.
+
+    Attributes:
+        index: absolute path of the index's folder.
+        build: id of the build.
+        folder: where its sidecars are, absolute.
+        nonce: what `SHARED` holds there.
+        memory_bytes: that all processes of one machine may take together.
+    """
+
+    index: PathText
+    build: Word
+    folder: PathText
+    nonce: Word
+    memory_bytes: Count
+
+    @property
+    def queue_key(self) -> str:
+        """Names its queue of hints, and its share of the workers' time."""
+        return f"index.{content_hash([self.index, self.build])[:16]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStage:
+    """What of a build is at work now.
+
+    Attributes:
+        stage: name of the stage, for people.
+        run: id of the run that the stage is in the broker.
+        seen_ms: when the conductor said so last, by the broker's clock.
+    """
+
+    build: IndexBuild
+    stage: Word
+    run: StageId
+    seen_ms: Count = 0
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps({"v": keys.VERSION, **msgspec.to_builtins(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> IndexStage | None:
+        """The record in `text`; None where another version of embq wrote it; MalformedError for anything else."""
+        fields = wire.read_version(text, keys.VERSION, what=RECORD)
+        return None if fields is None else wire.convert(cls, fields, what=RECORD)
+
+
+def announce(client: redis.Redis, stage: IndexStage) -> None:
+    """Say that a stage is at work, or still is."""
+    client.hset(INDEXING, stage.build.queue_key, replace(stage, seen_ms=now_ms(client)).to_json())
+
+
+def announced(client: redis.Redis) -> list[IndexStage]:
+    """The builds that have a conductor."""
+    return [stage for _, _, stage, renewed in _found(client) if renewed]
+
+
+def forget_abandoned(client: redis.Redis, *, scripts: Mapping[str, Script]) -> None:
+    """Remove what builds have left whose conductor is gone."""
+    for queue_key, text, stage, renewed in _found(client):
+        if not renewed:
+            _forget(client, queue_key, text, stage, scripts)
+
+
+def _found(client: redis.Redis) -> Iterator[tuple[str, bytes, IndexStage, bool]]:
+    """(queue key, record, what it says, whether a conductor has renewed it of late) of each build of this version."""
+    found = cast("dict[bytes, bytes]", client.hgetall(INDEXING))
+    now = now_ms(client) if found else 0
+    for key, text in found.items():
+        try:
+            stage = IndexStage.from_json(text)
+            if stage is None:
+                continue
+            if stage.build.queue_key.encode() != key:
+                raise wire.malformed(RECORD, f"it is of another queue, {stage.build.queue_key}")
+        except MalformedError as error:
+            wire.skipped(RECORD, key, error)
+            continue
+        yield key.decode(), text, stage, abs(now - stage.seen_ms) <= INDEXING_MS
+
+
+def withdraw(client: redis.Redis, build: IndexBuild, *, scripts: Mapping[str, Script]) -> None:
+    """Remove a build, the run of its stage, and its hints."""
+    for queue_key, text, stage, _ in _found(client):
+        if queue_key == build.queue_key:
+            _forget(client, queue_key, text, stage, scripts)
+
+
+def _forget(client: redis.Redis, queue_key: str, text: bytes, stage: IndexStage, scripts: Mapping[str, Script]) -> None:
+    keys = [INDEXING, *(run_key(stage.run, part) for part in RUN_PARTS)]
+    if scripts["forget"](keys=keys, args=[queue_key, text], client=client):
+        # Where a conductor comes back at this very moment, the hints that it loses are given again.
+        hints.remove(client, hints.hint_queue(client, queue_key))

@@ -1,0 +1,255 @@
+"""The way into an output folder that only the writer can reach: files in numbered pieces through the broker.
+
+A laptop announces what it will send, and sends pieces in order. The writer takes them, makes them durable in its
+folder, and says how many it has taken; no more than a window of pieces waits in the broker. Announcing and sending are
+repeatable: the name of an upload follows from its content, and a piece is written under its number. So a laptop that
+was cut off begins again where the writer stands.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, cast
+
+import redis
+from msgspec import Meta
+
+from core import wire
+from core.errors import InputError, MalformedError
+from core.queue.keys import UPLOADS, upload_key
+from core.queue.upload_files import PIECE_BYTES, Pieces, Upload
+from core.wire import Count, LongText, UploadName, Word
+
+WINDOW = 64
+"""Most pieces that wait in the broker."""
+
+_NUMBER = re.compile(rb"[0-9]{1,12}")
+_Optional = Annotated[str, Meta(pattern=r"\A[0-9]{0,18}\Z")]
+"""A number, or "" for None."""
+
+
+def announce(client: redis.Redis, upload: Upload) -> None:
+    """Say what will be sent; repeating it changes nothing, but for an end that it came to before."""
+    if state(client, upload.name).end:
+        client.delete(upload_key(upload.name, "state"))
+    client.hset(UPLOADS, upload.name, upload.to_json())
+
+
+def names(client: redis.Redis) -> list[str]:
+    """The uploads that have not ended; what is no name of one is skipped."""
+    found = []
+    for raw in cast("list[bytes]", client.hkeys(UPLOADS)):
+        try:
+            text = wire.read_text(raw, what="name of an upload")
+            found.append(wire.convert(UploadName, text, what="name of an upload"))
+        except MalformedError as error:
+            wire.skipped("name of an upload", raw, error)
+    return found
+
+
+def announced(client: redis.Redis, name: str) -> Upload | None:
+    """What was announced under a name; None where it has ended, and for an upload of another version.
+
+    Raises InputError where it is no upload, or one of another name.
+    """
+    text = cast("bytes | None", client.hget(UPLOADS, name))
+    upload = None if text is None else Upload.from_json(text)
+    if upload is not None and upload.name != name:
+        raise InputError(f"upload {name} is not what its name says, {upload.name}", code="bad_upload")
+    return upload
+
+
+def send(client: redis.Redis, name: str, number: int, data: bytes) -> None:
+    """Write one piece under its number."""
+    client.hset(upload_key(name, "pieces"), str(number), zlib.compress(data, 6))
+
+
+def piece(client: redis.Redis, name: str, number: int) -> bytes | None:
+    """One piece, or None where it has not come yet; InputError where it cannot be one."""
+    packed = cast("bytes | None", client.hget(upload_key(name, "pieces"), str(number)))
+    if packed is None:
+        return None
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(packed, PIECE_BYTES + 1)
+    except zlib.error as error:
+        raise InputError(f"piece {number} of upload {name} is damaged: {error}", code="bad_upload") from error
+    if len(data) > PIECE_BYTES or not unpacker.eof:
+        raise InputError(f"piece {number} of upload {name} is not whole", code="bad_upload")
+    return data
+
+
+def is_announced(client: redis.Redis, name: str) -> bool:
+    """Whether the broker knows of an upload that has not ended."""
+    return bool(client.hexists(UPLOADS, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the writer says of an upload, and its sender.
+
+    Attributes:
+        taken: pieces that are durable.
+        sent: "1" once the sender has written all pieces.
+        why: what it waits for; "" where it goes on.
+        end: "accepted" or "refused"; "" while it has not ended.
+        code, run, added, units, samples: see `End`; "" for None.
+    """
+
+    taken: Count = 0
+    sent: Word = ""
+    why: LongText = ""
+    end: Word = ""
+    code: Word = ""
+    run: Annotated[str, Meta(pattern=r"\A([0-9a-f]{16})?\Z")] = ""
+    added: _Optional = ""
+    units: _Optional = ""
+    samples: _Optional = ""
+
+
+def state(client: redis.Redis, name: str) -> State:
+    """What is said of an upload; nothing where that is malformed."""
+    raw = cast("dict[bytes, bytes]", client.hgetall(upload_key(name, "state")))
+    try:
+        return wire.read_hash(State, raw, what="state of an upload")
+    except MalformedError as error:
+        wire.skipped("state of an upload", name, error)
+        return State()
+
+
+def say_taken(client: redis.Redis, name: str, taken: int) -> None:
+    """Say that the first `taken` pieces are durable, and drop them; also those that were sent once more."""
+    key = upload_key(name, "pieces")
+    with client.pipeline() as pipe:
+        pipe.hset(upload_key(name, "state"), "taken", str(taken))
+        numbers = cast("list[bytes]", client.hkeys(key))
+        if old := [number for number in numbers if not _NUMBER.fullmatch(number) or int(number) < taken]:
+            pipe.hdel(key, *cast("list[str]", old))
+        pipe.execute()
+
+
+def say_sent(client: redis.Redis, name: str) -> None:
+    """Say that all pieces were written."""
+    client.hset(upload_key(name, "state"), "sent", "1")
+
+
+def say_why(client: redis.Redis, name: str, why: str) -> None:
+    """Say what an upload waits for; "" where it goes on."""
+    client.hset(upload_key(name, "state"), "why", why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """What came of an upload that is whole.
+
+    Attributes:
+        units: of the run now.
+        samples: of what was added, or of a new run; None where only reading tells.
+        added: units that were added; None where the run is new.
+    """
+
+    units: int
+    samples: int | None
+    added: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What became of an upload.
+
+    Attributes:
+        end: "accepted" or "refused".
+        code, why: of a refusal.
+        run: the run that has its units now; "" where it was refused.
+        added: units that were added to a run that was there before; None where the run is new.
+        units: of the run, with all that was added.
+        samples: of what was added, or of the run where it is new; None where only reading tells.
+    """
+
+    end: str
+    code: str = ""
+    why: str = ""
+    run: str = ""
+    added: int | None = None
+    units: int = 0
+    samples: int | None = None
+
+
+def end_of(client: redis.Redis, name: str) -> End | None:
+    """How an upload ended, for a day; None while it has not. `name` may also be the id of the run that was sent."""
+    said = state(client, name)
+    if not said.end:
+        return None
+    added, units, samples = (int(part) if part else None for part in (said.added, said.units, said.samples))
+    return End(end=said.end, code=said.code, why=said.why, run=said.run, added=added, units=units or 0, samples=samples)
+
+
+def say_end(client: redis.Redis, name: str, run: str, end: End) -> None:
+    """Say what became of an upload, also to who knows only the id of the run that was sent; forget the rest of it."""
+    fields: dict[Any, Any] = {part: "" if value is None else str(value) for part, value in asdict(end).items()}
+    with client.pipeline() as pipe:
+        for known_as in (name, run):
+            pipe.hset(upload_key(known_as, "state"), mapping=fields)
+            pipe.expire(upload_key(known_as, "state"), 86_400)
+        pipe.hdel(UPLOADS, name)
+        pipe.unlink(upload_key(name, "pieces"))
+        pipe.execute()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """An upload that has not ended.
+
+    Attributes:
+        bytes: taken by a writer and on its disk; `bytes_total` of all.
+        sent: whether the broker has had all of it: the sender may be gone.
+        why: what it waits for, as the writer says; "".
+    """
+
+    name: str
+    upload: Upload
+    bytes: int
+    bytes_total: int
+    sent: bool
+    why: str
+
+
+def under_way(client: redis.Redis) -> list[UnderWay]:
+    """The uploads that have not ended; those of other versions, and what is none, are left out."""
+    found = []
+    for name in names(client):
+        try:
+            upload = announced(client, name)
+        except InputError as error:
+            wire.skipped("upload", name, error)
+            continue
+        if upload is not None:
+            said, pieces = state(client, name), Pieces(upload.files)
+            found.append(
+                UnderWay(
+                    name=name,
+                    upload=upload,
+                    bytes=pieces.bytes_before(said.taken),
+                    bytes_total=pieces.bytes_before(pieces.count),
+                    sent=bool(said.sent),
+                    why=said.why,
+                )
+            )
+    return found
+
+
+def drop_pieces(client: redis.Redis, name: str) -> None:
+    """Remove what was sent to a writer that had ended the upload meanwhile."""
+    client.unlink(upload_key(name, "pieces"))
+
+
+def is_attended(client: redis.Redis, name: str) -> bool:
+    """Whether a writer has looked at it, and said how much it has."""
+    return bool(client.hexists(upload_key(name, "state"), "taken"))
+
+
+def waits(client: redis.Redis, name: str, number: int) -> bool:
+    """Whether a piece is in the broker."""
+    return bool(client.hexists(upload_key(name, "pieces"), str(number)))

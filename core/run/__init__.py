@@ -1,0 +1,1 @@
+"""An output folder: run.json, manifest, commit log, rows and failures."""

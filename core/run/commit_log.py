@@ -1,0 +1,185 @@
+"""The commit log: numbered records, each created exclusively and complete, chained by their hashes.
+
+The log is the truth about a run: what no record names is not done, and does not exist.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+
+from core.errors import OutputError
+from core.run.commits import MOST_BYTES, Commit, CommittedFile, CommittedUnit, damaged
+from core.run.layout import Layout
+from core.run.run_info import load_run
+from core.storage.durable import names_in, output_error, write_new
+from core.storage.ordered_prefetch import contents
+
+
+@dataclass(slots=True)
+class LogState:
+    """What the log says so far; `apply` moves it one record on.
+
+    Attributes:
+        units: number of units of the run.
+        failures, quarantined: those that stand; a retry that is committed takes the place of what it retries.
+        retries: units among the committed ones that replaced failures.
+        ended: whether the last record closes the log; units that were added since open it again.
+        widths: of the vectors, by column; empty before the first rows.
+        done: bitmap of committed units, laid out as Redis lays out bits (unit 0 is the highest bit of byte 0).
+    """
+
+    units: int
+    n: int = 0
+    prev: str = ""
+    epoch: int = 0
+    next_id: int = 0
+    rows: int = 0
+    failures: int = 0
+    quarantined: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    retries: int = 0
+    count: int = 0
+    fingerprint: str = ""
+    ended: bool = False
+    widths: dict[str, int] = field(default_factory=dict)
+    done: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        if not self.done:
+            self.done = bytearray((self.units + 7) // 8)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left: the last record says so, and nothing was added since."""
+        return self.ended and self.count == self.units
+
+    def grow(self, units: int) -> None:
+        """The run has `units` units now; fewer than before change nothing."""
+        if units > self.units:
+            self.units = units
+            self.done.extend(bytes((units + 7) // 8 - len(self.done)))
+
+    def is_done(self, u: int) -> bool:
+        """Whether unit `u` is committed."""
+        return bool(self.done[u >> 3] & (0x80 >> (u & 7)))
+
+    def apply(self, commit: Commit) -> None:
+        """Take one more record; OutputError where it does not follow the last one."""
+        name = f"{commit.n:08d}.json"
+        if commit.n != self.n + 1 or commit.prev != self.prev:
+            raise damaged(name, f"it does not follow record {self.n}")
+        if commit.epoch < self.epoch:
+            raise damaged(name, f"writer epoch {commit.epoch} comes after epoch {self.epoch}")
+        for unit in commit.units:
+            if not 0 <= unit.u < self.units or self.is_done(unit.u):
+                raise damaged(name, f"unit {unit.u} is committed twice or is not of this run")
+            self.done[unit.u >> 3] |= 0x80 >> (unit.u & 7)
+        for what, count in added_by(commit.units).items():
+            setattr(self, what, getattr(self, what) + count)
+        self.retries += sum(unit.supersedes > 0 for unit in commit.units)
+        self.count += len(commit.units)
+        self.next_id = max([self.next_id, *(f.first_id + f.rows for f in commit.files if f.kind == "rows")])
+        self.n, self.prev, self.epoch = commit.n, commit.sha256, commit.epoch
+        self.fingerprint = commit.fingerprint or self.fingerprint
+        self.widths = dict(commit.widths) or self.widths
+        self.ended = commit.kind == "close"
+
+    def totals(self) -> dict[str, int]:
+        """The cumulative counts as a record holds them."""
+        return self.totals_with(())
+
+    def totals_with(self, units: Sequence[CommittedUnit]) -> dict[str, int]:
+        """The cumulative counts as a next record holds them that commits `units`."""
+        added = {"units": len(units), **added_by(units)}
+        return {what: self.count_of(what) + count for what, count in added.items()}
+
+    def count_of(self, what: str) -> int:
+        """One of the cumulative counts by its name in a record."""
+        return int(getattr(self, "count" if what == "units" else what))
+
+
+def added_by(units: Iterable[CommittedUnit]) -> dict[str, int]:
+    """What units add to the cumulative counts; retries take away the failures that they take the place of."""
+    counts = {"rows": 0, "failures": 0, "quarantined": 0, "truncated": 0, "tokens": 0}
+    for unit in units:
+        counts["rows"] += unit.rows
+        counts["failures"] += unit.failures - unit.supersedes
+        counts["quarantined"] += bool(unit.quarantined) - unit.lifts
+        counts["truncated"] += unit.truncated
+        counts["tokens"] += unit.tokens
+    return counts
+
+
+class CommitLog:
+    """Reading and appending the records of one output folder."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def read(self, after: int = 0) -> Iterator[Commit]:
+        """The records after number `after`, in order, up to the first number that is not there."""
+        names = (f"{self.layout.commits.name}/{n:08d}.json" for n in itertools.count(after + 1))
+        found = contents(self.layout.root, names, most_bytes=MOST_BYTES)
+        try:
+            for n, (path, data) in enumerate(found, start=after + 1):
+                name = PurePath(path).name
+                commit = Commit.parse(data, name)
+                if commit.n != n:
+                    raise damaged(name, f"it says that it is record {commit.n}")
+                yield commit
+        except OSError as error:
+            raise OutputError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    def replay(self, units: int, *, start: LogState | None = None) -> LogState:
+        """The state after the last record; OutputError where a record is missing before one that is there.
+
+        Args:
+            start: the state after an earlier record (see `core.run.checkpoint`), which is moved on; None: none yet.
+        """
+        state = start if start is not None else LogState(units=units)
+        while True:
+            for commit in self.read(after=state.n):
+                self.advance(state, commit)
+            if self.ends_with(state.n):
+                return state
+
+    def ends_with(self, n: int) -> bool:
+        """Whether there is no record after number `n`; OutputError where the next one is missing before later ones."""
+        names = {name for name in names_in(self.layout.commits) if name.endswith(".json")}
+        if max(names, default="") <= f"{n:08d}.json":
+            return True
+        if (following := f"{n + 1:08d}.json") not in names:
+            raise damaged(following, "it is missing, though later records are there")
+        return False
+
+    def advance(self, state: LogState, commit: Commit) -> None:
+        """Move `state` one record on; raises as `LogState.apply` does.
+
+        A record may name units of a generation that was added after the reader counted them.
+        """
+        if any(unit.u >= state.units for unit in commit.units):
+            state.grow(load_run(self.layout.root).units)
+        state.apply(commit)
+
+    def append(self, commit: Commit) -> Commit:
+        """Create record `commit.n` durably; FileExistsError where another writer took the number."""
+        data, digest = commit.seal()
+        path = self.layout.commits / f"{commit.n:08d}.json"
+        temporary = self.layout.temporary / f"commit-{commit.n:08d}.{commit.writer}.json"
+        try:
+            write_new(path, data, temporary=temporary)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise output_error(error, path) from error
+        return replace(commit, sha256=digest)
+
+
+def row_files(commits: Sequence[Commit] | Iterator[Commit]) -> Iterator[CommittedFile]:
+    """The files with rows that the records name, in order of their ids."""
+    for commit in commits:
+        yield from (file for file in commit.files if file.kind == "rows")

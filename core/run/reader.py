@@ -1,0 +1,84 @@
+"""Reading an output folder's committed rows and failures. Only what a commit record names is read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from core.errors import OutputError
+from core.formats.part import opened
+from core.run.commit_log import CommitLog, LogState
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.storage.paths import Place
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def committed(root: Place) -> tuple[RunInfo, LogState]:
+    """The run of an output folder and what its commit log says so far.
+
+    Raises InputError where the folder holds no run, OutputError where a record is damaged.
+    """
+    state = CommitLog(Layout(root)).replay(load_run(root).units)
+    info = load_run(root)  # after the log, which may name units that were added meanwhile
+    state.grow(info.units)
+    return info, state
+
+
+def committed_parts(root: Place) -> Iterator[tuple[CommittedFile, ...]]:
+    """The files of each part in the order of their records, one or several of them; raises as `committed` does."""
+    log, state = CommitLog(Layout(root)), LogState(units=load_run(root).units)
+    for commit in log.read():
+        log.advance(state, commit)
+        if part := tuple(file for file in commit.files if file.of_rows):
+            yield part
+    log.ends_with(state.n)
+
+
+def row_tables(root: Place, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """All committed rows in the order of their ids, a bounded number at a time; the same whatever the format.
+
+    Args:
+        columns: the columns to read; None for all: id, ordinal, key, the embeddings, caption, metadata, unit_id.
+
+    Raises as `committed` does, and OutputError where a file is missing or cannot be read. Hashes are not checked;
+    `embq verify` does that.
+    """
+    for files in committed_parts(root):
+        yield from part_tables(root, files, columns)
+
+
+def part_tables(
+    root: Place, files: Sequence[CommittedFile], columns: Sequence[str] | None = None
+) -> Generator[pa.Table, None, None]:
+    """The rows of one part, or one file of failures, a bounded number at a time.
+
+    Args:
+        files: of one record, which are aligned with each other.
+        columns: the columns to read; None for all.
+
+    Raises OutputError where a file is missing or cannot be read.
+    """
+    with opened(root, files) as part:
+        yield from part.tables(columns)
+
+
+def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:
+    """A column of embeddings as an array of shape (rows, width) of what is stored; see `core.vectors.restored`.
+
+    Raises OutputError where a row has no vector: every committed row has one.
+    """
+    array = table[column].combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    values = array.flatten()
+    dim = array.type.list_size
+    if len(values) != dim * len(array) or values.null_count:
+        raise OutputError(f"a row without a vector in column {column!r}", code="part_damaged")
+    matrix: np.ndarray = values.to_numpy(zero_copy_only=False).reshape(len(array), dim)
+    return matrix

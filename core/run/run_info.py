@@ -1,0 +1,229 @@
+"""What a run is: its immutable `run.json`, and what was added to it since."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from core import wire
+from core.errors import InputError, MalformedError, OutputError, TryLaterError
+from core.models import REFERENCE, ModelConfig
+from core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
+from core.run.layout import Layout
+from core.run.rows import FORMATS, RowSpec
+from core.storage import beneath
+from core.storage.durable import names_in, output_error, write_new
+from core.storage.paths import Place
+from core.units import content_hash
+from core.wire import Count, RunId, ShortText, UnitCount, Word
+
+SCHEMA = 1
+
+
+class _Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of run.json."""
+
+    run: RunId
+    inputs: tuple[str, ...]
+    options: dict[str, str]
+    model: dict[str, Any]
+    rows: dict[str, Any]
+    format: Annotated[str, Meta(pattern=rf"\A({'|'.join(FORMATS)})\Z")]
+    part_rows: Annotated[int, Meta(ge=1, le=2**40)]
+    units: UnitCount
+    samples: Count | None
+    manifest_digest: Word
+    version: ShortText
+    created: ShortText
+    segments: tuple[SegmentName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What a run is. All of it is frozen when it is planned, but for the units that are added later.
+
+    Attributes:
+        run: run id, 16 hex digits.
+        inputs: as the user gave them first.
+        options: reader options and selection that shaped the first units.
+        model: what computes the vectors.
+        rows: what its rows hold.
+        format: format of its parts, one of `core.run.rows.FORMATS`.
+        part_rows: most rows of one part.
+        units: number of units in the manifest, with all that was added.
+        samples: number of samples, with all that was added, or None where only reading tells.
+        manifest_digest: hash over the ids of the first units in order.
+        version: embq version that planned the run.
+        created: UTC time, ISO 8601; information only.
+        added: the generations that were added, in order.
+        segments: names of the segments of the manifest that the run was planned with, in order; () where a record of
+            another version of embq does not say, and they are all whose names begin with a digit.
+    """
+
+    run: str
+    inputs: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    model: ModelConfig
+    part_rows: int
+    units: int
+    samples: int | None
+    manifest_digest: str
+    version: str
+    created: str
+    rows: RowSpec = RowSpec()  # noqa: RUF009 - it is frozen
+    format: str = "parquet"
+    added: tuple[Generation, ...] = ()
+    segments: tuple[str, ...] = ()
+
+    @property
+    def first_units(self) -> int:
+        """Number of units that the run was planned with."""
+        return self.units - sum(generation.units for generation in self.added)
+
+    @property
+    def retries(self) -> int:
+        """Number of units that do samples of earlier ones again."""
+        return sum(generation.units for generation in self.added if generation.is_retry)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Number of units after each generation: a log may be closed at each of them."""
+        return (self.first_units, *(generation.first + generation.units for generation in self.added))
+
+    def notes(self, *, fingerprint: str, version: str) -> dict[str, str]:
+        """What files of the run's rows say of it, in the metadata of their format.
+
+        Args:
+            version: of the embq that writes them.
+        """
+        return {
+            "embq.run": self.run,
+            "embq.model": self.model.spec,
+            "embq.fingerprint": fingerprint,
+            "embq.version": version,
+            **{f"embq.{name.replace(' ', '_')}": str(value) for name, value in self.rows.identity().items()},
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same run: what it was planned with decides its id."""
+        cut = {} if self.model.chunking is None else {"chunks": str(self.model.chunking)}
+        return {
+            "inputs (units)": self.manifest_digest,
+            "model": self.model.spec,
+            "modality": ",".join(self.model.modalities),
+            "precision": self.model.precision,
+            **self.rows.identity(),
+            "output format": self.format,
+            **cut,
+            **({} if self.model.decode == REFERENCE else {"decode": self.model.decode}),
+        }
+
+    def publish(self, layout: Layout) -> None:
+        """Write run.json of a run to which nothing was added; it becomes real by this."""
+        data = json.dumps(
+            {
+                "schema": SCHEMA,
+                "run": self.run,
+                "inputs": list(self.inputs),
+                "options": dict(self.options),
+                "model": self.model.describe(),
+                "rows": self.rows.describe(),
+                "format": self.format,
+                "part_rows": self.part_rows,
+                "units": self.units,
+                "samples": self.samples,
+                "manifest_digest": self.manifest_digest,
+                "segments": list(self.segments),
+                "version": self.version,
+                "created": self.created,
+            },
+            indent=1,
+        )
+        # A name of its own: a leftover of a killed process must not look like another process at the same time.
+        temporary = layout.temporary / f"run-{self.run}.{secrets.token_hex(4)}.json"
+        try:
+            write_new(layout.run_json, data.encode() + b"\n", temporary=temporary)
+        except FileExistsError as error:
+            raise TryLaterError(
+                f"{layout.run_json} was written by another process at the same time",
+                next_step="give the same command again",
+            ) from error
+        except OSError as error:
+            raise output_error(error, layout.run_json) from error
+
+
+def run_id(identity: dict[str, Any], output: Place) -> str:
+    """Run id: 16 hex digits over what the run is and where it goes, so that planning again finds the same run."""
+    return content_hash([identity, str(output)])[:16]
+
+
+def load_run(root: Place) -> RunInfo:
+    """The run of an output folder as it is now; InputError where the folder holds none."""
+    layout = Layout(root)
+    layout.refuse_links()
+    try:
+        planned = _read(layout)
+        model, rows = ModelConfig.from_description(planned.model), RowSpec.from_description(planned.rows)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(
+            f"{root} is not an embq output folder: it has no run.json",
+            next_step="give the folder that `embq run --output` or `embq enqueue --output` made",
+        ) from error
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+    added = tuple(read_generations(layout.manifest))
+    if added and (added[0].first != planned.units or any(generation.run != planned.run for generation in added)):
+        raise OutputError(
+            f"{layout.manifest} holds generations of another run",
+            next_step="restore the folder from a backup",
+            code="manifest_damaged",
+        )
+    counts = [planned.samples, *(generation.samples for generation in added)]
+    return RunInfo(
+        run=planned.run,
+        inputs=planned.inputs,
+        options=tuple(sorted(planned.options.items())),
+        model=model,
+        rows=rows,
+        format=planned.format,
+        part_rows=planned.part_rows,
+        units=planned.units + sum(generation.units for generation in added),
+        samples=None if None in counts else sum(count for count in counts if count is not None),
+        manifest_digest=planned.manifest_digest,
+        version=planned.version,
+        created=planned.created,
+        added=added,
+        segments=planned.segments,
+    )
+
+
+def first_segments(layout: Layout) -> list[str]:
+    """The names of the segments of the manifest that a run was planned with, in order."""
+    try:
+        named = _read(layout).segments
+    except FileNotFoundError:
+        named = ()
+    except OSError as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error}") from error
+    found = (name for name in names_in(layout.manifest) if name[:1].isdigit() and name.endswith(".parquet"))
+    return list(named) or sorted(found)
+
+
+def _read(layout: Layout) -> _Planned:
+    """What run.json says; OSError where it cannot be read, OutputError where it is damaged."""
+    data = beneath.read_bytes(layout.root, layout.run_json.name, most_bytes=MOST_BYTES)
+    try:
+        body = wire.read(dict[str, Any], data, what=str(layout.run_json), most_bytes=MOST_BYTES)
+        if body.get("schema") != SCHEMA:
+            raise OutputError(
+                f"{layout.run_json} has schema {body.get('schema')}, this embq reads {SCHEMA}",
+                next_step="use the embq version that made the run",
+            )
+        return wire.convert(_Planned, body, what=str(layout.run_json))
+    except MalformedError as error:
+        raise OutputError(f"{layout.run_json} cannot be read: {error.message}") from error

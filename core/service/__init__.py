@@ -1,0 +1,1 @@
+"""Parts of a resident service: log, metrics, health, reports, stopping."""

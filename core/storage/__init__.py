@@ -1,0 +1,1 @@
+"""Durable files, paths and object stores."""

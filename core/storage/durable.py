@@ -1,0 +1,195 @@
+"""Files that are either complete under their final name or not there. Local and network POSIX file systems, and object
+stores (`core.storage.objects`).
+
+The order in folders: temporary name on the same file system, write, fsync, rename or link, fsync of the folder. An
+error drops the temporary file; fsync is never tried again on the same descriptor, because after a failed fsync the
+kernel may already have marked the pages clean. On an object store an upload that is whole is durable, and not there
+before; the temporary file is one of this machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from core.errors import OutputError
+from core.storage import beneath
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Refusals of the operating system that a user can mend, whatever was being written."""
+
+
+def fsync_folder(folder: Place) -> None:
+    """Make the names in `folder` durable; those on an object store are."""
+    if isinstance(folder, ObjectPath):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    """Make the content of a closed file durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_new(path: Place, data: bytes, *, temporary: Path) -> None:
+    """Create `path` with `data`, complete and durable; FileExistsError where it is there already.
+
+    A hard link refuses an existing name (a plain rename would replace it) and the file behind it is complete (which
+    O_EXCL followed by writing would not promise). On an object store the data must be like no other writer's.
+    """
+    if isinstance(path, ObjectPath):
+        path.create(data)
+        return
+    try:
+        _write_synced(temporary, data)
+        os.link(temporary, path)
+        fsync_folder(path.parent)
+    finally:
+        drop(temporary)
+
+
+def claim(path: Place, owner: str) -> None:
+    """Create a file whose name is all that counts; FileExistsError where another owner was first."""
+    if isinstance(path, ObjectPath):
+        path.create(owner.encode())
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+
+
+def overwrite(path: Place, data: bytes, *, temporary: Path) -> None:
+    """Write `path`, complete and durable, in place of what was there."""
+    if isinstance(path, ObjectPath):
+        path.replace(data)
+        return
+    try:
+        _write_synced(temporary, data)
+        os.rename(temporary, path)
+        fsync_folder(path.parent)
+    except OSError:
+        drop(temporary)
+        raise
+
+
+def _write_synced(temporary: Path, data: bytes) -> None:
+    with open(temporary, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def reserve(path: Path, size: int) -> None:
+    """Have the file system set aside room for the first `size` bytes of a file, which keeps its length.
+
+    OSError where there is no room for them. A file system that cannot do that sets nothing aside; `trim` gives back
+    what is not used.
+    """
+    if not hasattr(_libc, "fallocate"):
+        return
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        if _libc.fallocate(descriptor, 1, ctypes.c_int64(0), ctypes.c_int64(size)):  # 1: FALLOC_FL_KEEP_SIZE
+            number = ctypes.get_errno()
+            if number not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def trim(path: Path) -> None:
+    """Give back the room behind a file's end that `reserve` set aside."""
+    os.truncate(path, path.stat().st_size)
+
+
+def drop(path: Place) -> None:
+    """Remove a file that nobody needs and that may not be there. One that stays is litter, and hides no other error."""
+    with suppress(OSError, OutputError):
+        path.unlink(missing_ok=True)
+
+
+def names_in(folder: Place) -> list[str]:
+    """The names of what is in a folder of an output, none where it is missing; OutsideError where it is a link."""
+    try:
+        if isinstance(folder, ObjectPath):
+            return [path.name for path in folder.iterdir()]
+        return [name for name, _ in beneath.listing(folder.parent, folder.name)]
+    except FileNotFoundError:
+        return []
+
+
+def drop_in(folder: Place, name: str) -> None:
+    """`drop` of an entry of a folder of an output; nothing is removed behind a link that has the folder's name."""
+    if isinstance(folder, ObjectPath):
+        drop(folder / name)
+        return
+    with suppress(OSError, OutputError):
+        beneath.unlink(folder.parent, f"{folder.name}/{name}")
+
+
+def publish(temporary: Path, path: Place, moved: Callable[[], None] = lambda: None) -> None:
+    """Give a finished, closed temporary file its final name, durably.
+
+    An orphan of that name, which a dead writer left, is replaced; on an object store FileExistsError says that it is
+    in the way.
+
+    Args:
+        moved: called as it goes on, where it is sent over a network.
+    """
+    if isinstance(path, ObjectPath):
+        path.take(temporary, moved)
+        drop(temporary)
+        return
+    fsync_file(temporary)
+    os.rename(temporary, path)
+    fsync_folder(path.parent)
+
+
+def file_sha256(path: Place) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open() if isinstance(path, ObjectPath) else open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_NEXT_STEPS = {
+    "no_space": "make room, then run `embq resume` on the output folder; committed rows are safe",
+    "not_writable": "give write permission, or choose another --output",
+}
+"""Of a run's output folder."""
+
+
+def output_error(error: OSError, path: Place, *, next_steps: Mapping[str, str] = _NEXT_STEPS) -> OutputError:
+    """The error that a failed write means for the user: `no_space`, `not_writable`, or `output` for anything else.
+
+    Args:
+        next_steps: by code, where it is no run's output folder that is written.
+    """
+    if error.errno in NO_SPACE and isinstance(path, ObjectPath):
+        return OutputError(
+            f"no space left on this machine for {path} on its way to the store",
+            next_step="make room, or set EMBQ_SPOOL to a folder on a larger disk; then run `embq resume` on the output",
+            code="no_space",
+        )
+    if error.errno in NO_SPACE:
+        code, told = "no_space", f"no space left for {path}"
+    elif error.errno in NOT_WRITABLE:
+        code, told = "not_writable", f"{path} cannot be written: {error.strerror}"
+    else:
+        code, told = "output", f"{path}: {error.strerror or error}"
+    return OutputError(told, next_step=next_steps.get(code, ""), code=code)

@@ -1,0 +1,274 @@
+"""Names of an output on an object store, used as `pathlib.Path` is where the output is a folder.
+
+An object store has no folders, no rename, no locks and no names that are half written: an object is there whole or not
+at all. What guards an output there is the conditional create: of those who create one name, one succeeds. `probe` finds
+out whether a store keeps to that.
+
+Nothing is cached. Errors are those of a file system (FileNotFoundError, FileExistsError, PermissionError); a store that
+does not answer, after some attempts, is AwayError. Credentials come from where the store's own tools take them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import io
+import posixpath
+import random
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from core.errors import AwayError, ConfigError, OutputError
+from core.storage.object_clients import connect, http_status, translate
+from core.storage.ranges import RangedFile
+
+PIECE_BYTES = 8 << 20
+"""Of a large upload; S3 takes up to 10,000 of them, so 84 GB."""
+AT_ONCE = 4
+"""Pieces under way at a time; together they are what an upload holds in memory."""
+BUSY_S = (0.2, 0.5, 1.0, 2.0)
+"""Before an upload is begun again because another one of the same name was under way (409)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a store says of an object: its size, and when it was written by the store's clock (seconds since 1970)."""
+
+    st_size: int
+    st_mtime: float
+
+
+class ObjectPath:
+    """The name of an object, or of what would be a folder: all objects below it.
+
+    The methods that `pathlib.Path` has as well do the same here, and durably. Others: `create`, `replace`, `take` and
+    `fetch`; see `core.storage.durable` for what chooses between them and the calls for files.
+    """
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    # --- names ---
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"ObjectPath({self._url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectPath) and other._url == self._url
+
+    def __hash__(self) -> int:
+        return hash(self._url)
+
+    def __lt__(self, other: ObjectPath) -> bool:
+        return self._url < other._url
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(f"{self._url}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return posixpath.basename(self._url)
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return posixpath.splitext(self.name)[0]
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the last part, with its dot."""
+        return posixpath.splitext(self.name)[1]
+
+    @property
+    def parent(self) -> ObjectPath:
+        """The name without its last part."""
+        return ObjectPath(posixpath.dirname(self._url))
+
+    # --- reading ---
+
+    def exists(self) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_dir(self) -> bool:
+        """Whether there is any object below this name."""
+        return next(self.iterdir(), None) is not None
+
+    def stat(self) -> Status:
+        """Size and time; FileNotFoundError where there is no such object."""
+        said = self.ask(lambda store, key: store.info(key))
+        if said.get("type") != "file":
+            raise FileNotFoundError(errno.ENOENT, "there is no such object", self._url)
+        return _status(said)
+
+    def read_bytes(self) -> bytes:
+        """All of it."""
+        return bytes(self.ask(lambda store, key: store.cat_file(key)))
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """All of it as text."""
+        return self.read_bytes().decode(encoding)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`."""
+        piece = bytes(self.ask(lambda store, key: store.cat_file(key, start=start, end=stop)))
+        if len(piece) != stop - start:
+            raise AwayError(f"{self}: {len(piece)} bytes came instead of {stop - start}")
+        return piece
+
+    def open(self, piece_bytes: int = 1 << 20) -> io.BufferedReader:
+        """A file for reading, which can seek; it asks for at least `piece_bytes` at once."""
+        return io.BufferedReader(RangedFile(self, self.stat().st_size), piece_bytes)
+
+    def fetch(self, local: Path) -> None:
+        """Copy it to a file of this machine."""
+        with self.open(PIECE_BYTES) as theirs, open(local, "wb") as ours:
+            shutil.copyfileobj(theirs, ours, PIECE_BYTES)
+
+    def listing(self) -> Iterator[tuple[ObjectPath, Status]]:
+        """The objects directly below this name, each with its status; none where there are none."""
+        try:
+            found = self.ask(lambda store, key: store.ls(key, detail=True, refresh=True))
+        except FileNotFoundError:
+            return
+        prefix = key_of(self._url) + "/"
+        for one in found:
+            name = one["name"].removeprefix(prefix)
+            if one["name"].startswith(prefix) and name:
+                yield self / name.rstrip("/"), _status(one)
+
+    def iterdir(self) -> Iterator[ObjectPath]:
+        """The names directly below this one."""
+        return (path for path, _ in self.listing())
+
+    def glob(self, pattern: str) -> Iterator[ObjectPath]:
+        """The names directly below this one that match."""
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    # --- writing ---
+
+    def mkdir(self, *_: Any, **__: Any) -> None:
+        """Nothing: folders are there as soon as something is in them."""
+
+    def create(self, data: bytes) -> None:
+        """Create it; FileExistsError where it is there with other bytes.
+
+        The answer to an earlier attempt may have been lost, so bytes that are ours already are no conflict. What is
+        to be exclusive must hold something that only one writer writes.
+        """
+        try:
+            self.ask(lambda store, key: store.pipe_file(key, data, mode="create"))
+        except FileExistsError:
+            if self.read_bytes() != data:
+                raise
+
+    def replace(self, data: bytes) -> None:
+        """Write it, in place of what was there."""
+        self.ask(lambda store, key: store.pipe_file(key, data))
+
+    def take(self, local: Path, moved: Callable[[], None] = lambda: None) -> None:
+        """Create it from a file of this machine, whole; FileExistsError where it is there with other bytes.
+
+        The client libraries send a checksum along, which the store verifies; the size is asked for afterwards.
+
+        Args:
+            moved: called for each piece that was sent.
+        """
+        from fsspec.callbacks import Callback
+
+        told = Callback(hooks={"moved": lambda *_, **__: moved()})
+        options: dict[str, Any] = {"mode": "create", "chunksize": PIECE_BYTES, "callback": told}
+        if self._url.startswith("s3:"):
+            options["max_concurrency"] = AT_ONCE
+        try:
+            self.ask(lambda store, key: store.put_file(str(local), key, **options))
+        except (FileExistsError, FileNotFoundError):
+            # Where an answer was lost, the end of an upload is asked for again, and the store knows no such upload now.
+            if not (self.exists() and self._equals(local)):
+                raise
+        size, there = local.stat().st_size, self.stat().st_size
+        if size != there:
+            raise OutputError(f"{self}: {there} bytes arrived of {size}", code="output")
+
+    def unlink(self, missing_ok: bool = True) -> None:
+        """Remove it; one that is gone already is no error, because S3 does not tell."""
+        with suppress(FileNotFoundError):
+            self.ask(lambda store, key: store.rm_file(key))
+
+    def _equals(self, local: Path) -> bool:
+        if self.stat().st_size != local.stat().st_size:
+            return False
+        with open(local, "rb") as ours, self.open(PIECE_BYTES) as theirs:
+            while piece := ours.read(PIECE_BYTES):
+                if theirs.read(len(piece)) != piece:
+                    return False
+        return True
+
+    def ask(self, request: Callable[[Any, str], T]) -> T:
+        """What the store answers to `request`, which gets the client and the key; errors as described above."""
+        for pause in (*BUSY_S, None):
+            try:
+                return request(connect(self._url.partition(":")[0]), key_of(self._url))
+            except Exception as error:
+                if http_status(error) == 409 and pause is not None:
+                    time.sleep(pause * random.uniform(1.0, 1.5))
+                    continue
+                raise translate(self._url, error) from error
+        raise AssertionError("unreachable")
+
+
+def probe(folder: ObjectPath) -> None:
+    """Find out whether a name can be created only once; ConfigError where the store lets it be created again.
+
+    Raises also what writing and reading there raise, so that a missing permission is told before there is work.
+    """
+    path = folder / f"probe-{secrets.token_hex(8)}"
+    first, second = b"first", b"second"
+    path.create(first)
+    try:
+        path.create(second)
+    except FileExistsError:
+        return
+    finally:
+        path.unlink(missing_ok=True)
+    raise ConfigError(
+        f"{folder} is on a store that lets one name be created twice: it ignores If-None-Match (or ifGenerationMatch), "
+        "so two writers could overwrite each other",
+        next_step="write to a folder, or to a store with conditional writes (Amazon S3, Google Cloud Storage, MinIO)",
+        code="no_conditional_create",
+    )
+
+
+def key_of(url: str) -> str:
+    """Bucket and key, as the client libraries name objects."""
+    return url.partition("://")[2]
+
+
+def _status(said: dict[str, Any]) -> Status:
+    return Status(int(said.get("size") or 0), seconds_of(said.get("LastModified") or said.get("updated")))
+
+
+def seconds_of(when: Any) -> float:
+    """Seconds since 1970 of the time that a store gives as text or as a datetime; 0 where it gives none."""
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    return float(when.timestamp()) if isinstance(when, datetime) else 0.0

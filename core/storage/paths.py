@@ -1,0 +1,88 @@
+"""Where an output is: in a folder of this machine, or below a prefix of an object store."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+from core.errors import UsageError
+from core.storage.object_clients import NEEDED
+from core.storage.objects import ObjectPath
+
+SPELLINGS = {"s3a": "s3", "gcs": "gs"}
+"""Other names of the same schemes; an output has one name, because a run's id is made of it."""
+
+
+Place: TypeAlias = Path | ObjectPath
+"""A name in an output: of a file or folder of this machine, or of an object store."""
+
+
+def place(text: str | Place) -> Place:
+    """The output that a user or a record names, absolute.
+
+    Raises UsageError for URLs that are no outputs: of other storage, or with what a key cannot hold; and as
+    `refuse_unnameable` does.
+    """
+    text = str(text)
+    refuse_unnameable(text)
+    scheme, found, rest = text.partition("://")
+    if not found:
+        path = os.path.abspath(text)
+        refuse_unnameable(path)  # by the current folder, too
+        return Path(path)
+    scheme = SPELLINGS.get(scheme.lower(), scheme.lower())
+    rest = rest.rstrip("/")
+    if "@" in rest.partition("/")[0]:
+        raise UsageError(
+            f"{scheme}:// with a user or a key in it is not taken: it would stand in logs",
+            next_step="set the credentials up as for the store's own tools, for instance AWS_ACCESS_KEY_ID",
+        )
+    if scheme not in NEEDED:
+        raise UsageError(
+            f"{text}: nothing can be written there",
+            next_step="name a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX",
+        )
+    parts = rest.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or set("?#*[]\\") & set(rest) or "::" in rest:
+        raise UsageError(
+            f"{text}: this is no bucket and prefix",
+            next_step=f"name it as {scheme}://BUCKET/PREFIX, without any of ? # * [ ] and empty parts",
+        )
+    return ObjectPath(f"{scheme}://{rest}")
+
+
+def refuse_unnameable(path: str) -> None:
+    """Raise UsageError for a folder that the libraries that read and write files there have no name for.
+
+    Arrow, HDF5 and faiss take names in UTF-8, so one that is no UTF-8 is refused before there is work.
+    """
+    why, next_step = "a name has no zero byte", "choose another folder"
+    try:
+        path.encode()
+        os.fsencode(path)
+        if "\0" not in path:
+            return
+    except UnicodeEncodeError:
+        try:
+            path.encode("utf-8", "surrogateescape").decode()
+            why, next_step = "the locale of this process has no name for it", "set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        except UnicodeError:
+            why, next_step = "its name is not UTF-8", "rename it, or choose another folder"
+    raise UsageError(f"{path!a} cannot be used: {why}", next_step=next_step)
+
+
+def is_url(text: str) -> bool:
+    """Whether what a user names is a URL and no path of this machine."""
+    return "://" in text
+
+
+def is_folder(text: str) -> bool:
+    """Whether what a user names is a folder of this machine, or on an object store; and not the id of a run."""
+    return is_url(text) or Path(text).is_dir()
+
+
+def opened(path: Place) -> Path | io.BufferedReader:
+    """What a library that reads some of a file can be given: the name of a file, or an open object."""
+    return path if isinstance(path, Path) else path.open()
