@@ -38,8 +38,8 @@ from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
+from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
-from worker.embedders.warm_up import warm_up
 from worker.pipeline import Pipeline
 from worker.progress import ProgressBoard, Span
 from worker.publish import PublishStage

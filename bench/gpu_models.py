@@ -28,9 +28,9 @@ from core.units import Sample
 from embq.experiments.image_stages import Tried, decode
 from worker.batching import Batcher, Waiting
 from worker.embedders.base import UnderWay
-from worker.embedders.hardware import free_memory
+from worker.embedders.device.hardware import free_memory
+from worker.embedders.device.tuning import tune
 from worker.embedders.registry import load
-from worker.embedders.tune import tune
 from worker.throughput import Throughput
 
 TOKENS, SHORTEST = 256, 4

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from bench.memory import descendants, service
 from bench.pictures import jpegs, shards
 from bench.report import table, write
-from worker.embedders.jpeg import BUFFER_BYTES
+from worker.embedders.image.jpeg import BUFFER_BYTES
 from worker.pipeline import BYTES_AHEAD
 from worker.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
 

@@ -28,8 +28,8 @@ from bench.bare import embed_all, plan
 from bench.image_readers_theirs import MODEL
 from core.models import ModelConfig
 from worker.embedders.base import Embedder
+from worker.embedders.image.buffer_pool import gathered
 from worker.embedders.registry import load
-from worker.embedders.slabs import gathered
 
 
 class Measured:

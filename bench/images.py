@@ -27,9 +27,9 @@ from bench.pictures import jpegs
 from bench.report import table, write
 from core.models import CPU_DECODES, ModelConfig
 from core.units import Sample
-from worker.embedders.images import Picture, quiet_pillow
-from worker.embedders.pixels import Pixels
-from worker.embedders.preprocess import of_open_clip
+from worker.embedders.image.decoding import Picture, quiet_pillow
+from worker.embedders.image.pixels import Pixels
+from worker.embedders.image.preprocess import of_open_clip
 from worker.embedders.registry import load
 
 ARCH = "ViT-B-32"

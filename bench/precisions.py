@@ -25,8 +25,8 @@ from bench.report import table, write
 from core.models import ModelConfig
 from core.units import Sample
 from demo.collect import docstrings
-from worker.embedders.device import DTYPES
-from worker.embedders.hardware import device_name
+from worker.embedders.device.hardware import device_name
+from worker.embedders.device.placement import DTYPES
 from worker.embedders.registry import load
 
 TEXTS, IMAGES = 300, 300

@@ -134,7 +134,7 @@ def _int8_profile(load: Callable[[], Any], texts: Sequence[str]) -> dict[str, An
     """By OpenVINO's own counters, which do not have its attention: that is most of the rest."""
     import torch
 
-    from worker.embedders import int8
+    from worker.embedders.text import int8
 
     torch.set_num_threads(1)
     options, forward = int8._runtime_options, int8.Int8Trunk.forward

@@ -21,7 +21,7 @@ from training.data.crops import Crop, random_crop
 from training.data.pixels import training_pixels
 from training.data.seeds import random_of
 from training.data.view import IMAGENET_MEAN, IMAGENET_STD
-from worker.embedders.images import Picture
+from worker.embedders.image.decoding import Picture
 
 SIZES = (SIZE, (256, 256))
 COUNT, ROUNDS, IMAGE_SIZE = 50, 3, 224

@@ -19,7 +19,7 @@ from training.data.regroup import whole
 from training.data.taken import NOTHING
 from training.data.view import View
 from training.shards.counts import Shards
-from worker.embedders.images import Picture
+from worker.embedders.image.decoding import Picture
 
 PASSES = 5
 """In each of them every stage has its turn; the fastest counts: what disturbs only ever adds."""

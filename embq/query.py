@@ -16,7 +16,7 @@ from core.run.rows import RowSpec
 from core.vectors import stored
 
 if TYPE_CHECKING:
-    from worker.embedders.queries import QueryModel
+    from worker.embedders.query.loading import QueryModel
 
 
 class QueryEmbedder:
@@ -80,7 +80,7 @@ class QueryEmbedder:
     def modalities(self) -> tuple[str, ...]:
         """What can be asked by, in the order of `core.model_spec.MODALITIES`."""
         from core.model_spec import MODALITIES
-        from worker.embedders.queries import check_modality
+        from worker.embedders.query.loading import check_modality
 
         known = []
         for modality in MODALITIES:
@@ -99,7 +99,7 @@ class QueryEmbedder:
         """
         if modality in self._models:
             return
-        from worker.embedders.queries import Loaded
+        from worker.embedders.query.loading import Loaded
 
         model, found = self._opened(modality)
         if found != self._fingerprint and self._fingerprint is not None:
@@ -127,7 +127,7 @@ class QueryEmbedder:
         return self._as_stored(self._models["image"].image(data))
 
     def _opened(self, modality: str, *, noted: bool = True) -> tuple[QueryModel, str]:
-        from worker.embedders.queries import open_query_model
+        from worker.embedders.query.loading import open_query_model
 
         try:
             return open_query_model(self._config, self._output, modality, noted=noted, **self._options)

@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever CPU this is, it may be asked for bf16: torch computes in it everywhere, without instructions slowly."""
-    monkeypatch.setattr("worker.embedders.device.cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr("worker.embedders.device.placement.cpu_flags", lambda: frozenset({"avx512_bf16"}))
 
 
 # --- brokers ---

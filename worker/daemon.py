@@ -14,7 +14,7 @@ import redis
 from core.errors import ConfigError, EmbqError, Exit, NoDeviceError
 from core.service.log import Events
 from core.service.stopping import StopFlag
-from worker.embedders.hardware import simulated_speed
+from worker.embedders.device.hardware import simulated_speed
 from worker.freeing import Death, LeaseFreer
 from worker.gpus import Gpu, find_gpus, no_gpu, processes_for, rooms_beside
 from worker.slot import BLAMELESS, NEVER, Fleet, Slot

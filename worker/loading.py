@@ -8,11 +8,11 @@ from core.errors import DeviceFullError, ModelError
 from core.models import ModelConfig
 from core.service.log import Events
 from worker.embedders.base import Embedder
-from worker.embedders.capability import check_device
-from worker.embedders.hardware import free_memory
+from worker.embedders.device.capability import check_device
+from worker.embedders.device.hardware import free_memory
+from worker.embedders.device.tuning import tune
+from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
-from worker.embedders.tune import tune
-from worker.embedders.warm_up import warm_up
 from worker.report import DEVICE_FULL
 from worker.workplace import Workplace
 

@@ -13,8 +13,8 @@ from core.process.packages import model_packages
 from core.queue.service_registry import Device, Service
 from core.settings import model_cache
 from worker.daemon import Supervisor
-from worker.embedders.capability import BUILDS, serves
-from worker.embedders.hardware import device_name, precisions_of
+from worker.embedders.device.capability import BUILDS, serves
+from worker.embedders.device.hardware import device_name, precisions_of
 from worker.gpus import Gpu, find_gpus, torch_architectures
 
 

@@ -1,7 +1,7 @@
 """Ways to compute that the next process of a device leaves out, because earlier processes died with them.
 
-See `worker.embedders.paths` for the ways of a process. Its allocator counts as one of them: expandable segments fail at
-the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
+`worker.embedders.device.optional_paths` has the ways of a process. Its allocator counts as one of them: expandable
+segments fail at the first allocation where the driver has no virtual memory (some vGPUs, Jetson).
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from core.service.log import Events, configure
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from sources.reach import Reach, limit
-from worker.embedders.hardware import free_memory, simulated_speed
-from worker.embedders.paths import PATHS
+from worker.embedders.device.hardware import free_memory, simulated_speed
+from worker.embedders.device.optional_paths import PATHS
 from worker.index_access import IndexAccess
 from worker.index_service import IndexService
 from worker.loading import load_model

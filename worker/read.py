@@ -15,7 +15,7 @@ from core.units import Sample, key_without_chunks
 from sources.ahead import ReadAhead
 from sources.kinds import fetchable, read
 from worker.embedders.base import Cutting, Decoding, Embedder, Prepared
-from worker.embedders.splitting import CHARS_PER_TOKEN
+from worker.embedders.text.splitting import CHARS_PER_TOKEN
 from worker.encoded import EncodedAhead
 from worker.progress import ProgressBoard, Span
 from worker.stats import Stats

@@ -23,7 +23,7 @@ from sources.kinds import fetchable
 from worker.attribution import Attribution
 from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
-from worker.embedders.hardware import device_name
+from worker.embedders.device.hardware import device_name
 from worker.fetch import Fetcher
 from worker.heartbeat import Heartbeat
 from worker.hold import MOST_AHEAD, Hold

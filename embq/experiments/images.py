@@ -22,10 +22,10 @@ from producer.naming import asked_models, config_of
 from producer.plan import plan
 from sources.base import ReadOptions
 from worker.embedders.base import Embedder, Prepared
-from worker.embedders.hardware import device_name
+from worker.embedders.device.hardware import device_name
+from worker.embedders.device.tuning import tune
+from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
-from worker.embedders.tune import tune
-from worker.embedders.warm_up import warm_up
 from worker.gpus import alone
 
 UNIT_SAMPLES = 100

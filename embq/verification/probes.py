@@ -31,7 +31,7 @@ MODEL_TIMEOUT_S = 600.0
 _DEVICE = """
 import json, torch
 from core.errors import EmbqError
-from worker.embedders.capability import check_device
+from worker.embedders.device.capability import check_device
 found = {"torch": torch.__version__, "why": "", "mend": ""}
 try:
     check_device("cuda:0")

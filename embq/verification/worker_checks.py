@@ -21,7 +21,7 @@ from embq.verification.findings import Check, guarded
 from embq.verification.fleet_checks import fleet, libraries
 from embq.verification.run_checks import runs
 from worker.daemon import find_devices
-from worker.embedders.hardware import simulated_speed
+from worker.embedders.device.hardware import simulated_speed
 from worker.gpus import why_no_gpu
 from worker.machine import room
 

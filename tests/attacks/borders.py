@@ -44,7 +44,7 @@ from core.units import canonical_json
 from embq.serving.knn_request import knn_request, rows_request
 from indexer.sidecar import File, Sidecar
 from indexer.version import RECORD, read_current
-from worker.embedders.images import open_image
+from worker.embedders.image.decoding import open_image
 from worker.embedders.registry import load
 from writer.accept import Acceptor, Rejected, Sender, read_fields
 

@@ -66,7 +66,7 @@ def codes_of(path, options):
     return dict(found)
 
 def code_of_picture(path):
-    from worker.embedders.images import open_image
+    from worker.embedders.image.decoding import open_image
     try:
         open_image(open(path, "rb").read()).load()
     except SampleError as error:

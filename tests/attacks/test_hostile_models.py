@@ -33,7 +33,7 @@ from training.export.params import Arguments  # noqa: E402
 from training.export.tokens import tokenizer_of, write_tokenizer  # noqa: E402
 from training.openclip.models import beginning_of  # noqa: E402
 from worker.embedders.lookup import look  # noqa: E402
-from worker.embedders.queries import open_query_model  # noqa: E402
+from worker.embedders.query.loading import open_query_model  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 
 CODE = """

@@ -39,8 +39,8 @@ from producer.retry import Chosen, retry
 from sources.base import ReadOptions
 from sources.kinds import SOURCES, kind_of
 from worker.embedders.base import Embedder
-from worker.embedders.images import Picture, open_image
-from worker.embedders.pixels import pixels_of
+from worker.embedders.image.decoding import Picture, open_image
+from worker.embedders.image.pixels import pixels_of
 from worker.embedders.registry import load
 
 if sys.version_info >= (3, 14):

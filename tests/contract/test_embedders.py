@@ -19,7 +19,7 @@ from core.units import Sample
 from tests.tiny_vision import save_vision
 from worker.embedders.base import Cutting, Embedder, Family, Truncated
 from worker.embedders.registry import load
-from worker.embedders.splitting import CuttingEmbedder
+from worker.embedders.text.splitting import CuttingEmbedder
 
 torch = pytest.importorskip("torch")
 

@@ -32,19 +32,19 @@ from tests.tiny_models import (  # noqa: E402
     sentence_pieces,
     word_pieces,
 )
-from worker.embedders import flat_attention  # noqa: E402
 from worker.embedders.base import padded_tokens  # noqa: E402
-from worker.embedders.flat import FlatTexts, flattened  # noqa: E402
-from worker.embedders.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
-from worker.embedders.flat_path import probe_texts  # noqa: E402
-from worker.embedders.flat_pooling import MODES  # noqa: E402
-from worker.embedders.paths import FLAT as FLAT_PATH  # noqa: E402
-from worker.embedders.paths import Paths  # noqa: E402
-from worker.embedders.prompts import Prompt  # noqa: E402
+from worker.embedders.device.optional_paths import FLAT as FLAT_PATH  # noqa: E402
+from worker.embedders.device.optional_paths import Paths  # noqa: E402
+from worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, Sender  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
-from worker.embedders.sentence import SentenceEmbedder  # noqa: E402
-from worker.embedders.transfer import LEAST_NUMBERS, SLOTS, Sender  # noqa: E402
-from worker.embedders.transformer import TransformerEmbedder  # noqa: E402
+from worker.embedders.text import flat_attention  # noqa: E402
+from worker.embedders.text.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
+from worker.embedders.text.flat_batch import FlatTexts, flattened  # noqa: E402
+from worker.embedders.text.flat_forward import probe_texts  # noqa: E402
+from worker.embedders.text.flat_pooling import MODES  # noqa: E402
+from worker.embedders.text.prompts import Prompt  # noqa: E402
+from worker.embedders.text.sentence import SentenceEmbedder  # noqa: E402
+from worker.embedders.text.transformer import TransformerEmbedder  # noqa: E402
 
 FLAT = ("bert", "distilbert", "xlm-roberta", "modernbert", "roberta", "camembert", "electra")
 
@@ -106,7 +106,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
     """Those of the process, for this test alone."""
     paths = Paths()
-    monkeypatch.setattr("worker.embedders.flat_path.PATHS", paths)
+    monkeypatch.setattr("worker.embedders.text.flat_forward.PATHS", paths)
     return paths
 
 

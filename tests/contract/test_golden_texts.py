@@ -473,7 +473,7 @@ def test_a_pad_token_that_the_model_has_no_vector_for_does_no_harm(tmp_path: Pat
 def test_of_a_very_long_text_the_tokens_that_are_read_are_those_of_the_whole(
     make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.embedders import tokens
+    from worker.embedders.text import tokens
 
     tokenizer = make()
     random = np.random.default_rng(5)

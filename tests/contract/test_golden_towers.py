@@ -15,8 +15,8 @@ open_clip = pytest.importorskip("open_clip")
 from core.models import ModelConfig  # noqa: E402
 from core.units import Sample  # noqa: E402
 from tests.contract.test_golden_texts import TEXTS, assert_equal, one_thread  # noqa: E402, F401
-from worker.embedders import text_tower  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
+from worker.embedders.text import clip_tower  # noqa: E402
 
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 2, "context_length": 77, "vocab_size": 49408}
 
@@ -102,6 +102,6 @@ def test_texts_get_the_vectors_of_the_whole_context(kind: str, tmp_path: Path, m
 
 def test_a_tower_whose_mask_is_not_causal_is_not_cut() -> None:
     model = open_clip.create_model("ViT-S-32-alt")
-    assert text_tower.causal_tower(model) is not None
+    assert clip_tower.causal_tower(model) is not None
     model.attn_mask[3, 5] = 0.0
-    assert text_tower.causal_tower(model) is None
+    assert clip_tower.causal_tower(model) is None

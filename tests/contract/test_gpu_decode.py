@@ -39,13 +39,13 @@ from core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from core.models import GPU, ModelConfig, NamedModel  # noqa: E402
 from core.units import Sample  # noqa: E402
 from worker.embed import EmbedStage  # noqa: E402
-from worker.embedders import gpu_decode, image_rows  # noqa: E402
-from worker.embedders.gpu_decode import GpuDecoder, suits  # noqa: E402
-from worker.embedders.image_rows import ImageRows  # noqa: E402
-from worker.embedders.images import Picture  # noqa: E402
-from worker.embedders.jpeg import frame_of  # noqa: E402
-from worker.embedders.pixels import Pixels  # noqa: E402
-from worker.embedders.preprocess import usual  # noqa: E402
+from worker.embedders.image import gpu_decode, upload  # noqa: E402
+from worker.embedders.image.decoding import Picture  # noqa: E402
+from worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
+from worker.embedders.image.jpeg import frame_of  # noqa: E402
+from worker.embedders.image.pixels import Pixels  # noqa: E402
+from worker.embedders.image.preprocess import usual  # noqa: E402
+from worker.embedders.image.upload import ImageRows  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.progress import ProgressBoard  # noqa: E402
 from worker.stats import Stats  # noqa: E402
@@ -96,7 +96,7 @@ def calls(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def everywhere(decoder: GpuDecoder, monkeypatch: pytest.MonkeyPatch) -> str:
     """Models decode by `decoder`, also on a CPU, which a run refuses; gives the device."""
-    monkeypatch.setattr(image_rows, "gpu_decoder", lambda device: decoder)
+    monkeypatch.setattr(upload, "gpu_decoder", lambda device: decoder)
     return decoder._device.type
 
 

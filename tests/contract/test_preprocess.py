@@ -19,9 +19,9 @@ from PIL import Image
 
 from core.errors import ModelError
 from core.units import Sample
-from worker.embedders.images import Picture
-from worker.embedders.pixels import Normaliser, Pixels
-from worker.embedders.preprocess import Preprocess, of_open_clip, usual
+from worker.embedders.image.decoding import Picture
+from worker.embedders.image.pixels import Normaliser, Pixels
+from worker.embedders.image.preprocess import Preprocess, of_open_clip, usual
 
 FAMILIES = [
     ("ViT-B-32", "openai", "shortest", "bicubic", 0.48145466),

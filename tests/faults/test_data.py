@@ -491,7 +491,7 @@ def test_every_image_is_a_row_or_a_failure(
     assert_verified(cluster)
 
 
-DECODER = "worker.embedders.jpeg:pixels"
+DECODER = "worker.embedders.image.jpeg:pixels"
 """libjpeg-turbo, in one of the threads that decode."""
 
 

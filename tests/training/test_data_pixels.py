@@ -25,7 +25,7 @@ from training.data.epochs import validation_samples
 from training.data.pixels import training_pixels, validation_pixels
 from training.data.seeds import random_of, seed_of
 from training.data.view import IMAGENET_MEAN, IMAGENET_STD, View
-from worker.embedders.images import Picture
+from worker.embedders.image.decoding import Picture
 
 SIDES = st.one_of(st.integers(1, 40), st.integers(100, 3000))
 

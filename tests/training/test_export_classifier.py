@@ -21,7 +21,7 @@ from tests.training.classifying import TINY, class_shards, trained
 from training.classify.models import built
 from training.data.pixels import validation_pixels
 from training.export.classifier import export_classifier, is_classifier
-from worker.embedders.images import Picture
+from worker.embedders.image.decoding import Picture
 from worker.embedders.registry import load
 
 

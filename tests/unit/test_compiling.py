@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from core.models import ModelConfig
-from worker.embedders.compiling import lacking
+from worker.embedders.device.tuning import lacking, tune
 from worker.embedders.registry import load
-from worker.embedders.tune import tune
 
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
 
@@ -77,7 +76,7 @@ def test_what_cannot_be_compiled_is_not_tried_and_a_gpu_that_was_to_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worker.embedders.tune.lacking", lambda: lacks)
+    monkeypatch.setattr("worker.embedders.device.tuning.lacking", lambda: lacks)
     embedder: Any = load(MODEL, "cpu")
     spent: list[float] = []
     embedder.try_ways = lambda *, compile_s: spent.append(compile_s)

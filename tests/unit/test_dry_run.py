@@ -24,7 +24,7 @@ from core.run.rows import RowSpec
 from embq.verbs.enqueue import command
 from producer.dimensions import vector_dim
 from producer.estimate import known_dims
-from worker.embedders.hardware import device_name
+from worker.embedders.device.hardware import device_name
 from worker.heartbeat import Heartbeat
 from worker.progress import ProgressBoard
 from worker.stats import Stats

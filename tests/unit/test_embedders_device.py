@@ -9,7 +9,7 @@ from core.models import ModelConfig
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device import device_of, dtype_of  # noqa: E402
+from worker.embedders.device.placement import device_of, dtype_of  # noqa: E402
 
 CONFIG = ModelConfig(spec="hf:./model", modalities=("text",), precision="fp32")
 

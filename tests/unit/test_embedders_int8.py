@@ -15,8 +15,8 @@ from worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders import int8  # noqa: E402
-from worker.embedders.device import CPU_NEEDS, dtype_of  # noqa: E402
+from worker.embedders.device.placement import CPU_NEEDS, dtype_of  # noqa: E402
+from worker.embedders.text import int8  # noqa: E402
 
 
 def config_of(spec: str, precision: str = "int8", modality: str = "text") -> ModelConfig:
@@ -24,7 +24,7 @@ def config_of(spec: str, precision: str = "int8", modality: str = "text") -> Mod
 
 
 def flags(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
-    monkeypatch.setattr("worker.embedders.device.cpu_flags", lambda: frozenset(found))
+    monkeypatch.setattr("worker.embedders.device.placement.cpu_flags", lambda: frozenset(found))
 
 
 @pytest.mark.parametrize("precision", sorted(CPU_NEEDS))

@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 from contract.test_embedders import make_encoder  # noqa: E402
 
-from worker.embedders.network import Network  # noqa: E402
+from worker.embedders.device.network import Network  # noqa: E402
 
 BROKEN = "nothing"
 """A word whose weights are not finite in the file."""

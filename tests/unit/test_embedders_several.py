@@ -16,9 +16,9 @@ from core.models import Chunking, ModelConfig
 from core.units import Sample
 from producer.naming import asked_models, config_of
 from worker.embedders.base import Embedder, Truncated
+from worker.embedders.device.warm_up import warm_up
+from worker.embedders.multi_model import Member, SeveralEmbedder
 from worker.embedders.registry import load
-from worker.embedders.several import Member, SeveralEmbedder
-from worker.embedders.warm_up import warm_up
 
 torch = pytest.importorskip("torch")
 

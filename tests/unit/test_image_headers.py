@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
-from worker.embedders import avif, headers, tiff
-from worker.embedders.images import open_image
+from worker.embedders.image import avif, headers, tiff
+from worker.embedders.image.decoding import open_image
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:

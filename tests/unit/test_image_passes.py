@@ -23,9 +23,9 @@ from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
 from worker.embed import EmbedStage  # noqa: E402
 from worker.embedders.base import Decoding, Trying, UnderWay  # noqa: E402
+from worker.embedders.device.warm_up import warm_up  # noqa: E402
+from worker.embedders.image.buffer_pool import ROWS, gathered  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
-from worker.embedders.slabs import ROWS, gathered  # noqa: E402
-from worker.embedders.warm_up import warm_up  # noqa: E402
 from worker.progress import ProgressBoard  # noqa: E402
 from worker.read import Chunk, EndOfUnit  # noqa: E402
 from worker.stats import Stats  # noqa: E402

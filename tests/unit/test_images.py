@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from core.errors import SampleError
-from worker.embedders import headers
-from worker.embedders.images import FORMATS, open_image, quiet_pillow
+from worker.embedders.image import headers
+from worker.embedders.image.decoding import FORMATS, open_image, quiet_pillow
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:

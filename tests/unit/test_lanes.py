@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from core.errors import DeviceFullError
-from worker.embedders.lanes import Lanes
-from worker.embedders.network import Network
+from worker.embedders.device.lanes import Lanes
+from worker.embedders.device.network import Network
 
 WAIT_S = 20.0
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.nearness import PROBES, Nearness, places  # noqa: E402
+from worker.embedders.device.accuracy import PROBES, Nearness, places  # noqa: E402
 
 DIM = 64
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker.embedders.pixels import _resized
-from worker.embedders.preprocess import Fit
+from worker.embedders.image.pixels import _resized
+from worker.embedders.image.preprocess import Fit
 
 
 @pytest.mark.parametrize("channels", [1, 3])

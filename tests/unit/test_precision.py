@@ -27,13 +27,13 @@ from core.service.reporting import this_service
 from embq.precision import of_sent
 from embq.verbs.enqueue import command
 from producer.precision import choose, registered_devices
-from worker.embedders.hardware import precisions_of
+from worker.embedders.device.hardware import precisions_of
 from worker.gpus import Gpu, torch_architectures
 from worker.machine import described
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device import dtype_of  # noqa: E402
+from worker.embedders.device.placement import dtype_of  # noqa: E402
 
 AMPERE, VOLTA, FP32 = ("bf16", "fp16", "fp32"), ("fp16", "fp32"), ("fp32",)
 

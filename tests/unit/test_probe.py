@@ -13,7 +13,7 @@ from fake_clock import FakeClock
 from core.errors import DeviceFullError
 from core.models import ModelConfig
 from core.units import Sample
-from worker.embedders.probe import (
+from worker.embedders.device.batch_size import (
     PROBE_S,
     best_budget,
     may_probe,
@@ -21,7 +21,7 @@ from worker.embedders.probe import (
     speeds_of_budgets,
     speeds_of_sizes,
 )
-from worker.embedders.tune import tune
+from worker.embedders.device.tuning import tune
 
 
 class Timed:
@@ -182,7 +182,7 @@ def test_only_a_gpu_tries_how_many_images_and_only_where_nobody_has_said(
 def test_what_was_found_is_what_a_worker_keeps_to(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.embedders.tune.lacking", str)  # this machine may have no compiler
+    monkeypatch.setattr("worker.embedders.device.tuning.lacking", str)  # this machine may have no compiler
 
     class Instant(Looks):
         """Fast in all sizes but one."""

@@ -18,7 +18,7 @@ from core.errors import ModelError, SampleError
 from core.model_spec import ModelSpec
 from core.models import Chunking, ModelConfig, NamedModel
 from core.units import Sample
-from worker.embedders.queries import Loaded, QueryModel, check_modality, open_query_model, query_spec
+from worker.embedders.query.loading import Loaded, QueryModel, check_modality, open_query_model, query_spec
 from worker.embedders.registry import load
 
 pytest.importorskip("torch")
@@ -85,7 +85,7 @@ def test_minilm_is_loaded_once_and_gives_the_same_vectors_without_torch_from_the
     for text in TEXTS:
         np.testing.assert_allclose(then.text(text), first.text(text), atol=1e-5)
     script = (
-        "import sys; from core.models import ModelConfig; from worker.embedders.queries import open_query_model;"
+        "import sys; from core.models import ModelConfig; from worker.embedders.query.loading import open_query_model;"
         "rows = ModelConfig(spec='minilm', modalities=('text',), precision='fp16');"
         "model, found = open_query_model(rows, rows.outputs[0], 'text'); model.text('a question');"
         "print(found, *({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
@@ -114,8 +114,8 @@ def test_what_the_light_way_does_not_know_is_loaded_each_time(name: str, folders
 
 
 def test_nothing_is_noted_where_the_two_ways_do_not_agree(folders: dict[str, Path], tmp_path: Path) -> None:
-    from worker.embedders.light.proof import prove, read_note
-    from worker.embedders.light.sentence import LightSentence
+    from worker.embedders.query.proof import prove, read_note
+    from worker.embedders.query.sentence import LightSentence
 
     light = LightSentence(folders["mean"], ModelSpec.parse(f"st:{folders['mean']}"))
     note = tmp_path / "note.json"

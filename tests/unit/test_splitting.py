@@ -46,7 +46,7 @@ def count(tokenizer: Any) -> Any:
 
 
 def splitter(tokenizer: Any, tokens: int, overlap: int = 0, *, prompt: str = "") -> Splitter:
-    from worker.embedders.splitting import backend_splitter
+    from worker.embedders.text.splitting import backend_splitter
 
     chunking = Chunking(tokens=tokens, overlap=overlap)
     return backend_splitter(tokenizer, chunking, prompt=prompt, longest=LIMIT, model="minilm")
@@ -184,7 +184,7 @@ def test_a_text_counts_as_truncated_where_the_model_does_not_read_all_of_it(text
     from transformers import AutoTokenizer
 
     from worker.embedders.base import Truncated
-    from worker.embedders.tokens import Tokens
+    from worker.embedders.text.tokens import Tokens
 
     tokens = Tokens(AutoTokenizer.from_pretrained(MODEL_DIR, truncation_side=side), LIMIT)
     short, row = tokens.rows(["short", text])

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from transformers import CanineTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
 from worker.embedders.base import Truncated  # noqa: E402
-from worker.embedders.tokens import Tokens  # noqa: E402
-from worker.embedders.transfer import Sender  # noqa: E402
+from worker.embedders.device.transfer import Sender  # noqa: E402
+from worker.embedders.text.tokens import Tokens  # noqa: E402
 
 TEXTS = [
     "one",

@@ -15,9 +15,9 @@ from core.errors import DeviceError
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.image_path import ImagePath, compiled  # noqa: E402
-from worker.embedders.paths import Paths  # noqa: E402
-from worker.embedders.trial import PASSES, ROUNDS, TRIAL_S, Encode, Way, fastest  # noqa: E402
+from worker.embedders.device.optional_paths import Paths  # noqa: E402
+from worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Way, fastest  # noqa: E402
+from worker.embedders.image.forward import ImagePath, compiled  # noqa: E402
 
 BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1
 
@@ -50,7 +50,7 @@ def found(clock: FakeClock, usual: Encode, *ways: Way, exact: torch.Tensor | Non
 def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
     """Those of the process, for this test alone."""
     paths = Paths()
-    monkeypatch.setattr("worker.embedders.trial.PATHS", paths)
+    monkeypatch.setattr("worker.embedders.device.trial.PATHS", paths)
     return paths
 
 
@@ -306,7 +306,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @torch.inference_mode()
 def test_a_recorded_pass_gives_the_vectors_of_each_batch_and_outlives_a_cast_of_the_model() -> None:
-    from worker.embedders.image_path import Graph
+    from worker.embedders.image.forward import Graph
 
     module = tower().to("cuda", torch.bfloat16)
     batches = [torch.randn(4, 3, 8, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]

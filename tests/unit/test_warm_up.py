@@ -10,8 +10,8 @@ import pytest
 from fake_clock import FakeClock
 
 from core.units import Sample
-from worker.embedders import warm_up as module
 from worker.embedders.base import padded_tokens
+from worker.embedders.device import warm_up as module
 
 
 class SlowAtFirst:

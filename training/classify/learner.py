@@ -155,7 +155,7 @@ def seed_step(*parts: int) -> None:
 @contextmanager
 def device_faults() -> Iterator[None]:
     """DeviceFullError, or DeviceError, of what torch raises within the block where a device is full, or broken."""
-    from worker.embedders.device import foreign_faults
+    from worker.embedders.device.placement import foreign_faults
 
     try:
         with foreign_faults():

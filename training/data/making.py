@@ -16,7 +16,7 @@ from training.data.samples import PixelsOf, prepared
 from training.data.split import stream_number
 from training.data.taken import Taken
 from training.data.view import View
-from worker.embedders.images import quiet_pillow
+from worker.embedders.image.decoding import quiet_pillow
 
 FRUITLESS = 1000
 """Items that may fail one after the other before what failed is sent on alone: who counts failures has to see them."""

@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from core.errors import SampleError
 from training.data.crops import SHOWN, random_crop
 from training.data.seeds import random_of
-from worker.embedders.images import Picture
+from worker.embedders.image.decoding import Picture
 
 
 def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from core.errors import SampleError
 from core.units import Sample
 from sources.fields import IMAGE_EXTENSIONS
 from training.data.reading import RawSample
-from worker.embedders.images import Picture
+from worker.embedders.image.decoding import Picture
 
 LABEL = "cls"
 """Extension of the member that holds the number of the class, in decimal digits."""

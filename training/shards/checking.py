@@ -58,7 +58,7 @@ def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callabl
 
 
 def _look(desk: Desk, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
-    from worker.embedders.images import quiet_pillow
+    from worker.embedders.image.decoding import quiet_pillow
 
     quiet_pillow()
     found = (_problem(desk, picture) for picture in pictures)
@@ -80,9 +80,9 @@ def _problem(desk: Desk, picture: Picture) -> LeftOut | None:
 
 def require_decodable(data: bytes) -> None:
     """SampleError, as for a sample that cannot be embedded, where an image cannot be decoded to its end."""
-    from worker.embedders import images
+    from worker.embedders.image import decoding
 
-    with images.Picture(Sample(ordinal=0, key="", image=data)) as picture:
+    with decoding.Picture(Sample(ordinal=0, key="", image=data)) as picture:
         # A JPEG at an eighth of its size: every bit is read, few pixels are made.
         if picture.pixels(8 if picture.frame is not None else 1) is None:
             picture.decoded()

@@ -13,7 +13,7 @@ from sources.base import Moved
 if TYPE_CHECKING:
     import numpy as np
 
-    from worker.embedders.images import Picture
+    from worker.embedders.image.decoding import Picture
 
 Prepared = Any
 """One sample made ready for the device (pixels, token ids); only the embedder that made it looks inside."""

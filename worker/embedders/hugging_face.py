@@ -11,8 +11,8 @@ from worker.embedders.members import check_modalities
 from worker.embedders.params import choice
 
 if TYPE_CHECKING:
-    from worker.embedders.transformer import TransformerEmbedder
-    from worker.embedders.vision import VisionEmbedder
+    from worker.embedders.image.vision import VisionEmbedder
+    from worker.embedders.text.transformer import TransformerEmbedder
 
 
 def own_modality(spec: ModelSpec) -> str:
@@ -22,7 +22,7 @@ def own_modality(spec: ModelSpec) -> str:
     """
     if len(spec.can_embed) == 1:
         return spec.can_embed[0]
-    from worker.embedders.vision import vision_class
+    from worker.embedders.image.vision import vision_class
 
     return "text" if vision_class(spec) is None else "image"
 
@@ -40,9 +40,9 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
         raise ModelError(f"{spec}: the run embeds {asked}s", next_step="leave out embeds=, or add --modality")
     # Each imports what only it needs.
     if asked == "image":
-        from worker.embedders.vision import load as load_images
+        from worker.embedders.image.vision import load as load_images
 
         return load_images(spec, config, device)
-    from worker.embedders.transformer import load as load_texts
+    from worker.embedders.text.transformer import load as load_texts
 
     return load_texts(spec, config, device)

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from core.errors import EmbqError, ModelError
 from core.model_spec import ModelSpec
-from worker.embedders.device import device_error
+from worker.embedders.device.placement import device_error
 from worker.embedders.lookup import repositories
 from worker.embedders.model_files import LOOKED_AT, check_model_folder, check_settings
 

@@ -9,11 +9,11 @@ from core.errors import ModelError
 from core.model_spec import INT8_FAMILIES, ModelSpec
 from core.models import PRECISIONS, REFERENCE, ModelConfig
 from worker.embedders.base import Embedder, Family
-from worker.embedders.splitting import CuttingEmbedder
+from worker.embedders.text.splitting import CuttingEmbedder
 
 FAMILY_FILES = {
-    "minilm": "worker.embedders.sentence",
-    "st": "worker.embedders.sentence",
+    "minilm": "worker.embedders.text.sentence",
+    "st": "worker.embedders.text.sentence",
     "hf": "worker.embedders.hugging_face",
     "open_clip": "worker.embedders.clip",
     "stub": "worker.embedders.stub",
@@ -69,6 +69,6 @@ def _several(config: ModelConfig, device: str) -> Family:
         )
         loaded.append((named, _one(alone, device)))
     # Here, because it imports Pillow, which a single stub does without.
-    from worker.embedders.several import Member, SeveralEmbedder
+    from worker.embedders.multi_model import Member, SeveralEmbedder
 
     return SeveralEmbedder([Member(named, embedder) for named, embedder in loaded], config)

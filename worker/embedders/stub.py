@@ -20,12 +20,12 @@ from core.models import CPU_DECODES, GPU, Chunking, ModelConfig
 from core.units import Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS, padded_tokens
-from worker.embedders.hardware import simulated_speed
+from worker.embedders.device.hardware import simulated_speed
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
 from worker.embedders.params import choice, milliseconds_as_s, whole_number
 
 if TYPE_CHECKING:
-    from worker.embedders.pixels import Pixels
+    from worker.embedders.image.pixels import Pixels
 
 EMBEDDER_VERSION = 1
 """Goes up when the same bytes give another vector."""
@@ -218,14 +218,14 @@ def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]
     if size and config.decode == GPU:
         raise ModelError(f"{spec}: a stub decodes by the CPU only", next_step=f"use --decode {CPU_DECODES[0]}")
     if size:
-        from worker.embedders.images import quiet_pillow
-        from worker.embedders.pixels import pixels_of
+        from worker.embedders.image.decoding import quiet_pillow
+        from worker.embedders.image.pixels import pixels_of
 
         quiet_pillow()
         pixels = pixels_of(size, config.decode)
         return lambda sample: _pixels(sample, pixels)
     if choice(spec, "decode", "0", ("0", "1")) == "1":
-        from worker.embedders.images import open_image, quiet_pillow
+        from worker.embedders.image.decoding import open_image, quiet_pillow
 
         quiet_pillow()
         return lambda sample: open_image(image_of(sample)).size
@@ -233,7 +233,7 @@ def _looking(spec: ModelSpec, config: ModelConfig) -> Callable[[Sample], object]
 
 
 def _pixels(sample: Sample, pixels: Pixels) -> np.ndarray:
-    from worker.embedders.images import Picture
+    from worker.embedders.image.decoding import Picture
 
     with Picture(sample) as picture:
         return pixels.of(picture)

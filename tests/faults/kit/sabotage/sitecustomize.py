@@ -262,7 +262,7 @@ def _slow_read(entry):
 
 
 def _flat_on_cpu(_kernel_for):
-    return lambda device, dtype: sys.modules["worker.embedders.flat_attention"].attend_one_by_one
+    return lambda device, dtype: sys.modules["worker.embedders.text.flat_attention"].attend_one_by_one
 
 
 def _another_server(entry):
@@ -318,7 +318,7 @@ def _target_and_wrap(entry):
     if "slow_read" in entry:
         return "sources.kinds:read", _slow_read(entry)
     if "flat_on_cpu" in entry:
-        return "worker.embedders.flat_attention:kernel_for", _flat_on_cpu
+        return "worker.embedders.text.flat_attention:kernel_for", _flat_on_cpu
     if "server" in entry:
         return "core.broker.embedded:server_binary", _another_server(entry)
     raise ValueError(f"nothing is known of {entry}")

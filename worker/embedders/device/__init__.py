@@ -1,0 +1,1 @@
+"""The device: placement, precision, memory, batch size, and trials of faster ways to compute."""

@@ -1,0 +1,1 @@
+"""Images: decoding, preprocessing, upload and vision towers."""

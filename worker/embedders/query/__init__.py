@@ -1,0 +1,1 @@
+"""Models for queries, on the CPU and without torch where that is possible."""

@@ -1,0 +1,99 @@
+"""Notes of this machine: which folders give, by the light way, the very vectors of the library, and their fingerprint.
+
+A fingerprint hashes what a library makes of a folder, which takes as long as loading it. So a model is loaded once;
+both ways embed some texts, and where they agree, a note keeps the fingerprint. Its name hashes what identifies the
+files: name, size and time of each, and the content of all but the weights. With other files there is another note.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from core.errors import OutputError, SampleError
+from core.model_spec import ModelSpec
+from core.models import ModelConfig
+from core.settings import cache_folder
+from core.storage.durable import overwrite
+from core.units import content_hash
+from worker.embedders.query.sentence import LightSentence
+
+NOTE_VERSION = 1
+"""Goes up when the light way computes in another way."""
+
+CLOSE = 1e-5
+"""Most by which a number of a vector may differ, for vectors of length 1; longer ones may differ by more."""
+
+TEXTS = (
+    "a",
+    "How do I run several things at the same time?",
+    "Straße, naïve café, Ελληνικά, русский текст, 漢字かな交じり文, العربية, עברית, हिन्दी, emoji 🙂🚀",
+    "  white\tspace \n\n at all ends and a zero\u200bwidth one  ",
+    "special [CLS] words [SEP] of [MASK] tokenisers </s> <s> [PAD]",
+    "def mean(values):\n    return sum(values) / len(values)  # 12.5 % of 3,481 @ x_1",
+    "a text that is longer than any model of this kind reads, " * 200,
+    "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 8,
+)
+"""What both ways embed."""
+
+READ_WHOLE = (".json", ".txt")
+"""Files that are small and may be written anew with the same size at the same time, as a test does."""
+
+NOT_COUNTED = ("batch_size", "tokens")
+"""Parameters of a spec that change no vector."""
+
+
+def note_of(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
+    """Where the note lies for the model of a folder, as it is now.
+
+    Args:
+        rows: the config whose fingerprint is noted.
+        spec: that of the query, with its prompt.
+
+    Raises OSError where the folder cannot be read.
+    """
+    files = []
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        if path.is_file():
+            told = path.stat()
+            content = path.read_text("latin-1") if path.suffix in READ_WHOLE else ""
+            files.append([str(path.relative_to(folder)), told.st_size, told.st_mtime_ns, told.st_ino, content])
+    specs = [[pair for pair in one.params if pair[0] not in NOT_COUNTED] for one in (ModelSpec.parse(rows.spec), spec)]
+    described = {name: value for name, value in rows.describe().items() if name != "spec"}
+    name = content_hash([NOTE_VERSION, str(folder.resolve()), files, described, specs])
+    return cache_folder() / "models" / f"{name[:32]}.json"
+
+
+def read_note(note: Path) -> str | None:
+    """The fingerprint of a note; None where there is none."""
+    try:
+        return str(json.loads(note.read_bytes())["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def prove(light: LightSentence, embed: Callable[[str], np.ndarray], note: Path, fingerprint: str) -> bool:
+    """Whether both ways give the same vectors; if so it is noted, where the cache folder can be written.
+
+    Args:
+        embed: the library's way.
+        fingerprint: that of the config of `note_of`.
+    """
+    for text in TEXTS:
+        try:
+            expected, given = embed(text), light.text(text)
+        except SampleError:
+            return False
+        scale = max(1.0, float(np.linalg.norm(expected)))
+        if expected.shape != given.shape or not np.abs(expected - given).max() <= CLOSE * scale:
+            return False
+    with suppress(OSError, OutputError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        told = json.dumps({"fingerprint": fingerprint}).encode()
+        overwrite(note, told, temporary=note.with_name(f"{note.name}.{os.getpid()}.tmp"))
+    return True

@@ -1,0 +1,122 @@
+"""A folder of sentence-transformers with a BERT, its pooling and perhaps length 1, for one text at a time.
+
+It is made from the files alone and knows nothing of what else a library may read in them: whoever uses it compares it
+with the library's own vectors first, see `worker.embedders.query.proof`.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from core.errors import SampleError
+from core.model_spec import ModelSpec
+from core.units import Sample
+from worker.embedders.members import text_of
+from worker.embedders.query.bert import Bert
+from worker.embedders.text.prompts import chosen
+
+MOST_HEADER_BYTES = 16 << 20
+"""Of the JSON at the beginning; a large model has some hundred kilobytes."""
+
+
+def mapped_weights(path: Path) -> dict[str, np.ndarray]:
+    """Name -> float32 array of each tensor of that type; others are left out. Nothing is read but the header.
+
+    The format: 8 bytes with the length of the header, little-endian; the header, JSON; the numbers. Raises OSError, or
+    ValueError where the file is no such file.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        length = int.from_bytes(mapped[:8], "little")
+        if not 2 <= length <= min(MOST_HEADER_BYTES, len(mapped) - 8):
+            raise ValueError(f"{path} is no safetensors file")
+        header = json.loads(mapped[8 : 8 + length])
+    numbers = np.asarray(np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length))
+    weights = {}
+    for name, tensor in header.items():
+        if name != "__metadata__" and tensor["dtype"] == "F32":
+            start, stop = tensor["data_offsets"]
+            if not 0 <= start <= stop <= len(numbers):
+                raise ValueError(f"{path} is cut off")
+            weights[name] = numbers[start:stop].view(np.float32).reshape(tensor["shape"])
+    return weights
+
+
+POOLING_FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean"}
+"""How folders said it before sentence-transformers 6."""
+
+KINDS = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+"""The modules of a folder, in order."""
+
+
+class LightSentence:
+    """Vectors of texts.
+
+    Args:
+        folder: as sentence-transformers saves a model.
+        spec: its parameters count as they do in `worker.embedders.text.sentence`.
+
+    Raises OSError, ValueError, KeyError or TypeError where the folder holds anything else, ModelError for a prompt
+    that the model does not have.
+    """
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        kinds = [module["type"].rpartition(".")[2] for module in _json(folder / "modules.json")]
+        paths = [module["path"] for module in _json(folder / "modules.json")]
+        if kinds not in KINDS or paths[0] not in ("", "."):
+            raise ValueError(f"its modules are {', '.join(kinds)}")
+        self._unit_length = kinds[-1] == "Normalize" and spec.param("normalize", "true") == "true"
+        self._pooling = _pooling(_json(folder / paths[1] / "config.json"))
+        self._bert = Bert(_json(folder / "config.json"), mapped_weights(folder / "model.safetensors"))
+        said = _json(folder / "config_sentence_transformers.json")
+        self._prompt = chosen(spec, said.get("prompts") or {}, said.get("default_prompt_name")).text
+        self._tokenizer = _tokenizer(folder / "tokenizer.json")
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(self._longest(folder, spec))
+
+    def text(self, text: str) -> np.ndarray:
+        """Its vector, float32 of shape (dim,); SampleError as `worker.embedders.members.text_of` raises it."""
+        checked = text_of(Sample(ordinal=0, key="", text=text))
+        ids = np.array(self._tokenizer.encode(self._prompt + checked).ids)
+        if not len(ids):
+            raise SampleError("empty_text", "the model's tokeniser finds no token in the text")
+        if int(ids.max()) >= self._bert.vocabulary:
+            raise SampleError("unknown_token", f"the tokeniser makes token {ids.max()}, which the model does not have")
+        vector = _pooled(self._bert.states(ids), self._pooling)
+        if self._unit_length:
+            vector = vector / max(np.linalg.norm(vector), np.float32(1e-12))
+        return np.asarray(vector, dtype=np.float32)
+
+    def _longest(self, folder: Path, spec: ModelSpec) -> int:
+        told = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+        told = told or _json(folder / "tokenizer_config.json").get("model_max_length") or self._bert.positions
+        return min(int(spec.param("max_length", str(int(told)))), self._bert.positions)
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    flags = [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)]
+    mode = config.get("pooling_mode") or (flags[0] if len(flags) == 1 else "")
+    if mode not in POOLING_FLAGS.values() or not config.get("include_prompt", True):
+        raise ValueError(f"its pooling is {mode or flags}")
+    return str(mode)
+
+
+def _pooled(states: np.ndarray, mode: str) -> np.ndarray:
+    pooled: np.ndarray = {"cls": states[0], "max": states.max(axis=0), "mean": states.mean(axis=0)}[mode]
+    return pooled
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises no type of its own
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_bytes())

@@ -1,0 +1,1 @@
+"""Texts: tokens, splitting, forward passes without padding, int8."""
