@@ -321,7 +321,7 @@ def unit_list(folder: Path, most: int) -> list[str]:
 
 
 CHILD = (
-    "import sys\nfrom pathlib import Path\nimport core.run.manifest\ncore.manifest.SEGMENT_UNITS = 50\n"
+    "import sys\nfrom pathlib import Path\nimport core.run.manifest\ncore.run.manifest.SEGMENT_UNITS = 50\n"
     "from producer.enqueue import Request, prepare\nfrom sources.base import ReadOptions\n"
     "print('ready', flush=True)\nsys.stdin.readline()\n"
     "prepare(Request(inputs=(sys.argv[1],), output=Path(sys.argv[2]), models=('stub:4',), modalities=(),"
