@@ -27,7 +27,7 @@ from bench.training_pictures import ways
 from bench.training_set import training_set
 from bench.training_stages import costs
 from core.process.cores import cores
-from training.shards.counts import Shards, open_shards
+from training.shards.shard_set import Shards, open_shards
 
 SAMPLES, ROUNDS = 2_400, 5
 LOADER_WORKERS = (1, 2)

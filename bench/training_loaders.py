@@ -12,9 +12,9 @@ from torch import nn
 from torchvision import transforms
 
 from bench.training_set import CLASSES
+from training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
 from training.data.epochs import exact_epoch
-from training.data.view import IMAGENET_MEAN, IMAGENET_STD, View
-from training.shards.counts import Shards
+from training.shards.shard_set import Shards
 
 BATCH_SIZE, IMAGE_SIZE, BUFFER = 64, 224, 1000
 

@@ -17,10 +17,9 @@ from torchvision.transforms.v2 import functional
 from bench import pictures
 from bench.training_set import SIZE
 from core.units import Sample
-from training.data.crops import Crop, random_crop
-from training.data.pixels import training_pixels
-from training.data.seeds import random_of
-from training.data.view import IMAGENET_MEAN, IMAGENET_STD
+from training.data.batch import IMAGENET_MEAN, IMAGENET_STD
+from training.data.images import Crop, random_crop, training_pixels
+from training.data.split import random_of
 from worker.embedders.image.decoding import Picture
 
 SIZES = (SIZE, (256, 256))

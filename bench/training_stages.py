@@ -12,13 +12,12 @@ import torch
 
 from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
 from core.units import Sample
-from training.data.making import Made, made_batches
-from training.data.pixels import training_pixels
+from training.data.batch import NOTHING, View
+from training.data.images import training_pixels
+from training.data.loader import Made, made_batches
 from training.data.reading import RawSample, read_shards
 from training.data.regroup import whole
-from training.data.taken import NOTHING
-from training.data.view import View
-from training.shards.counts import Shards
+from training.shards.shard_set import Shards
 from worker.embedders.image.decoding import Picture
 
 PASSES = 5

@@ -29,8 +29,8 @@ from core.models import ModelConfig  # noqa: E402
 from embq.verification import probes  # noqa: E402
 from tests.tiny_clip import MODEL, PREPROCESS  # noqa: E402
 from tests.tiny_models import WIDTH, save_sentence_model, save_trunk  # noqa: E402
-from training.export.params import Arguments  # noqa: E402
-from training.export.tokens import tokenizer_of, write_tokenizer  # noqa: E402
+from training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
+from training.openclip.checkpoints import Arguments  # noqa: E402
 from training.openclip.models import beginning_of  # noqa: E402
 from worker.embedders.lookup import look  # noqa: E402
 from worker.embedders.query.loading import open_query_model  # noqa: E402

@@ -71,7 +71,7 @@ def descendants(pid: int) -> list[int]:
 if __name__ == "__main__":
     from core.errors import EmbqError
     from embq.cli import show_error
-    from training.launch.launch import launch
+    from training.launch.launcher import launch
     from training.launch.options import Where, launch_options
 
     @click.command()

@@ -16,7 +16,7 @@ from launching import alive, descendants, environment
 from waiting import wait_until
 
 from core.broker.embedded import die_with_parent
-from training.launch.ports import free_port
+from training.launch.ssh_probe import free_port
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 """Without it Ray writes a token into the home of whoever runs the tests."""

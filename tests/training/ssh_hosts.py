@@ -15,7 +15,7 @@ from launching import environment
 from waiting import wait_until
 
 from core.broker.embedded import die_with_parent
-from training.launch.ports import free_port
+from training.launch.ssh_probe import free_port
 
 SEPARATION = Path("/run/sshd")
 """Where an sshd that root starts locks its unprivileged part in; made by the service, which does not run here."""

@@ -12,18 +12,16 @@ import torch
 
 from core.errors import InputError, OutputError
 from tests.small_shards import key_of
-from training.classify.begin import _keys
-from training.classify.checkpoint import Moment, moments, save
+from training.classify.checkpoint import Moment, listed, moments, save
 from training.classify.config import Config
 from training.classify.failures import FailureList, check_limit
-from training.classify.folder import Folder
-from training.classify.group import Member
-from training.classify.journal import Journal, lines
-from training.classify.meter import Meter
-from training.classify.record import listed
+from training.classify.log import Meter
+from training.classify.loop import _keys
+from training.classify.process_group import Member
 from training.classify.report import EpochRow, Report
-from training.classify.writing import append
 from training.data.batch import Failure
+from training.run.folder import Folder, append
+from training.run.journal import Journal, lines
 
 
 def failure(number: int) -> Failure:

@@ -19,15 +19,13 @@ from core.errors import (
 )
 from tests.small_shards import key_of
 from tests.training.classifying import TINY, class_shards, trained
-from training.classify.checkpoint import Moment, moments, save
+from training.classify.checkpoint import Moment, found_start, moments, save
 from training.classify.config import Config
-from training.classify.folder import Folder
-from training.classify.group import Member, membership
-from training.classify.learner import device_faults
+from training.classify.learner import Precision, device_faults
 from training.classify.models import built, full_name, load_weights
 from training.classify.plan import check_spread, planned
-from training.classify.precision import Precision
-from training.classify.resume import found_start
+from training.classify.process_group import Member, membership
+from training.run.folder import Folder
 
 
 @pytest.fixture(scope="module")

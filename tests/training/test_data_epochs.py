@@ -21,12 +21,10 @@ from hypothesis import strategies as st
 from tests.small_shards import CLASSES, label_of, write_shards
 from tests.waiting import wait_until
 from training.data import epochs
-from training.data.batch import Batch
+from training.data.batch import NOTHING, Batch, Taken, View
 from training.data.epochs import exact_epoch, resampled_epoch
-from training.data.making import Made
-from training.data.taken import NOTHING, Taken
-from training.data.view import View
-from training.shards.counts import Shards
+from training.data.loader import Made
+from training.shards.shard_set import Shards
 
 COUNTS = [7, 18, 1, 30, 12]
 """Samples of shards that divide by nothing."""
@@ -219,9 +217,9 @@ KILLED = """
 import json, signal, sys
 from functools import partial
 from training.data.epochs import exact_epoch, resampled_epoch
-from training.data.taken import NOTHING
-from training.data.view import View
-from training.shards.counts import open_shards
+from training.data.batch import NOTHING
+from training.data.batch import View
+from training.shards.shard_set import open_shards
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 taken = NOTHING
@@ -249,7 +247,7 @@ def test_loader_workers_outlive_a_request_to_stop_and_end_with_a_sigkill_after_w
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True, process_group=0) as training:  # type: ignore[call-overload]
         lines = [training.stdout.readline() for _ in range(2)]
-        os.killpg(training.pid, signal.SIGTERM)  # as `training.launch.running` does it
+        os.killpg(training.pid, signal.SIGTERM)  # as `training.launch.child_process` does it
         training.stdin.write("\n")
         training.stdin.flush()
         lines += [training.stdout.readline() for _ in range(6)]

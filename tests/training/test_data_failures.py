@@ -15,10 +15,9 @@ from core.errors import ConfigError, UnwellError
 from tests.picture_files import PictureFile, picture_files
 from tests.servers import HttpServer, http_server
 from tests.small_shards import CLASSES, key_of, sample, write_shard, write_shards
-from training.data.batch import Batch, Failure
+from training.data.batch import Batch, Failure, View
 from training.data.epochs import exact_epoch, resampled_epoch, validation_samples
-from training.data.view import View
-from training.shards.counts import Shards, open_shards
+from training.shards.shard_set import Shards, open_shards
 
 VIEW = View(batch_size=4, image_size=16, seed=11, shuffle_buffer=10, classes=CLASSES)
 

@@ -20,11 +20,10 @@ from torchvision.transforms.v2 import functional
 from core.units import Sample
 from tests.picture_files import encoded, photograph
 from tests.small_shards import write_shards
-from training.data.crops import Crop, random_crop
+from training.data.batch import IMAGENET_MEAN, IMAGENET_STD, View
 from training.data.epochs import validation_samples
-from training.data.pixels import training_pixels, validation_pixels
-from training.data.seeds import random_of, seed_of
-from training.data.view import IMAGENET_MEAN, IMAGENET_STD, View
+from training.data.images import Crop, random_crop, training_pixels, validation_pixels
+from training.data.split import random_of, seed_of
 from worker.embedders.image.decoding import Picture
 
 SIDES = st.one_of(st.integers(1, 40), st.integers(100, 3000))

@@ -12,10 +12,9 @@ import pytest
 
 from core.errors import InputError
 from tests.small_shards import CLASSES, key_of, write_shard, write_shards
-from training.data.batch import Batch
+from training.data.batch import Batch, View
 from training.data.epochs import resampled_epoch
-from training.data.view import View
-from training.shards.counts import Shards, open_shards
+from training.shards.shard_set import Shards, open_shards
 
 VIEW = View(batch_size=10, image_size=8, seed=5, shuffle_buffer=0, classes=CLASSES)
 

@@ -19,7 +19,7 @@ from demo.collect import photographs
 from embq import cli
 from tests.training.classifying import TINY, class_shards, trained
 from training.classify.models import built
-from training.data.pixels import validation_pixels
+from training.data.images import validation_pixels
 from training.export.classifier import export_classifier, is_classifier
 from worker.embedders.image.decoding import Picture
 from worker.embedders.registry import load

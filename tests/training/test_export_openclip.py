@@ -14,8 +14,8 @@ from core.errors import EmbqError, InputError, ModelError, OutputError, UsageErr
 from core.models import ModelConfig
 from tests.tiny_clip import tiny_clip
 from tests.tiny_models import word_pieces
-from training.export.checkpoint import open_checkpoint
 from training.export.openclip import CONFIG, PROVENANCE, WEIGHTS, export_openclip
+from training.openclip.checkpoints import open_checkpoint
 
 
 def trained(folder: Path, *flags: str, model: str = "", seed: int = 0, epochs: Sequence[int] = (1,)) -> Any:

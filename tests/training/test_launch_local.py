@@ -20,9 +20,9 @@ from waiting import wait_until
 from core.errors import ConfigError, UsageError
 from core.process.cores import cores
 from core.service.stopping import REPEAT_S
-from training.launch.commands import python_command, srun_command, torchrun_command
+from training.launch.child_process import GRACE_S
 from training.launch.devices import gpu_count, processes_for
-from training.launch.running import GRACE_S
+from training.launch.torchrun import python_command, srun_command, torchrun_command
 
 CPU = ("--device", "cpu", "--processes")
 

@@ -19,8 +19,8 @@ from waiting import wait_until
 from core.errors import AwayError, DeviceError, EmbqError
 from core.service.stopping import REPEAT_S
 from training.launch.outcomes import PEER_GONE, Outcome
-from training.launch.parts import Part, watch
-from training.launch.remote import MARK, ended_by_silence
+from training.launch.ssh_remote import MARK, ended_by_silence
+from training.launch.ssh_watch import Part, watch
 
 KILLED = """\
 Root Cause (first observed failure):
@@ -68,7 +68,7 @@ def test_a_torchrun_that_was_killed_explains_the_end_of_processes_on_other_hosts
 def remote(folder: Path, *flags: str, marked: bool = True) -> subprocess.Popen[str]:
     """A host's end of the connection, with one process of `launched`."""
     member = [sys.executable, "-m", "training.launch.member", "launched", str(folder), *flags]
-    command = [sys.executable, "-m", "training.launch.remote", *(["--mark"] if marked else []), "--", *member]
+    command = [sys.executable, "-m", "training.launch.ssh_remote", *(["--mark"] if marked else []), "--", *member]
     pipe, around = subprocess.PIPE, environment(TMPDIR=str(folder))
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=around)
 

@@ -11,8 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from training.launch.ports import free_port
-from training.launch.probe import Found, Question, from_json, look
+from training.launch.ssh_probe import Found, Question, free_port, from_json, look
 
 
 def answer(**question: object) -> Found:

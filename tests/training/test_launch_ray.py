@@ -22,10 +22,10 @@ from waiting import wait_until
 from core.broker.embedded import server_binary
 from core.errors import AwayError, ConfigError, UsageError
 from core.process.cores import cores
-from training.launch.ports import free_port
-from training.launch.ray_address import check_address, check_answer
-from training.launch.ray_screen import Screen
-from training.launch.ray_work import share_cores
+from training.launch.options import check_address
+from training.launch.ray import Screen, check_answer
+from training.launch.ray_worker import share_cores
+from training.launch.ssh_probe import free_port
 
 
 @pytest.fixture(scope="module")

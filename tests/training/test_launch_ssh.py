@@ -14,8 +14,7 @@ from ssh_hosts import Hosts, ssh_hosts
 from waiting import wait_until
 
 from core.errors import UsageError
-from training.launch.options import Where
-from training.launch.ports import meeting_point
+from training.launch.options import Where, meeting_point
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +139,7 @@ def test_a_dry_run_prints_a_line_for_each_host_and_asks_none(hosts: Hosts, tmp_p
     assert "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --master-port 29500 --nproc-per-node 1 -m --" in first
     assert "--node-rank 1 " in second
     assert " gone " in second
-    assert "/opt/py -u -m training.launch.remote" in second
+    assert "/opt/py -u -m training.launch.ssh_remote" in second
     assert hosts.log.read_bytes() == before
 
 

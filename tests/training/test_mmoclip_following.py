@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mmoclip_logs import line
 
-from training.mmoclip.following import Following
+from training.mmoclip.run import Following
 
 
 class Clock:

@@ -48,7 +48,7 @@ def test_a_module_on_cpus_may_be_distributed_and_one_elsewhere_keeps_its_devices
     import torch
     from torch import distributed, nn
 
-    from training.openclip.cures import distributed_on_cpus
+    from training.openclip.open_clip_patches import distributed_on_cpus
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
@@ -67,7 +67,7 @@ def test_processes_that_have_a_group_train_in_it(tmp_path: Path, monkeypatch: py
     from open_clip_train.distributed import init_distributed_device_so
     from torch import distributed
 
-    from training.openclip.cures import a_group_that_is_there
+    from training.openclip.open_clip_patches import a_group_that_is_there
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
@@ -145,7 +145,7 @@ def test_a_sample_that_cannot_be_decoded_is_logged_by_its_name(caplog: pytest.Lo
     from open_clip_train import data
     from webdataset.autodecode import DecodingError
 
-    from training.openclip.cures import samples_by_name
+    from training.openclip.open_clip_patches import samples_by_name
 
     error = DecodingError(url="shards/a.tar", key="000006", k="jpg", sample={"jpg": b"much"})
     error.__cause__ = OSError("cut")
@@ -162,8 +162,7 @@ def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_pa
     from open_clip_train import data
     from open_clip_train.params import parse_args
 
-    from training.openclip.cures import cured
-    from training.openclip.unreadable import noted, noted_failures
+    from training.openclip.open_clip_patches import cured, noted, noted_failures
 
     shards = captioned_shards(tmp_path / "shards", [6, 6])
     whole = (shards / "train-000000.tar").read_bytes()
@@ -188,7 +187,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_disk() -> None:
     import torch
 
     from core.errors import OutputError
-    from training.openclip.cures import checkpoints_that_fail
+    from training.openclip.open_clip_patches import checkpoints_that_fail
 
     with (
         checkpoints_that_fail(),
@@ -202,7 +201,7 @@ def test_what_is_replaced_is_put_back() -> None:
     from open_clip_train import data, main
     from torch import nn
 
-    from training.openclip.cures import cured
+    from training.openclip.open_clip_patches import cured
 
     before = (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)
     with cured():

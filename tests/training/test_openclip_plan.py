@@ -16,13 +16,12 @@ import pytest
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from tests.tiny_clip import captioned_shards, tiny_clip
 from training.launch.options import Where
-from training.openclip.asked import Asked
-from training.openclip.folder import begin
-from training.openclip.left_out import look_into
+from training.openclip.flags import Asked
+from training.openclip.folder import begin, result_of
 from training.openclip.models import beginning_of
 from training.openclip.plan import Plan, plan
 from training.openclip.progress import Line, Pace
-from training.openclip.result import result_of
+from training.openclip.usable_samples import look_into
 
 CPU = Where(device="cpu")
 LINE = (

@@ -23,13 +23,11 @@ from tests.pictures_converted import class_tree, classed, convert, plan_of, repo
 from tests.waiting import wait_until
 from training.shards import conversion
 from training.shards.checking import checked, of_a_size
-from training.shards.counts import open_shards
-from training.shards.folders import class_folders, without_classes
-from training.shards.listing import known_classes
+from training.shards.listing import class_folders, known_classes, without_classes
 from training.shards.lists import listed
-from training.shards.pattern import Pattern
 from training.shards.pictures import Listing, notes
-from training.shards.plan import Layout, Plan
+from training.shards.plan import Layout, Pattern, Plan
+from training.shards.shard_set import open_shards
 from training.shards.sizes import classes_beside
 
 

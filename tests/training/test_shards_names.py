@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InputError
-from training.shards.account import account, named_on
-from training.shards.counts import open_shards
-from training.shards.sums import contract
+from training.shards.names import contract
+from training.shards.shard_set import account, named_on, open_shards
 
 # --- many names as few expressions ---
 

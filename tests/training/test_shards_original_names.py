@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from tests.pictures_converted import class_tree
-from training.shards.counts import open_shards
+from training.shards.shard_set import open_shards
 from training.shards.sizes import classes_beside
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,10 +24,9 @@ from sources.tar import TarSource
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from tests.waiting import wait_until
 from training.shards import verification
-from training.shards.account import account
-from training.shards.counts import open_shards
 from training.shards.processes import each
 from training.shards.serving import find
+from training.shards.shard_set import account, open_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,12 +20,11 @@ import torch
 
 from core.errors import ConfigError, UnwellError
 from tests.small_shards import CLASSES, write_shards
-from training.classify.begin import _view
 from training.classify.config import Config
-from training.classify.group import Member, membership
-from training.data.batch import Batch
+from training.classify.loop import _view
+from training.classify.process_group import Member, membership
+from training.data.batch import Batch, View
 from training.data.epochs import exact_epoch
-from training.data.view import View
 from training.launch.member import attempt
 
 VIEW = View(batch_size=4, image_size=16, shuffle_buffer=0, classes=CLASSES, pin_memory=True)

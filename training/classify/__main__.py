@@ -11,8 +11,7 @@ import click
 
 from core.errors import Exit, UsageError
 from embq.options import json_option
-from training.classify.config import Config
-from training.classify.options import classify_options, device_option
+from training.classify.config import Config, classify_options, device_option
 
 
 @click.command("training.classify")
@@ -26,8 +25,7 @@ def _flags(**said: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Train; gives 0, or 3 where samples could not be read. Raises as `training.classify.loop.train` does."""
-    from training.classify.loop import train
-    from training.classify.training import Stopped
+    from training.classify.loop import Stopped, train
 
     try:
         said = _flags.main(list(arguments), standalone_mode=False)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.errors import InputError
-from training.classify.journal import lines
-from training.classify.record import listed
-from training.classify.writing import append, writing
+from training.classify.checkpoint import listed
+from training.run.folder import append, writing
+from training.run.journal import lines
 
 if TYPE_CHECKING:
     from training.data.batch import Failure

@@ -4,18 +4,127 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.errors import DeviceFullError
+from core.errors import ConfigError, DeviceFullError
 from training.classify.config import Config
-from training.classify.group import Member, explained
-from training.classify.precision import Precision
+from training.classify.process_group import Member, explained
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+
+def joined(learner: Learner, member: Member) -> AbstractContextManager[object]:
+    """Around the loop over an exact epoch: whoever ends early answers the others until they end too.
+
+    Inside there must be no collective but those of DDP's forward and backward passes.
+    """
+    if member.world == 1:
+        return nullcontext()
+    from torch.distributed.algorithms.join import Join
+
+    return Join([learner.trained])  # type: ignore[list-item]
+
+
+def agree(learner: Learner, member: Member, steps: int) -> int:
+    """Take over the optimiser of the process that made most steps; gives that number.
+
+    Args:
+        steps: that this process made in the epoch.
+    """
+    if member.world == 1:
+        return steps
+    made = member.gathered(steps)
+    most = max(made)
+    share_optimizer(learner, member, source=made.index(most))
+    return int(most)
+
+
+def share_optimizer(learner: Learner, member: Member, *, source: int) -> None:
+    """All take over momentum and scale of one process."""
+    if member.world == 1:
+        return
+    import torch
+    import torch.distributed as dist
+
+    held = [_momentum(learner, parameter) for parameter in _parameters(learner)]
+    moving = member.from_rank(source, [momentum is not None for momentum in held])
+    for parameter, momentum, moves in zip(_parameters(learner), held, moving, strict=True):
+        if not moves:
+            learner.optimizer.state.pop(parameter, None)
+            continue
+        if momentum is None:
+            momentum = torch.empty_like(parameter, memory_format=torch.preserve_format)
+            learner.optimizer.state[parameter]["momentum_buffer"] = momentum
+        with explained(member):
+            dist.broadcast(momentum, source)
+    learner.scaler.load_state_dict(member.from_rank(source, learner.scaler.state_dict()))
+
+
+def share_buffers(learner: Learner, member: Member) -> None:
+    """All take over rank 0's running statistics, which DDP evens out before a step, and not after the last."""
+    if member.world == 1:
+        return
+    import torch.distributed as dist
+
+    for buffer in learner.model.buffers():
+        with explained(member):
+            dist.broadcast(buffer, 0)
+
+
+def _parameters(learner: Learner) -> list[torch.nn.Parameter]:
+    return [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]
+
+
+def _momentum(learner: Learner, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    momentum: torch.Tensor | None = learner.optimizer.state.get(parameter, {}).get("momentum_buffer")
+    return momentum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """The precision of a training on one device.
+
+    Attributes:
+        name: fp32, bf16 or fp16.
+        device: "cuda" or "cpu".
+    """
+
+    name: str
+    device: str
+
+    @classmethod
+    def chosen(cls, asked: str, device: torch.device) -> Precision:
+        """What was asked for, or what suits the device; ConfigError where it cannot compute in it."""
+        import torch
+
+        on_gpu = device.type == "cuda"
+        bf16 = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+        if asked == "fp16" and not on_gpu:
+            raise ConfigError("--precision fp16 needs a GPU", next_step="leave it out, or take bf16")
+        if asked == "bf16" and not bf16:
+            raise ConfigError(
+                f"--precision bf16: {torch.cuda.get_device_name(device)} does not compute in it",
+                next_step="take fp16 or fp32",
+            )
+        return cls(name=asked or ("bf16" if on_gpu and bf16 else "fp32"), device=device.type)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """For the forward pass and the loss."""
+        import torch
+
+        if self.name == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device, dtype=torch.bfloat16 if self.name == "bf16" else torch.float16)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Scales the loss in fp16; in the others it does nothing."""
+        import torch
+
+        return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

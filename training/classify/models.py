@@ -12,6 +12,7 @@ from core.errors import InputError, ModelError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+
 _ONE_HEAD = {"aux_logits": False, "init_weights": True}
 _EXTRA_HEADS = {"googlenet": _ONE_HEAD, "inception_v3": _ONE_HEAD}
 """torchvision's models that give more than one output while they are trained, unless they are told not to."""

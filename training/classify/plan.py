@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import InputError
 from training.classify.config import Config
-from training.classify.schedule import Schedule
-from training.shards.counts import Shards, open_shards
 from training.shards.names import folder_of
+from training.shards.shard_set import Shards, open_shards
 from training.shards.sizes import CLASSES, SIZES, classes_beside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When the learning rate is how high.
+
+    Attributes:
+        highest: reached at the end of the warm-up.
+        warmup: steps that it takes.
+        epoch_steps: steps of one epoch; in an exact epoch of unequal parts, those of a process with a mean part.
+        epochs: of the training.
+    """
+
+    highest: float
+    warmup: int
+    epoch_steps: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Of the training."""
+        return self.epochs * self.epoch_steps
+
+    def lr(self, epoch: int, step: int) -> float:
+        """The learning rate of a step, both counted from 0; steps beyond `epoch_steps` keep that of the last."""
+        done = epoch * self.epoch_steps + min(step, self.epoch_steps - 1)
+        if done < self.warmup:
+            return self.highest * (done + 1) / self.warmup
+        part = (done - self.warmup) / max(1, self.steps - self.warmup)
+        return self.highest * 0.5 * (1 + math.cos(math.pi * part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

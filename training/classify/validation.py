@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.classify.group import Member
 from training.classify.learner import Learner
+from training.classify.process_group import Member
 
 if TYPE_CHECKING:
     from training.data.batch import Batch, Failure

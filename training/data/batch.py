@@ -2,10 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What of one process's epoch has been taken.
+
+    It fits an epoch of the same shards, the same view and the same number only: with other ones, begin the epoch anew.
+
+    Attributes:
+        batches: so many.
+        samples: in them.
+        failed: samples that failed on the way to them.
+        reached: for each stream, how many of its places need not be read again.
+        next_stream: whose turn it is.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    failed: int = 0
+    reached: tuple[int, ...] = ()
+    next_stream: int = 0
+
+    def after(self, batch: Batch) -> Taken:
+        """What is taken once a step has been made of `batch`."""
+        reached = dict(enumerate(self.reached)) | dict(batch.reached)
+        return Taken(
+            batches=self.batches + 1,
+            samples=self.samples + len(batch),
+            failed=self.failed + sum(failure.samples for failure in batch.failed),
+            reached=tuple(reached.get(stream, 0) for stream in range(max(reached, default=-1) + 1)),
+            next_stream=self.next_stream if batch.next_stream is None else batch.next_stream,
+        )
+
+    def of(self, stream: int) -> int:
+        """How many places of a stream are taken."""
+        return self.reached[stream] if stream < len(self.reached) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As what JSON can hold."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(told: Mapping[str, Any]) -> Taken:
+        """The inverse of `to_json`, also after a trip through JSON text."""
+        return Taken(**{**told, "reached": tuple(told["reached"])})
+
+
+NOTHING = Taken()
+
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One process's part of a training.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world: number of processes.
+        loader_workers: processes that read and decode for this one; 0 has it do so itself.
+        batch_size: samples of a batch.
+        image_size: side of the square pictures that the model takes, in pixels.
+        seed: of the whole training; order, crops and flips follow from it.
+        shuffle_buffer: encoded samples that each loader worker holds in memory and draws from; 0 leaves the order of
+            the shards.
+        classes: labels are 0 to `classes` - 1, others fail; None takes any that are not negative.
+        mean, std: per channel, of values from 0 to 1; a picture is normalised with them.
+        pin_memory: whether pixels come in page-locked memory, from which a GPU copies them while it computes.
+    """
+
+    rank: int = 0
+    world: int = 1
+    loader_workers: int = 0
+    batch_size: int
+    image_size: int
+    seed: int = 0
+    shuffle_buffer: int = 1000
+    classes: int | None = None
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    pin_memory: bool = False
+
+    @property
+    def streams(self) -> int:
+        """How many streams of samples are read side by side for this process."""
+        return max(1, self.loader_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,27 +6,57 @@ Rebuilt for each epoch: a loader that is used again would give the same order ag
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import webdataset as wds
 
 from core.errors import ConfigError, InputError
-from training.data.batch import Batch
-from training.data.loader import loaded
-from training.data.making import made_batches
-from training.data.opening import HTTP
-from training.data.pixels import training_pixels, validation_pixels
-from training.data.reading import read_shards
-from training.data.regroup import regrouped
-from training.data.resampling import fruitful, number_of_stream, own_batches
-from training.data.samples import PixelsOf
-from training.data.seeds import seed_of
-from training.data.split import dealt, own_stream, permuted
-from training.data.taken import NOTHING, Taken
-from training.data.view import View
-from training.shards.counts import Shards
+from training.data.batch import NOTHING, Batch, Failure, Taken, View
+from training.data.images import PixelsOf, training_pixels, validation_pixels
+from training.data.loader import Made, loaded, made_batches
+from training.data.reading import HTTP, read_shards
+from training.data.regroup import regrouped, whole
+from training.data.split import dealt, own_stream, permuted, seed_of, stream_number
+from training.shards.shard_set import Shards
+
+
+def number_of_stream(rank: int, *, first: int, streams: int) -> int:
+    """The number of the stream of this loader worker among those of all processes, from which its draws follow."""
+    return rank * streams + stream_number(first, streams)
+
+
+def own_batches(made: Iterable[Made], *, batches: int, taken: Taken, streams: int) -> Iterator[Made]:
+    """Of an epoch's batches that are left, those that come from this loader worker: streams give one each in turn.
+
+    Messages without samples do not count.
+    """
+    stream = stream_number(taken.next_stream, streams)
+    left = len(range(taken.batches + (stream - taken.batches) % streams, batches, streams))
+    for each in made if left else ():
+        yield each
+        left -= bool(each)
+        if not left:
+            return
+
+
+def fruitful(sent: Iterable[Made], view: View) -> Iterator[Batch]:
+    """What loader workers sent, as batches; InputError where one of them found nothing but failures for long."""
+    for made in sent:
+        if not made:
+            raise _fruitless([failure for _, failure in made.failed])
+        yield whole(made, view)
+
+
+def _fruitless(failed: list[Failure]) -> InputError:
+    first = failed[0]
+    return InputError(
+        f"{len(failed)} samples one after the other failed; the first is {first.key or 'all'} of {first.shard}: "
+        f"{first.message}",
+        code=first.code,
+        next_step="check the shards with embq shards verify",
+    )
 
 
 def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: Taken = NOTHING) -> Iterator[Batch]:

@@ -2,20 +2,148 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import webdataset as wds
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from core.broker.embedded import die_with_parent
-from core.errors import UnwellError
-from training.data.making import Made
-from training.data.view import View
+from core.errors import SampleError, UnwellError
+from training.data.batch import Failure, Taken, View
+from training.data.images import PixelsOf, prepared
+from training.data.reading import RawSample
+from training.data.split import stream_number
+from worker.embedders.image.decoding import quiet_pillow
+
+FRUITLESS = 1000
+"""Items that may fail one after the other before what failed is sent on alone: who counts failures has to see them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a loader worker sends: the next samples of its stream, and the failures between them.
+
+    Attributes:
+        stream: number of the stream.
+        pixels: uint8 of shape (n, image_size, image_size, 3).
+        keys, shards: as in `Batch`.
+        labels: of the samples.
+        positions: of each sample, its place in the stream; see `left_of`.
+        failed: (place in the stream, failure), in order.
+        read: places of the stream that were read until now.
+    """
+
+    stream: int
+    pixels: torch.Tensor
+    labels: list[int]
+    keys: list[str]
+    shards: list[str]
+    positions: list[int]
+    failed: list[tuple[int, Failure]]
+    read: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def pin_memory(self) -> Made:
+        """The same with its pixels in page-locked memory; torch's loader calls this."""
+        return replace(self, pixels=self.pixels.pin_memory())
+
+
+def made_batches(
+    items: Iterable[RawSample | Failure], *, view: View, pixels_of: PixelsOf, taken: Taken
+) -> Iterator[Made]:
+    """Full batches of this loader worker's stream, and one that is smaller at its end.
+
+    What is taken already is skipped before it is decoded.
+    """
+    quiet_pillow()
+    stream = stream_number(taken.next_stream, view.streams)
+    growing = _Growing(view)
+    read = 0
+    for read, item in left_of(items, taken.of(stream)):
+        if isinstance(item, Failure):
+            growing.failed.append((read, item))
+        else:
+            try:
+                growing.add(read, item, *prepared(item, pixels_of, view.classes))
+            except SampleError as error:
+                why = Failure(shard=item["__url__"], key=item["__key__"], code=error.code, message=error.message)
+                growing.failed.append((read, why))
+        if len(growing.keys) == view.batch_size or (not growing.keys and len(growing.failed) == FRUITLESS):
+            yield growing.made(stream, read)
+            growing = _Growing(view)
+    if growing.keys or growing.failed:
+        yield growing.made(stream, read)
+
+
+def left_of(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
+    """The items of a stream behind its first `taken` places, each with its own place, from 1.
+
+    A failure of many samples has as many places, its own being the last. So a stream is as long where a shard could not
+    be read as where it could, and what became of its samples adds up even if that has changed since the first places
+    were taken.
+    """
+    place = 0
+    for item in items:
+        size = max(1, item.samples) if isinstance(item, Failure) else 1
+        place += size
+        if place <= taken:
+            continue
+        if isinstance(item, Failure) and place - taken < size:
+            item = replace(item, samples=place - taken)
+        yield place, item
+
+
+class _Growing:
+    """A batch that is not yet full."""
+
+    def __init__(self, view: View) -> None:
+        self.labels: list[int] = []
+        self.keys: list[str] = []
+        self.shards: list[str] = []
+        self.positions: list[int] = []
+        self.failed: list[tuple[int, Failure]] = []
+        self._pixels = _room(view.batch_size, view.image_size)
+
+    def add(self, position: int, sample: RawSample, pixels: torch.Tensor, label: int) -> None:
+        self._pixels[len(self.keys)].copy_(pixels.permute(1, 2, 0))
+        self.labels.append(label)
+        self.keys.append(sample["__key__"])
+        self.shards.append(sample["__url__"])
+        self.positions.append(position)
+
+    def made(self, stream: int, read: int) -> Made:
+        return Made(
+            stream=stream,
+            pixels=self._pixels[: len(self.keys)],
+            labels=self.labels,
+            keys=self.keys,
+            shards=self.shards,
+            positions=self.positions,
+            failed=self.failed,
+            read=read,
+        )
+
+
+def _room(pictures: int, size: int) -> torch.Tensor:
+    """Memory for uint8 of shape (pictures, size, size, 3); in a loader worker, memory that the process which it works
+    for shares, so that nothing is copied on the way there."""
+    shape = (pictures, size, size, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    # As torch's own collation does it; `share_memory_` would copy.
+    shared = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
+
 
 DIED = re.compile(
     r"DataLoader worker \(pid|Pin memory thread exited|unable to (allocate|mmap|resize)|No space left on device"

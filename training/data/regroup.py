@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from training.data.batch import Batch, Failure
-from training.data.making import Made
-from training.data.view import View
+from training.data.batch import Batch, Failure, View
+from training.data.loader import Made
 
 
 def whole(made: Made, view: View) -> Batch:

@@ -12,12 +12,10 @@ from typing import Any
 
 from core.errors import InputError, ModelError
 from core.storage.durable import file_sha256
-from training.classify.folder import FORMAT
 from training.classify.models import built
-from training.export.exported import PROVENANCE, Exported, fingerprint_of
-from training.export.folder import check_target, new_folder
-from training.export.provenance import versions
-from training.weights import save
+from training.export.model_folder import PROVENANCE, Exported, check_target, fingerprint_of, new_folder
+from training.export.openclip import versions
+from training.run.folder import FORMAT, save
 
 CONFIG = "config.json"
 DESCRIBED = "model.json"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import EmbqError, ModelError
-from training.export.checkpoint import Checkpoint
-from training.export.params import Arguments
+from training.openclip.checkpoints import Arguments, Checkpoint
 from training.openclip.models import CONFIG, HUB, LOCAL, check_named
 
 IN_VISION = {"force_patch_dropout": "patch_dropout", "force_image_size": "image_size"}

@@ -6,20 +6,116 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.errors import ModelError, UsageError
+from core.errors import EmbqError, ModelError, UsageError
+from core.process.packages import version_of
 from core.storage.durable import file_sha256
-from training.export.checkpoint import Checkpoint, open_checkpoint
-from training.export.exported import PROVENANCE, Exported, fingerprint_of
-from training.export.folder import check_target, new_folder
+from training.export.model_folder import PROVENANCE, Exported, check_target, fingerprint_of, new_folder
 from training.export.network import Network, model_failures
-from training.export.params import Arguments
-from training.export.provenance import provenance_of
-from training.export.tokens import tokenizer_of, write_tokenizer
-from training.openclip.models import CONFIG, LOCAL
-from training.weights import save
+from training.openclip.checkpoints import Arguments, Checkpoint, open_checkpoint
+from training.openclip.log import read
+from training.openclip.models import CONFIG, LOCAL, check_named
+from training.run.folder import save
 
 if TYPE_CHECKING:
     import torch
+
+
+TRIED = (
+    "a photograph of a red bicycle against a wall",
+    "Straße, naïve café — Ελληνικά, русский текст, 漢字, 🙂",
+    "it's 100% “quoted” &amp; <b>bold</b>, don't",
+    "word " * 200,
+)
+"""Texts by which two tokenisers are compared: signs, cases, entities, and one longer than any context."""
+
+
+def tokenizer_of(arguments: Arguments) -> Any:
+    """The tokeniser that a training had; ModelError where its files are not here, or could run code."""
+    import open_clip
+
+    with model_failures(f"{arguments['model']} (its tokeniser)"):
+        check_named(arguments["model"], arguments["cache_dir"])
+        return open_clip.get_tokenizer(
+            arguments["model"], cache_dir=arguments["cache_dir"], context_length=arguments["force_context_length"]
+        )
+
+
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Put a tokeniser's files into the folder; open_clip's own one needs none.
+
+    Raises ModelError where `open_clip.get_tokenizer` of the folder then gives other tokens.
+    """
+    import open_clip
+    import torch
+
+    with model_failures("the tokeniser"):
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(str(folder))
+        check_named(f"{LOCAL}{folder}")
+        found = open_clip.get_tokenizer(f"{LOCAL}{folder}")
+        same = all(torch.equal(tokenizer([text]), found([text])) for text in TRIED)
+    if not same:
+        raise ModelError(
+            f"the training's tokeniser ({type(tokenizer).__name__}) is not the one that open_clip finds by the "
+            f"folder's files ({type(found).__name__}): texts would get other tokens",
+            next_step='name the tokeniser in the configuration of the model: "hf_tokenizer_name" of its text_cfg',
+        )
+
+
+KEPT = ("name", "model", "pretrained", "precision", "epochs", "batch_size", "world_size", "lr", "seed", "train_data")
+"""Arguments of the training that are told."""
+
+
+def provenance_of(
+    checkpoint: Checkpoint, arguments: Arguments, fingerprint: str, weights_sha256: str
+) -> dict[str, Any]:
+    """What `embq_export.json` says.
+
+    Args:
+        fingerprint: see `training.export.model_folder.Exported`.
+        weights_sha256: of the safetensors file.
+    """
+    return {
+        "schema": 1,
+        "checkpoint": {
+            "path": str(checkpoint.path),
+            "bytes": checkpoint.path.stat().st_size,
+            "sha256": file_sha256(checkpoint.path),
+            "epoch": checkpoint.epoch,
+        },
+        "training": {name: arguments[name] for name in KEPT},
+        "samples_seen": _samples_seen(checkpoint),
+        "shards_digest": _shards_digest(arguments),
+        "weights_sha256": weights_sha256,
+        "fingerprint": fingerprint,
+        "versions": versions("open_clip_torch"),
+    }
+
+
+def versions(library: str) -> dict[str, str]:
+    """Of embq, of the library whose model it is, and of torch."""
+    return {name: version_of(name) for name in ("embq", library, "torch")}
+
+
+def _samples_seen(checkpoint: Checkpoint) -> int | None:
+    """Samples of all steps up to the checkpoint, from the training's log; None where it does not say."""
+    log = None if checkpoint.params is None else checkpoint.params.with_name("out.log")
+    if log is None or checkpoint.epoch is None or not log.is_file():
+        return None
+    of_epochs = {one.epoch: one.samples_per_epoch for one in read(log).iterations}
+    seen = [of_epochs.get(epoch) for epoch in range(checkpoint.epoch)]
+    return None if None in seen else sum(one or 0 for one in seen)
+
+
+def _shards_digest(arguments: Arguments) -> str | None:
+    """Of the names and counts of the training's shards; None where they are not here any more."""
+    from training.shards.shard_set import open_shards
+
+    try:
+        return open_shards(arguments["train_data"]).digest if arguments["train_data"] else None
+    except EmbqError:
+        return None
+
 
 WEIGHTS = "open_clip_model.safetensors"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -12,10 +13,11 @@ import click
 
 from core.errors import UsageError
 from training.launch.devices import check_processes
-from training.launch.ports import meeting_point
-from training.launch.ray_address import check_address
 
 LAUNCHERS = ("local", "ssh", "ray")
+
+_HOST_PORT = re.compile(r"(?P<host>[^\s:/@\[\]]+|\[[0-9A-Fa-f:.%]+\]):(?P<port>\d{1,5})")
+_SCHEME = re.compile(r"(?P<scheme>[a-z]+)://(?P<rest>.*?)/?")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,6 +103,34 @@ def check_hosts(hosts: tuple[str, ...]) -> None:
                 f"--hosts names {host} {hosts.count(host)} times: two trainings on it would share its devices",
                 next_step="name each host once; --processes N says how many processes each of them runs",
             )
+
+
+def meeting_point(text: str) -> tuple[str, int]:
+    """The host, "" where it is not said, and the port, 0 where it is not said, of `--rendezvous [HOST:]PORT`."""
+    host, colon, port = text.rpartition(":")
+    if not text:
+        return "", 0
+    if not port.isdecimal() or not 0 < int(port) < 65536 or (colon and not host.strip("[]")):
+        raise UsageError(f"--rendezvous {text}: this is no port", next_step="such as 29500, or 10.0.0.1:29500")
+    return host, int(port)
+
+
+def check_address(text: str) -> None:
+    """UsageError, with the right form, for what is no address of a Ray cluster."""
+    if text in ("", "auto", "local"):
+        return
+    if (found := _SCHEME.fullmatch(text)) and found["scheme"] == "ray":
+        raise UsageError(
+            f"--ray-address {text}: ray:// is for Ray's client, which cannot hold a training",
+            next_step="call embq on a node of the cluster, with the port of its head: --ray-address HOST:26379",
+        )
+    if found:
+        raise UsageError(
+            f"--ray-address {text}: an address of Ray has no {found['scheme']}:// before it",
+            next_step=f"--ray-address {found['rest'] or 'HOST:26379'}",
+        )
+    if not (found := _HOST_PORT.fullmatch(text)) or not 0 < int(found["port"]) < 65536:
+        raise UsageError(f"--ray-address {text}: this is no HOST:PORT", next_step="such as 10.0.0.1:26379, or auto")
 
 
 def launch_options(function: F) -> F:

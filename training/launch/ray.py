@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,16 +23,96 @@ import click
 
 from core.errors import AwayError, ConfigError, DeviceError, EmbqError, Exit, TryLaterError, UsageError
 from core.settings import Settings
-from training.launch.local import STDERR
+from training.launch.child_process import replaced_handlers
+from training.launch.launcher import STDERR
 from training.launch.options import Where
-from training.launch.outcomes import Outcome, cause
-from training.launch.ray_address import START, check_answer
-from training.launch.ray_screen import Screen
-from training.launch.ray_work import Work, work
-from training.launch.running import replaced_handlers
+from training.launch.outcomes import Outcome, cause, kept, verdict
+from training.launch.ray_worker import Work, work
 from training.launch.ssh import PASSED_ON
-from training.launch.verdict import kept, verdict
-from training.scratch import scratch
+from training.run.scratch import scratch
+
+NOISE = (
+    "(PlacementGroupCleaner ",
+    "has constructor arguments in the object store and max_restarts > 0",
+    "A worker died or was killed while executing a task",
+)
+"""Lines with one of these are dropped. The first one's process asks every second for the API of Ray's dashboard, and
+complains where that is not installed; the second one is about an actor of Ray's own; the third is told by us."""
+
+
+class Screen(io.TextIOBase):
+    """Writes whole lines to another stream, without the noise."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Take text; what is no whole line yet waits."""
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if not any(noise in line for noise in NOISE):
+                self._stream.write(line + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is whole."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
+
+
+START = "start one with `ray start --head --port=26379`; 6379, which Ray takes by default, is also Redis' port"
+
+
+CONNECT_S, ANSWER_S = 10.0, 5.0
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What an HTTP/2 client, and so a gRPC one, says first: the preface and empty settings (RFC 9113, 3.4)."""
+_SETTINGS_AT, _SETTINGS = 3, 4
+"""Where a frame has its type, and the type of a server's first one."""
+
+
+def check_answer(text: str) -> None:
+    """See who listens at HOST:PORT; Ray itself would wait for a minute, and not say who it was.
+
+    Raises AwayError where nobody does, ConfigError where it is another program.
+    """
+    host, _, port = text.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as connection:
+            said = _first_words(connection)
+    except OSError as error:
+        raise AwayError(
+            f"no Ray answers at {text}: {error.strerror or error}",
+            next_step=f"check the address of the cluster's head, and the firewall; {START}",
+            code="ray_away",
+        ) from error
+    if said[_SETTINGS_AT : _SETTINGS_AT + 1] == bytes((_SETTINGS,)):
+        return
+    # Redis answers what it does not understand with an error, that of a server with a password included.
+    who = "a Redis" if said[:1] in (b"-", b"+") else "another program"
+    raise ConfigError(
+        f"{who} answers at {text}, not Ray",
+        next_step=f"give the address of the cluster's head; {START}",
+        code="ray_away",
+    )
+
+
+def _first_words(connection: socket.socket) -> bytes:
+    connection.settimeout(ANSWER_S)
+    said = b""
+    with suppress(OSError):
+        connection.sendall(_PREFACE)
+        while len(said) <= _SETTINGS_AT and (more := connection.recv(64)):
+            said += more
+    return said
+
 
 COLLECTIVE_S = 300
 """Ray makes the process group; within a step a process waits this long for the others."""

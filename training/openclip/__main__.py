@@ -15,12 +15,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     from open_clip_train.params import parse_args
 
-    from training.openclip.cures import cured
-    from training.openclip.keys import recorded_keys
+    from training.openclip.flags import split_flags
     from training.openclip.models import check_named
-    from training.openclip.own_flags import split_flags
+    from training.openclip.open_clip_patches import cured, noted_failures, recorded_keys
     from training.openclip.progress import shown_progress
-    from training.openclip.unreadable import noted_failures
 
     own, flags = split_flags(arguments)
     check_named(parse_args(flags).model)

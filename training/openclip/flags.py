@@ -6,13 +6,82 @@ import argparse
 import contextlib
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import UsageError
-from training.openclip.asked import Asked
 from training.openclip.models import Beginning
-from training.shards.counts import Shards
-from training.shards.sums import contract
+from training.shards.names import contract
+from training.shards.shard_set import Shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFlags:
+    """What embq's entry point does beside open_clip's training.
+
+    Attributes:
+        keys: folder for the keys of the samples that each rank was trained on; None for nowhere.
+        unreadable: folder for what each rank could not read; None for nowhere.
+        progress: a line of progress on the terminal, in place of open_clip's log, which its file has anyway.
+    """
+
+    keys: Path | None = None
+    unreadable: Path | None = None
+    progress: bool = False
+
+    def render(self) -> list[str]:
+        """The flags that say this."""
+        keys = [] if self.keys is None else ["--keys", str(self.keys)]
+        unreadable = [] if self.unreadable is None else ["--unreadable", str(self.unreadable)]
+        return [*keys, *unreadable, *(["--progress"] if self.progress else [])]
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[OwnFlags, list[str]]:
+    """(our flags, those of open_clip in their order)."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--keys", type=Path)
+    parser.add_argument("--unreadable", type=Path)
+    parser.add_argument("--progress", action="store_true")
+    own, others = parser.parse_known_args(list(arguments))
+    return OwnFlags(keys=own.keys, unreadable=own.unreadable, progress=own.progress), others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A training as it was asked for; None and "" leave a setting to open_clip.
+
+    Attributes:
+        shards: in any form that `open_shards` takes.
+        model: a name of open_clip's, or a folder.
+        out: the folder of the training.
+        epochs: how often the samples are gone through.
+        batch_size: samples of one process in one step.
+        loader_workers: processes that read and decode, for each process that trains.
+        lr: highest learning rate.
+        warmup_steps: steps in which the learning rate rises.
+        precision: one of open_clip's; "" for amp on GPUs and fp32 on cores.
+        resampled: whether shards are drawn with replacement.
+        exact: whether each epoch must have each sample once.
+        epoch_samples: samples of an epoch, of all processes; None for all that there are.
+        log_every: steps between two lines of the log.
+        further: flags of open_clip.
+    """
+
+    shards: str
+    model: str
+    out: Path
+    epochs: int
+    batch_size: int
+    loader_workers: int
+    lr: float | None
+    warmup_steps: int | None
+    precision: str
+    resampled: bool
+    exact: bool
+    epoch_samples: int | None
+    log_every: int
+    further: tuple[str, ...]
+
 
 UNSUITED = {
     "log_local": "embq reads the one log of the first process",

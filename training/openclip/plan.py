@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core.errors import ConfigError, InputError, UsageError
-from training.openclip.asked import Asked
-from training.openclip.flags import absolute, flags_of, owned_flags, settings_of
-from training.openclip.left_out import look_into
+from training.openclip.flags import Asked, OwnFlags, absolute, flags_of, owned_flags, settings_of
 from training.openclip.models import LOCAL, Beginning, beginning_of
-from training.openclip.own_flags import OwnFlags
 from training.openclip.split import Split
-from training.shards.counts import Shards, open_shards
+from training.openclip.usable_samples import look_into
+from training.shards.shard_set import Shards, open_shards
 
 if TYPE_CHECKING:
     from training.launch.options import Where
+
 
 KEYS = "keys"
 """Folder of a training for what each process was trained on."""

@@ -95,7 +95,7 @@ def shown_progress(asked: bool) -> Iterator[None]:
         return
     from open_clip_train import main
 
-    from training.openclip.cures import replaced
+    from training.openclip.open_clip_patches import replaced
 
     set_up, parse = main.setup_logging, main.parse_args
     before = logging.root.handlers[:]

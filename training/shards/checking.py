@@ -12,10 +12,9 @@ from pathlib import Path
 from core.errors import InputError, SampleError
 from core.units import Sample
 from sources.fields import decode_file
-from training.shards.archive import MEMBER_MAX_BYTES
 from training.shards.pictures import LeftOut, Listing, Picture
 from training.shards.processes import each
-from training.shards.writing import Desk, as_listed, members
+from training.shards.writing import MEMBER_MAX_BYTES, Desk, as_listed, members
 
 CHUNK = 256
 """Pictures that a process looks at before it says what it found."""

@@ -1,18 +1,21 @@
-"""The pictures that a user names: a folder or a list, and the classes whose indices they get."""
+"""A folder of pictures as a listing: a folder for each class, or all of them in one with captions beside."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from core.errors import InputError, UsageError
+from sources.fields import IMAGE_EXTENSIONS
+from sources.storage import source_errors
 from training.shards.conversion import classes_there
-from training.shards.folders import class_folders, has_folders, without_classes
 from training.shards.lists import listed
-from training.shards.pattern import Pattern
-from training.shards.pictures import Listing
+from training.shards.pictures import Beside, Listing, Picture, indices, require_pictures
+from training.shards.plan import Pattern
 from training.shards.sizes import CLASSES, classes_beside
 
 
@@ -70,3 +73,141 @@ def known_classes(path: str | None, pattern: Pattern) -> tuple[str, ...] | None:
     if known is None:
         raise InputError(f"{path}: does not exist", code="source_missing", next_step="check the path")
     return tuple(known)
+
+
+BESIDE = (".json", ".txt")
+
+
+class _Found(NamedTuple):
+    """Pictures of one tree, and what else is in it."""
+
+    pictures: list[Picture]
+    others: Counter[str]
+
+
+Looked = Callable[[int], None]
+"""Called with the number of pictures of each folder that was looked at."""
+
+
+def class_folders(
+    root: str, *, known: Sequence[str] | None, allow_empty: bool, looked: Looked = lambda _: None
+) -> Listing:
+    """The pictures of a folder whose subfolders are the classes; deeper folders belong to the class above them.
+
+    Links are followed. Hidden files and folders are no classes and no pictures, other than in ImageFolder.
+
+    Args:
+        known: see `training.shards.pictures.indices`.
+        allow_empty: whether a class may have no pictures.
+
+    Raises InputError for no pictures, pictures beside the class folders, an empty class, and what `indices` refuses.
+    """
+    folders, files = _entries(root)
+    if loose := [file.name for file in files if _extension(file.name) in IMAGE_EXTENSIONS]:
+        raise InputError(
+            f"{root}: holds both folders and {len(loose):,} pictures, the first is {loose[0]!r}",
+            next_step="move them into folders of classes, or take all pictures without classes: --no-classes",
+        )
+    by_class = {folder.name: _tree(root, folder.name, looked) for folder in folders}
+    others = sum((found.others for found in by_class.values()), Counter(map(_extension, (f.name for f in files))))
+    if not any(found.pictures for found in by_class.values()):
+        raise nothing(root, others)
+    counts = {name: len(found.pictures) for name, found in by_class.items()}
+    if not allow_empty:
+        require_pictures(counts, sorted(counts), root)
+    index = indices(counts, known)
+    pictures = [one._replace(label=index[name]) for name, found in by_class.items() for one in found.pictures]
+    pictures.sort(key=lambda one: one.name.split("/"))
+    return Listing(root=root, pictures=pictures, classes=tuple(known or index), others=others)
+
+
+def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
+    """All pictures in a folder and below it; InputError where there are none."""
+    found = _tree(root, "", looked)
+    if not found.pictures:
+        raise nothing(root, found.others)
+    found.pictures.sort(key=lambda one: one.name.split("/"))
+    return Listing(root=root, pictures=found.pictures, classes=None, others=found.others)
+
+
+def has_folders(root: str) -> bool:
+    """Whether a folder holds folders that are not hidden."""
+    return bool(_entries(root)[0])
+
+
+def nothing(root: str, others: Counter[str]) -> InputError:
+    """The error for a folder without pictures."""
+    shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in others.most_common(6)) or "nothing"
+    return InputError(
+        f"{root}: no pictures in this folder or below it; found: {shown}",
+        code="empty_input",
+        next_step=f"pictures end in .{', .'.join(IMAGE_EXTENSIONS)}",
+    )
+
+
+def _entries(path: str) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+    """Folders and files that are not hidden, by name; SourceError where the folder cannot be listed."""
+    with source_errors(path), os.scandir(path) as listed:
+        there = sorted((one for one in listed if not one.name.startswith(".")), key=lambda one: one.name)
+        folders = [one for one in there if one.is_dir()]
+        return folders, [one for one in there if not one.is_dir()]
+
+
+def _tree(root: str, relative: str, looked: Looked) -> _Found:
+    found = _Found([], Counter())
+    for folder, files in _walk(os.path.join(root, relative), relative, ()):
+        before = len(found.pictures)
+        _take(folder, files, found)
+        looked(len(found.pictures) - before)
+    return found
+
+
+def _walk(path: str, relative: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """(path relative to the root, its files) of a folder and all below it; links are followed, but in no circle."""
+    with source_errors(path):
+        status = os.stat(path)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        raise InputError(f"{path}: links back to a folder above it", next_step="remove the link")
+    folders, files = _entries(path)
+    yield relative, files
+    for folder in folders:
+        yield from _walk(folder.path, f"{relative}/{folder.name}" if relative else folder.name, (*above, here))
+
+
+def _take(folder: str, files: list[os.DirEntry[str]], found: _Found) -> None:
+    """Take the pictures among the files of one folder, each with what stands beside it."""
+    images = [file for file in files if _extension(file.name) in IMAGE_EXTENSIONS]
+    beside: dict[str, dict[str, os.DirEntry[str]]] = {}
+    others = [file for file in files if _extension(file.name) not in IMAGE_EXTENSIONS]
+    for file in others:
+        if file.name.endswith(BESIDE):
+            stem, _, extension = file.name.rpartition(".")
+            beside.setdefault(stem, {})[extension] = file
+    taken: dict[str, str] = {}
+    for image in images:
+        stem = image.name.rpartition(".")[0]
+        belongs = beside.get(stem, {})
+        if belongs and stem in taken:
+            raise InputError(
+                f"{os.path.join(folder, stem)}: {taken[stem]!r} and {image.name!r} have one caption or metadata file",
+                code="duplicate_key",
+                next_step="rename one of the pictures, or name pictures and captions in a list instead of the folder",
+            )
+        taken[stem] = image.name
+        name = f"{folder}/{image.name}" if folder else image.name
+        with source_errors(image.path):
+            status = image.stat()
+            sides = tuple(
+                Beside(extension, (seen := belongs[extension].stat()).st_size, seen.st_mtime_ns)
+                for extension in sorted(belongs)
+            )
+        found.pictures.append(Picture(name, status.st_size, status.st_mtime_ns, beside=sides))
+    for file in others:
+        if not (file.name.endswith(BESIDE) and file.name.rpartition(".")[0] in taken):
+            found.others[_extension(file.name)] += 1
+
+
+def _extension(name: str) -> str:
+    stem, dot, extension = name.rpartition(".")
+    return extension.lower() if dot and stem else ""

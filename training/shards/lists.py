@@ -13,8 +13,7 @@ from core.errors import InputError, SampleError
 from sources.fields import IMAGE_EXTENSIONS, compact_json, parse_object
 from sources.storage import source_errors
 from sources.urls import is_url
-from training.shards.classes import indices, numbered, require_pictures
-from training.shards.pictures import LeftOut, Listing, Picture
+from training.shards.pictures import LeftOut, Listing, Picture, indices, numbered, require_pictures
 
 PATHS = ("path", "file", "filepath", "filename", "file_name", "image", "image_path")
 CLASSES = ("class", "label", "cls", "class_name")

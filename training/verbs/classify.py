@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.options import json_option
-from training.classify.config import Config
-from training.classify.options import classify_options
+from training.classify.config import Config, classify_options
 from training.launch.options import launch_options
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def command(where: Where, as_json: bool, **said: Any) -> int:
     on exactly where it was: give the same command again. Weights are never downloaded.
     """
     from training.classify.plan import planned
-    from training.launch.launch import launch
+    from training.launch.launcher import launch
 
     config = Config(device=where.device, **said)
     planned(config)  # what can be told before many processes are started

@@ -12,7 +12,7 @@ from core.errors import UsageError
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from training.export.exported import Exported
+    from training.export.model_folder import Exported
 
 
 @click.command("export", epilog="Example: embq train export ./clip ./clip-model")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from training.mmoclip.judgement import Judgement
     from training.mmoclip.plan import Asked, Plan
 
+
 OUT = "embq-mmoclip"
 _OF_A_TRAINING = (
     click.option(

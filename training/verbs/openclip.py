@@ -14,8 +14,9 @@ from training.launch.options import launch_options
 
 if TYPE_CHECKING:
     from training.launch.options import Where
+    from training.openclip.folder import Result
     from training.openclip.plan import Plan
-    from training.openclip.result import Result
+
 
 PRECISIONS = ("amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
 NAMED, LISTED = 5, 1000
@@ -74,11 +75,10 @@ def command(where: Where, as_json: bool, further: tuple[str, ...], precision: st
 
     Exit status: 0 done, 3 samples could not be read or an exact epoch was none, 65 the shards do not suit, 78 no GPU.
     """
-    from training.launch.launch import launch
-    from training.openclip.asked import Asked
-    from training.openclip.folder import begin
+    from training.launch.launcher import launch
+    from training.openclip.flags import Asked
+    from training.openclip.folder import begin, result_of
     from training.openclip.plan import plan
-    from training.openclip.result import result_of
 
     planned = plan(Asked(further=further, precision=precision or "", **said), where)
     for note in planned.notes:

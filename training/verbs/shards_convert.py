@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from training.shards.pictures import Listing
     from training.shards.plan import Plan
 
+
 SHOWN = 20
 """Pictures that are left out and printed; --json and the record have all."""
 
@@ -75,11 +76,10 @@ def command(
     Exit status: 0 all pictures are in the shards, 3 some were left out.
     """
     from core.process.cores import cores
+    from training.run.progress import Course
     from training.shards.conversion import convert
-    from training.shards.course import Course
     from training.shards.listing import Wish, known_classes, listing_of
-    from training.shards.pattern import Pattern
-    from training.shards.plan import Layout, Plan
+    from training.shards.plan import Layout, Pattern, Plan
 
     named, began = Pattern.parse(pattern), time.monotonic()
     processes = processes or min(8, cores())
@@ -111,8 +111,8 @@ def command(
 
 def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
     """The listing without what becomes no sample."""
+    from training.run.progress import Course
     from training.shards.checking import checked, of_a_size
-    from training.shards.course import Course
 
     listing = of_a_size(listing)
     if check:
@@ -136,8 +136,8 @@ def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, qu
 
 
 def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
-    from training.shards.account import size_of
     from training.shards.pictures import notes
+    from training.shards.shard_set import size_of
 
     listing, pattern = plan.listing, plan.layout.pattern
     expression, said = pattern.expression(plan.shards), notes(listing)

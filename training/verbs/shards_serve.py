@@ -60,7 +60,7 @@ def command(folder: str, host: str, port: int) -> None:
 
 def _said(url: str, folder: str) -> list[str]:
     """Where the server listens, and what it has to give."""
-    from training.shards.sums import contract
+    from training.shards.names import contract
 
     names = sorted(name for name in os.listdir(folder) if name.endswith(".tar") and not name.startswith("."))
     try:

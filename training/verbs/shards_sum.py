@@ -22,7 +22,7 @@ def command(shards: tuple[str, ...], as_json: bool) -> None:
     samples as sizes.json beside them says, and their bytes. A sizes.json that differs from its folder is an error.
     Without SHARDS, names are read from standard input, one on a line, and only the expressions are printed.
     """
-    from training.shards.account import account, named_on, printed
+    from training.shards.shard_set import account, named_on, printed
 
     if not shards:
         if sys.stdin.isatty():

@@ -13,8 +13,8 @@ from core.errors import Exit
 from embq.options import json_option
 
 if TYPE_CHECKING:
-    from training.shards.inspection import Inspected
-    from training.shards.verification import Report
+    from training.shards.verification import Inspected, Report
+
 
 SHOWN = 20
 """Violations that are printed; --json has up to 1,000."""
@@ -47,8 +47,8 @@ def command(
     Exit status: 0 nothing is wrong, 65 something is.
     """
     from core.process.cores import cores
+    from training.run.progress import Course
     from training.shards import verification
-    from training.shards.course import Course
 
     wish = verification.Wish(decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores()))
     began = time.monotonic()
@@ -68,7 +68,7 @@ def command(
 
 def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
     from core.service.redaction import printable
-    from training.shards.account import size_of
+    from training.shards.shard_set import size_of
 
     speed = size_of(report.bytes / max(seconds, 1e-3))
     members = ", ".join(f"{name} ({count:,})" for name, count in report.members.items())

@@ -1,0 +1,219 @@
+"""The processes that train together: which of them this is, and what they tell each other outside of the steps."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from core.errors import ConfigError, EmbqError, UnwellError
+
+if TYPE_CHECKING:
+    import torch
+
+
+TIMEOUT = timedelta(minutes=5)
+"""How long a process waits for the others within a step. Long enough for a slow read of one of them; where one is
+stuck, the others end after this."""
+
+_STOPPED = "embq/stopped"
+_PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
+"""Where in its source gloo was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """This process among those of the training.
+
+    Attributes:
+        rank: its number, from 0.
+        world: how many there are.
+        device: what it computes on.
+    """
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the one that writes logs and checkpoints."""
+        return self.rank == 0
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """The sums over all processes; each has to call it."""
+        if self.world == 1:
+            return list(values)
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with explained(self):
+            dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all processes, by rank; each has to call it."""
+        if self.world == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.world
+        with explained(self):
+            dist.all_gather_object(values, value)
+        return values
+
+    def from_rank(self, source: int, value: Any) -> Any:
+        """What process `source` has given as `value`; each has to call it."""
+        if self.world == 1:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        with explained(self):
+            dist.broadcast_object_list(box, src=source, device=self.device)
+        return box[0]
+
+    def say_stopped(self) -> None:
+        """Let the others know that the one who leads has stopped as it was asked to."""
+        if self.world > 1:
+            _store().set(_STOPPED, "1")
+
+    def leader_stopped(self) -> bool:
+        """Whether the one who leads has stopped. Its end may also be the end of what tells us."""
+        try:
+            return self.world > 1 and bool(_store().check([_STOPPED]))
+        except RuntimeError:
+            return True
+
+
+@contextmanager
+def membership(device: str) -> Iterator[Member]:
+    """This process's place, in a group of processes that exists for the length of the block.
+
+    A group that exists already, as Ray makes it, is used and left. Rank, size and where the others are come from the
+    variables that torchrun, Slurm's users and Ray set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+    """
+    import torch.distributed as dist
+
+    world, rank, local = (_told(name, default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    place = _device(device, local)
+    made = world > 1 and not dist.is_initialized()
+    member = Member(rank=rank, world=world, device=place)
+    if made:
+        with explained(member):
+            _meet(member)
+    well = False
+    try:
+        yield member
+        well = True
+    finally:
+        # After an error the others may be gone, or wait for us in a collective: to leave in order would take as long
+        # as they do. The end of this process tells them.
+        if made and well:
+            dist.destroy_process_group()
+
+
+def _meet(member: Member) -> None:
+    """Make the group of all processes.
+
+    torchrun 2.15 gives processes that it starts again the store of those before, and with it their addresses: who reads
+    one before its owner has written anew waits for a process that is gone. So each attempt has names of its own there.
+    """
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+    except ValueError as error:
+        raise _half_told(f"WORLD_SIZE is {member.world}, and {str(error).partition(': ')[2]}") from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    on_gpu = member.device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore(f"attempt-{attempt}", store),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=world,
+        timeout=TIMEOUT,
+        device_id=member.device if on_gpu else None,
+    )
+
+
+def _told(name: str, default: int) -> int:
+    said = os.environ.get(name, str(default))
+    if not said.isdecimal():
+        raise _half_told(f"{name} is {said!r}, which is no number")
+    return int(said)
+
+
+def _half_told(what: str) -> ConfigError:
+    """The error where the environment does not tell which process this is."""
+    return ConfigError(
+        f"{what}: so this process does not know its place among those of the training",
+        next_step="unset WORLD_SIZE and RANK for a training of one process, or start all of them with torchrun",
+    )
+
+
+def _device(kind: str, local_rank: int) -> torch.device:
+    import torch
+
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda was asked for, and torch sees no GPU here",
+            next_step="train with --device cpu, or look with `nvidia-smi` why there is none",
+            code="no_device",
+        )
+    seen = torch.cuda.device_count()
+    if local_rank >= seen > 1:
+        raise ConfigError(
+            f"process {local_rank} of this host has no GPU of its own: torch sees {seen} here",
+            next_step=f"start {seen} processes on this host, or let CUDA_VISIBLE_DEVICES name more GPUs",
+            code="no_device",
+        )
+    # Slurm and Ray may show each process only the GPU that is its own.
+    place = torch.device("cuda", local_rank if seen > 1 else 0)
+    torch.cuda.set_device(place)  # for what names no device, such as NCCL's exchange of objects
+    return place
+
+
+@contextmanager
+def explained(member: Member) -> Iterator[None]:
+    """What a collective raises when another process is gone, as an error that a user can do something with."""
+    import torch.distributed as dist
+
+    try:
+        yield
+    except dist.DistError as error:
+        raise peer_gone(member, error) from error
+    except RuntimeError as error:
+        if not _of_a_peer(error):
+            raise
+        raise peer_gone(member, error) from error
+
+
+def peer_gone(member: Member, error: Exception) -> EmbqError:
+    """The error of a process whose peer has ended or is stuck."""
+    first = _PLACE.sub("", (str(error).strip() or type(error).__name__).splitlines()[0]).partition(". This")[0]
+    return UnwellError(
+        f"process {member.rank} of {member.world} lost another process of this training: {first}",
+        next_step="see what the one that ended first has said; the same command goes on from the last checkpoint",
+        code="peer_gone",
+    )
+
+
+def _of_a_peer(error: RuntimeError) -> bool:
+    """Whether a collective failed for the sake of another process: gloo and NCCL raise RuntimeError with a text."""
+    said = str(error).lower()
+    return any(word in said for word in ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out"))
+
+
+def _store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

@@ -1,0 +1,176 @@
+"""The hosts' parts of a training, as seen from here: what they print, how they end, and that they end together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any, TextIO
+
+from core.broker.embedded import die_with_parent
+from core.errors import AwayError, Exit
+from core.service.stopping import StopFlag
+from training.launch.child_process import GRACE_S, LOOK_S, replaced_handlers
+from training.launch.outcomes import Outcome, by_signal, cause, verdict
+from training.launch.ssh_remote import BEAT_S, MARK
+
+OTHERS_S = 10.0
+"""From the failure of one host to the end of the others, which lose a peer and may say more about it."""
+CLOSING_S = 10.0
+"""For the last lines of a host to arrive, after its processes had `GRACE_S` to end."""
+
+
+class Part:
+    """One host's torchrun, at the other end of an ssh that runs here.
+
+    What it prints is printed here: errors and progress after the host's name, results after `prefix`.
+
+    Attributes:
+        status: of torchrun; None until it is told.
+        outcomes: of the host's processes.
+        said: what torchrun said itself.
+        ended_at: monotonic seconds; 0 while it runs.
+    """
+
+    def __init__(self, host: str, command: Sequence[str], screen: threading.Lock, *, prefix: str) -> None:
+        self.host = host
+        self.status: int | None = None
+        self.outcomes: list[Outcome] = []
+        self.said = ""
+        self.ended_at = 0.0
+        self._screen = screen
+        self._last = "it said nothing"
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        streams = ((self._process.stdout, sys.stdout, prefix), (self._process.stderr, sys.stderr, f"[{host}] "))
+        self._readers = [threading.Thread(target=self._print, args=stream, daemon=True) for stream in streams]
+        for reader in self._readers:
+            reader.start()
+
+    def _print(self, lines: IO[str], screen: TextIO, prefix: str) -> None:
+        for whole in lines:
+            line, mark, told = whole.partition(MARK)
+            if mark and told.endswith("\n"):  # else the connection was cut within it
+                self._take(json.loads(told))
+            if line or not mark:
+                self._last = line.strip() or self._last
+                with self._screen:
+                    screen.write(f"{prefix}{line}")
+                    screen.flush()
+
+    def _take(self, told: dict[str, Any]) -> None:
+        self.said, self.outcomes = told["said"], [Outcome(**one) for one in told["outcomes"]]
+        self.status = told["status"]
+
+    def over(self) -> bool:
+        """Whether it has ended; once it has, all that it said has been read."""
+        if self.ended_at:
+            return True
+        if self._process.poll() is None:
+            return False
+        for reader in self._readers:
+            reader.join()
+        self._close()
+        self.ended_at = time.monotonic()
+        return True
+
+    def failed(self) -> bool:
+        """Whether it ended, and not in order."""
+        return bool(self.ended_at) and self.status != Exit.DONE
+
+    def beat(self) -> None:
+        """Let the other end know that somebody is still here."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # it ended, or was asked to
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    def ask_to_end(self) -> None:
+        """Have the other end stop its torchrun: its input closes."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+
+    def cut(self) -> None:
+        """End the connection, which has the other end stop its torchrun as well."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def lost(self) -> AwayError:
+        """The error for a connection that ended before the host had told what came of its processes."""
+        return AwayError(
+            f"the connection to {self.host} ended in the middle of the training, with status "
+            f"{self._process.returncode}: {self._last}",
+            next_step=f"look whether {self.host} is up; its processes end with the connection. Start the same command "
+            "again: it goes on from the last checkpoint",
+            code="host_away",
+        )
+
+
+def watch(parts: Sequence[Part]) -> int:
+    """Wait for the end of all parts; gives the exit status of the training, or raises what explains its end.
+
+    A part that fails ends the others, and so does a request to stop; then KeyboardInterrupt is raised.
+    """
+    flag = StopFlag()
+    asked_at, beaten_at = 0.0, float("-inf")
+    try:
+        with replaced_handlers():
+            flag.install()
+            while [part for part in parts if not part.over()]:
+                now = time.monotonic()
+                if now > beaten_at + BEAT_S:
+                    beaten_at = now
+                    for part in parts:
+                        part.beat()
+                late = any(part.failed() and now - part.ended_at > OTHERS_S for part in parts)
+                if (flag() or late) and not asked_at:
+                    asked_at = now
+                    for part in parts:
+                        part.ask_to_end()
+                if flag.count > 1 or (asked_at and now - asked_at > GRACE_S + CLOSING_S):
+                    for part in parts:
+                        part.cut()
+                time.sleep(LOOK_S / 5)
+    finally:
+        for part in parts:
+            part.cut()
+    if flag() and any(part.failed() for part in parts):
+        raise KeyboardInterrupt
+    return _verdict(sorted(parts, key=lambda part: part.ended_at))
+
+
+def _verdict(parts: Sequence[Part]) -> int:
+    """That of the part which failed first, unless a process of another one can say more."""
+    outcomes = [outcome for part in parts for outcome in part.outcomes]
+    failed = next((part for part in parts if part.failed()), None)
+    if failed is None:
+        return verdict(outcomes, Exit.DONE, "")
+    lost = next((part for part in parts if part.status is None), None)
+    known = cause(outcomes)
+    if lost is not None and (known is None or known.status == Exit.BUG or known.follows):
+        raise lost.lost()
+    # What torchrun says last counts, so that of the part which failed first stands there.
+    said = "".join(part.said for part in reversed(parts) if part.failed())
+    killed = next((part.status for part in parts if by_signal(part.status or 0)), failed.status)
+    return verdict(outcomes, killed or Exit.DONE, said)

@@ -1,0 +1,1 @@
+"""What every training has: its folder, journals of steps, scratch space, and a line of progress."""
