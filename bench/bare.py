@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from core.models import DECODES, ModelConfig
-from core.process.cores import cores
+from core.process.limits import cores
 from core.queue.hints import Hint
 from core.queue.ledger import Ledger
 from core.queue.result_stream import Entry
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo, load_run
 from producer.announce import record_of
 from producer.enqueue import Request, prepare

@@ -23,7 +23,7 @@ import webdataset
 from PIL import Image
 
 from bench.report import table, write
-from core.process.cores import cores
+from core.process.limits import cores
 from core.storage.durable import fsync_file
 from training.shards.conversion import convert
 from training.shards.listing import class_folders

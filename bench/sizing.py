@@ -28,11 +28,11 @@ from core.queue.hints import Hint, hint_queue, push
 from core.queue.ledger import Ledger, new_token
 from core.queue.registry import RunRecord, register
 from core.queue.scripts import load_scripts
-from core.results import encode_result, row_schema
-from core.run.rows import RowSpec
+from core.rows.results import encode_result, row_schema
+from core.rows.spec import RowSpec
+from core.rows.vectors import stored
 from core.settings import child_environment
 from core.units import Sample, Unit
-from core.vectors import stored
 
 RUNS, UNITS, RESULTS, PROCESSES = 200, 1_000, 100, 4
 UNITS_OF_A_RUN = 1_000_000

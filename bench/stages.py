@@ -30,7 +30,7 @@ from bench.report import RESULTS, table, write
 from bench.stages_picture import draw
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
-from core.process.cores import cores as usable_cores
+from core.process.limits import cores as usable_cores
 from core.queue.registry import live_workers
 from core.run.layout import Layout
 

@@ -16,10 +16,10 @@ from core.queue.keys import VERSION
 from core.queue.ledger import Ledger
 from core.queue.registry import RunRecord
 from core.queue.scripts import load_scripts
-from core.results import encode_result, row_schema
+from core.rows.results import encode_result, row_schema
+from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.run.manifest import first_segment_writer
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo
 from core.units import Sample, Unit
 from writer.service import RunWriter

@@ -26,7 +26,7 @@ from bench.training_loaders import LOADERS, STEPS, rate
 from bench.training_pictures import ways
 from bench.training_set import training_set
 from bench.training_stages import costs
-from core.process.cores import cores
+from core.process.limits import cores
 from training.shards.shard_set import Shards, open_shards
 
 SAMPLES, ROUNDS = 2_400, 5

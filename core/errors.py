@@ -28,7 +28,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from core.service.redaction import masked
+from core.redaction import masked
 
 
 class Exit(IntEnum):
@@ -147,7 +147,7 @@ class DeviceError(EmbqError):
 
 
 class ExhaustedError(EmbqError):
-    """The memory, threads or processes that this process may have are used up; see `core.process.memory`."""
+    """The memory, threads or processes that this process may have are used up; see `core.process.limits`."""
 
     exit_code = Exit.EXHAUSTED
     default_code = "exhausted"

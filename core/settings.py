@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.broker.networks import Hosts
 from core.errors import ConfigError
-from core.service.listening import Address
+from core.networks import Address, Hosts
 
 _PLACE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[^\]/]*\]|[^/:]*)(?::\d+(?=[/:]|$))?(?:/[^:]*)?|[^:]+")
 """A folder or a URL in EMBQ_ROOTS and EMBQ_OUTPUTS, between colons that are neither a scheme's nor a port's."""
@@ -30,7 +29,7 @@ class Settings:
         slice_s: seconds that a worker serves one model before another one that has work may have its turn.
         roots: folders and URLs that workers may read inputs from or below; empty allows all.
         private_hosts: hosts and networks that workers may read from though they are not public, see
-            `core.broker.networks.Hosts`; redirects may lead there too.
+            `core.networks.Hosts`; redirects may lead there too.
         outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
         trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.

@@ -7,13 +7,94 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
-from core.run.retries import Retry
-from core.wire import Count, PathText, Word, convert, malformed
+from core.wire import Count, PathText, UnitNumber, Word, convert, malformed
+
+MOST_SAMPLES = 10_000_000
+"""Of one unit: a few characters of a forged hint must not fill a worker's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """What a retry unit does again.
+
+    Attributes:
+        unit: index of the unit that was planned first, whose ordinals its samples have.
+        failed: index of the unit whose result holds the failures: that one, or an earlier retry of it.
+        record: number of the commit record that holds them.
+        attempts: how often these samples were tried before.
+        replaces: number of failures that its result takes the place of.
+        only: ordinals of its samples, ascending, as ranges such as "0-3,7"; "" for a unit that failed as a whole.
+        keys: `key_digest` of its samples; "" where their place alone says which they are.
+        samples: samples of the unit that was planned first, where they are known; a source that has another number
+            of them was not mended but changed.
+    """
+
+    unit: UnitNumber
+    failed: UnitNumber
+    record: Count
+    attempts: Count
+    replaces: Count
+    only: str = ""
+    keys: str = ""
+    samples: Count | None = None
+
+    def __post_init__(self) -> None:
+        from_ranges(self.only)
+
+    @property
+    def ordinals(self) -> list[int]:
+        """The samples that are done again, ascending; empty where that is the whole unit."""
+        return from_ranges(self.only)
+
+    @property
+    def lifts(self) -> int:
+        """Number of quarantined units, 0 or 1, that are none any more once this one is committed."""
+        return 0 if self.only else self.replaces
+
+    def describe(self) -> dict[str, Any]:
+        """The retry as JSON-ready values."""
+        described: dict[str, Any] = msgspec.to_builtins(self)
+        return described
+
+
+def to_ranges(ordinals: Iterable[int]) -> str:
+    """Ascending numbers as text: "0-3,7"."""
+    found: list[list[int]] = []
+    for ordinal in ordinals:
+        if found and ordinal == found[-1][1] + 1:
+            found[-1][1] = ordinal
+        else:
+            found.append([ordinal, ordinal])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
+def from_ranges(text: str) -> list[int]:
+    """The numbers that `to_ranges` wrote; ValueError for any other text."""
+    numbers: list[int] = []
+    for piece in text.split(",") if text else ():
+        low, _, high = piece.partition("-")
+        some = range(int(low), int(high or low) + 1)
+        if not some or (numbers and some[0] <= numbers[-1]) or some[0] < 0 or some[-1] >= MOST_SAMPLES:
+            raise ValueError(f"{text[:80]!r} are no ascending ranges")
+        numbers.extend(some)
+    return numbers
+
+
+def key_digest(keys: Sequence[str]) -> str:
+    """32 hex digits over keys in their order, as they are stored."""
+    digest = hashlib.sha256()
+    for key in keys:
+        data = key.encode("utf-8", "backslashreplace")
+        digest.update(b"%d:" % len(data) + data)
+    return digest.hexdigest()[:32]
+
 
 UNIT_SPEC_MAX_BYTES = 48_000
 """Longest canonical description of a unit. It travels in a hint, and hints above 64 kB are refused."""

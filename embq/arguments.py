@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from core.service.redaction import masked
+from core.redaction import masked
 from core.settings import child_environment
 
 _OPTION = "--broker"

@@ -9,7 +9,7 @@ import redis
 from core.errors import InputError, MalformedError
 from core.queue.registry import RunRecord
 from core.queue.uploads import UnderWay, end_of, under_way
-from core.service.redaction import printable
+from core.redaction import printable
 
 
 def arriving(client: redis.Redis, run: str, output: str = "") -> list[UnderWay]:

@@ -121,8 +121,8 @@ def ask(
 def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
     """The same from the output folder alone: an `embq run` that is cancelled ends, and its broker with it. None where
     the wishes do not stand there, or the folder cannot be read here."""
-    from core.queue.control import load_control
     from core.run.commit_log import CommitLog
+    from core.run.control import load_control
     from core.run.layout import Layout
     from core.run.run_info import load_run
 

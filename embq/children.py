@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from core.broker.embedded import die_with_parent
 from core.errors import EmbqError, Exit, ModelError
+from core.process.children import die_with_parent
 from core.settings import child_environment
 from core.storage.beneath import open_file
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import click
 
 from core.errors import ConfigError, EmbqError, Exit
-from core.process.memory import exhausted
+from core.process.limits import exhausted
+from core.redaction import masked, printable
 from core.service.log import Events, is_json
-from core.service.redaction import masked, printable
 from embq.arguments import keep_off_the_process_list
 from embq.lazy import Lazy
 
@@ -54,7 +54,7 @@ FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
 HELP = ("-h", "--help")
 
 TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"}
-"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.arrow`."""
+"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.libraries`."""
 
 OPTIONAL = {
     *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
@@ -80,7 +80,7 @@ def main() -> NoReturn:
     """Entry point of the command `embq`."""
     keep_off_the_process_list(sys.argv[1:])
     if TABLES.intersection(sys.argv[1:2]) and not set(HELP).intersection(sys.argv):
-        from core.process.arrow import leave_out_pandas
+        from core.process.libraries import leave_out_pandas
 
         leave_out_pandas()
     sys.exit(run(sys.argv[1:]))

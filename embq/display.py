@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from core.service.redaction import printable
+from core.redaction import printable
 from embq.limits import MEANING, Limit
 from embq.progress import Progress
 

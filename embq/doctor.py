@@ -18,8 +18,7 @@ from pathlib import Path
 import embq
 from core.broker.client import connect
 from core.errors import UsageError
-from core.process.cores import cores
-from core.process.memory import container_bytes, machine_bytes
+from core.process.limits import container_bytes, cores, machine_bytes
 from core.settings import Settings
 from core.storage.durable import output_error, publish, write_new
 from core.storage.objects import ObjectPath, probe

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from core.errors import InputError
 from core.formats.part import Cursor, opened
+from core.rows.spec import FORMATS, RowSpec
 from core.run.commit_log import CommitLog, LogState
 from core.run.commits import CommittedFile
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.reader import part_tables
-from core.run.rows import FORMATS, RowSpec
 from core.run.run_info import RunInfo, load_run
 from core.storage.durable import output_error, publish, write_new
 from core.storage.paths import Place
@@ -49,7 +49,7 @@ class Wish:
     """What is asked for.
 
     Attributes:
-        format: of the files, one of `core.run.rows.FORMATS`.
+        format: of the files, one of `core.rows.spec.FORMATS`.
         order: of the rows.
         dtype: what is stored of a vector; "" for what the run stores.
         int8_range: where the run stores floats and `dtype` is int8: the number that is stored as 127; None for

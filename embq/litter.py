@@ -17,9 +17,8 @@ from core.run.layout import PLANNED, Layout, record_number
 from core.run.run_info import RunInfo, load_run
 from core.storage import beneath
 from core.storage.durable import output_error
-from core.storage.objects import ObjectPath, Status
+from core.storage.objects import ObjectPath, Status, Unfinished, unfinished
 from core.storage.paths import Place
-from core.storage.unfinished_uploads import Unfinished, unfinished
 
 NONCE = ".shared"
 PLANNING_S = 24 * 3600.0

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from core.queue.keys import VERSION, run_key
 from core.queue.registry import live_workers, measured_rates, registered
+from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.queue.service_registry import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
-from core.service.fleet_warnings import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from core.service.redaction import printable
+from core.redaction import printable
 from embq.display import cell, duration
 
 OF_A_SERVICE = (

@@ -10,8 +10,8 @@ import click
 
 from core.errors import ConfigError
 from core.models import DECODES, PRECISIONS
-from core.service.listening import Address
-from core.service.redaction import masked
+from core.networks import Address
+from core.redaction import masked
 from core.settings import Settings
 from embq.precision import AUTO
 
@@ -118,7 +118,7 @@ def prepare_threads_option(function: F) -> F:
 
 def priority_option(function: F) -> F:
     """--priority, for verbs that make a run; None where it is not given."""
-    from core.queue.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
+    from core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 
     return click.option(
         "--priority",

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from core.errors import InputError, ModelError, SampleError
-from core.model_spec import ModelSpec
-from core.models import ModelConfig, Output
-from core.run.rows import RowSpec
-from core.vectors import stored
+from core.models import ModelConfig, ModelSpec, Output
+from core.rows.spec import RowSpec
+from core.rows.vectors import stored
 
 if TYPE_CHECKING:
     from worker.embedders.query.loading import QueryModel
@@ -78,8 +77,8 @@ class QueryEmbedder:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What can be asked by, in the order of `core.model_spec.MODALITIES`."""
-        from core.model_spec import MODALITIES
+        """What can be asked by, in the order of `core.models.MODALITIES`."""
+        from core.models import MODALITIES
         from worker.embedders.query.loading import check_modality
 
         known = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.models import ModelConfig
-from core.queue.control import Control
+from core.run.control import Control
 from embq.eta import NO_ETA, Eta, predict, share_of
 from embq.limits import limit_now, limit_so_far
 from embq.progress import Limits, Progress

@@ -7,10 +7,9 @@ from typing import Any
 
 import embq
 from core.errors import UsageError
-from core.model_spec import MODALITIES, ModelSpec
-from core.models import Chunking
-from core.queue.control import PRIORITY
-from core.run.rows import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
+from core.models import MODALITIES, Chunking, ModelSpec
+from core.rows.spec import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
+from core.run.control import PRIORITY
 from core.storage.paths import is_url, place
 from embq.run_options import INPUT_FORMATS
 from producer.enqueue import Request

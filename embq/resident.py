@@ -11,8 +11,8 @@ from embq.options import required_url
 if TYPE_CHECKING:
     import redis
 
+    from core.queue.reporting import Reporter
     from core.queue.service_registry import Service
-    from core.service.reporting import Reporter
 
 
 def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool], instead: str = "") -> redis.Redis:
@@ -51,11 +51,11 @@ def reporter(
         role: see `core.queue.service_registry.ROLES`.
         only: the one run that it serves; "" for all.
         metrics: HOST:PORT of its metrics; "" for none.
-        look: see `core.service.reporting.Reporter`.
+        look: see `core.queue.reporting.Reporter`.
     """
     import embq
     from core.broker.client import connect
-    from core.service.reporting import Reporter, this_service
+    from core.queue.reporting import Reporter, this_service
 
     def client(give_up: Callable[[], bool]) -> redis.Redis:
         return connect(settings.broker_url, password=settings.broker_password, give_up=give_up)

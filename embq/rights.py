@@ -17,8 +17,7 @@ def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:
         instead: what else the user can do, as the end of a sentence.
     """
     from core.broker.client import user_of
-    from core.broker.permissions import NEEDS, PERMISSIONS, refusals
-    from core.broker.users import ROLES
+    from core.broker.users import NEEDS, PERMISSIONS, ROLES, refusals
 
     needed = [PERMISSIONS[name] for name in NEEDS[verb]]
     refused = refusals(client, needed)

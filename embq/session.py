@@ -47,7 +47,7 @@ class Session:
     Args:
         info: the run.
         root: its output folder.
-        wishes: what is asked of the run at the start, see `core.queue.control`.
+        wishes: what is asked of the run at the start, see `core.run.control`.
         worker_arguments: options for `embq worker`.
         settings: with `broker_url` set where the user named a broker; otherwise a server is started beside the output.
         stops: number of times the user has asked to stop so far.

@@ -6,12 +6,12 @@ import click
 import redis
 
 from core.errors import EmbqError
-from core.queue.control import Control, load_control
 from core.queue.ledger import Ledger
 from core.queue.registry import RunRecord
 from core.queue.scripts import load_scripts
 from core.run import checkpoint, generations
 from core.run.commit_log import CommitLog, LogState
+from core.run.control import Control, load_control
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place, is_folder, place

@@ -10,10 +10,10 @@ from core.broker.client import connect, reach
 from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
 from core.queue.registry import registered
+from core.queue.reporting import FOREIGN_NEXT
 from core.queue.service_registry import foreign_runs
 from core.queue.uploads import UnderWay
 from core.run.layout import Layout
-from core.service.fleet_warnings import FOREIGN_NEXT
 from core.storage.paths import is_folder, place
 from embq.arriving import arriving, became_of
 from embq.options import settings_with

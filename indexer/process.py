@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from core.errors import EmbqError
-from core.process.arrow import leave_out_pandas
+from core.process.libraries import leave_out_pandas
 from core.service.log import configure
 from indexer.sidecar import Sidecar
 from indexer.task import StageFunction, perform

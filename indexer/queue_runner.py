@@ -17,13 +17,13 @@ import redis
 
 from core import errors
 from core.broker.client import mask
-from core.broker.outage_detector import Steady
 from core.errors import EmbqError
 from core.queue import hints, index_builds
 from core.queue.hints import IndexHint
 from core.queue.index_builds import SHARED, IndexBuild, IndexStage
 from core.queue.keys import RUN_PARTS
 from core.queue.ledger import Ledger
+from core.queue.outage_detector import Steady
 from core.queue.result_stream import MOST_TEXT_BYTES, Entry, Sender
 from core.queue.scripts import Loader, Script, load_scripts
 from core.service.log import Events

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from core import errors
-from core.broker.embedded import die_with_parent
 from core.errors import EmbqError
+from core.process.children import die_with_parent
 from core.settings import child_environment
 from indexer.process import do
 from indexer.sidecar import Sidecar, find

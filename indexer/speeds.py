@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.process.cores import cores
+from core.process.limits import cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

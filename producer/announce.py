@@ -24,7 +24,7 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
     """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
 
     Args:
-        wishes: what is asked of it besides, see `core.queue.control`.
+        wishes: what is asked of it besides, see `core.run.control`.
 
     Raises UsageError where its inputs, which would travel through the broker, hold a secret.
     """

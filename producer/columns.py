@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from core.errors import EmbqError
-from core.run.metadata_columns import find_columns
-from core.run.rows import Column
+from core.rows.metadata import find_columns
+from core.rows.spec import Column
 from core.service.log import Events
 from core.units import Unit
 from sources.inspection import first_metadata

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import UsageError
-from core.model_spec import ModelSpec
-from core.models import ModelConfig
-from core.run.rows import RowSpec
+from core.models import ModelConfig, ModelSpec
+from core.rows.spec import RowSpec
 
 LEAVE_THE_LENGTH = {"Transformer", "Pooling", "Normalize", "Dropout", "LayerNorm"}
 """Modules of sentence-transformers after which a vector is as long as its pooling has made it."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from core.errors import InputError, TryLaterError
 from core.formats.files import refuse_dtype
 from core.models import REFERENCE, Chunking, ModelConfig
-from core.queue.control import PRIORITY, Control, save_control
 from core.queue.uploads import Grown
+from core.rows.spec import RowSpec
+from core.run.control import PRIORITY, Control, save_control
 from core.run.layout import Layout, refuse_foreign_files
 from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo, load_run, run_id
 from core.storage.durable import drop
 from core.storage.paths import Place, place

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from core.errors import EmbqError
-from core.model_spec import ModelSpec
-from core.models import Chunking, ModelConfig
-from core.run.rows import DTYPES, Column, RowSpec
+from core.models import Chunking, ModelConfig, ModelSpec
+from core.rows.spec import DTYPES, Column, RowSpec
 from core.run.run_info import load_run
 from core.units import Sample, Unit
 from producer.columns import first_columns

@@ -16,20 +16,19 @@ import redis
 
 from core import wire
 from core.broker.client import ServerInfo, reach
-from core.broker.outage_detector import Steady
 from core.errors import EmbqError
 from core.queue import hints
-from core.queue.control import Control
 from core.queue.hints import Hint
 from core.queue.index_builds import forget_abandoned
 from core.queue.ledger import Ledger
+from core.queue.outage_detector import Steady
 from core.queue.registry import RunRecord, forget_silent, live_workers, register_again, registered
 from core.queue.scripts import Loader, load_scripts
+from core.run.control import Control
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.service.log import Events
-from core.storage.output_roots import ANYWHERE, Outputs
-from core.storage.paths import place
+from core.storage.paths import ANYWHERE, Outputs, place
 from producer.shares import Claimant, Shares
 from producer.window import Window
 

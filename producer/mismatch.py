@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from core.errors import InputError
 from core.models import ModelConfig
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo
 from core.storage.paths import Place, place
 from producer.additions import Differences

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.errors import ModelError, UsageError
-from core.model_spec import MODALITIES, ModelSpec
-from core.models import REFERENCE, Chunking, ModelConfig, NamedModel
+from core.models import MODALITIES, REFERENCE, Chunking, ModelConfig, ModelSpec, NamedModel
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """Names of models: columns begin with them, and readers of all formats take such columns without quotes."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from braceexpand import braceexpand
 
 from core.errors import InputError, UsageError
-from core.model_spec import MODALITIES
+from core.models import MODALITIES
 from core.units import Unit
 from producer.selection import Selection
 from producer.survey import Survey

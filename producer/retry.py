@@ -11,16 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.errors import InputError, TryLaterError, UsageError
-from core.queue.control import load_control
 from core.run.commit_log import CommitLog
 from core.run.commits import Commit
+from core.run.control import load_control
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.retries import Retry, key_digest, to_ranges
 from core.run.run_info import RunInfo, load_run
 from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
 from core.storage.paths import Place
-from core.units import UNIT_SPEC_MAX_BYTES, Unit
+from core.units import UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
 from producer.growing import Asked, alone, grow
 from producer.mended import Mended
 from sources.listings import listed_once

@@ -13,8 +13,7 @@ import redis
 
 from core.errors import BrokerError, InputError, UsageError
 from core.queue import uploads
-from core.queue.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
-from core.queue.uploads import WINDOW, End
+from core.queue.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
 from core.run.layout import INPUTS, Layout
 from core.run.run_info import RunInfo, load_run, run_id
 from core.storage.durable import file_sha256

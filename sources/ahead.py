@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from core.errors import SourceError
-from core.process.memory import decoded_bytes
+from core.process.limits import decoded_bytes
 from core.service.log import Events
 from core.units import Unit
 from sources import listings, remote

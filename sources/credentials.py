@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core.errors import UsageError
-from core.service.redaction import masked
+from core.redaction import masked
 
 
 def refuse_secrets(inputs: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain, islice
 
 from core.errors import InputError, SampleError, SourceError
-from core.process.memory import decoded_bytes
+from core.process.limits import decoded_bytes
 from core.service.log import Events
 from core.units import Sample, Unit
 from sources.base import Moved, ReadOptions, unwatched

@@ -8,7 +8,7 @@ from codecs import BOM_UTF8
 from typing import Any
 
 from core.errors import SampleError
-from core.process.memory import decoded_bytes
+from core.process.limits import decoded_bytes
 from core.units import json_text
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from core.errors import ConfigError, InputError, SourceError
-from core.process.memory import decoded_bytes
+from core.process.limits import decoded_bytes
 from core.service.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.base import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, ReadOptions, unwatched

@@ -9,8 +9,8 @@ import aiohttp
 from aiohttp.abc import ResolveResult
 from fsspec.implementations.http import HTTPFileSystem
 
-from core.broker.networks import numeric
 from core.errors import SourceError
+from core.networks import numeric
 from sources import reach
 
 LISTING_MAX_BYTES = 64 * 2**20

@@ -31,7 +31,7 @@ import msgspec
 
 from core import errors
 from core.errors import ConfigError, EmbqError, SourceError
-from core.process.memory import decoded_bytes
+from core.process.limits import decoded_bytes
 from core.settings import child_environment
 from core.units import Sample, Unit
 from sources.base import SAMPLE_MAX_BYTES, Moved
@@ -305,7 +305,7 @@ def _arrived(told: _Travelling) -> Sample:
 
 def serve(idle_s: float = IDLE_S) -> None:
     """Answer requests on stdin, one line each, until there are no more."""
-    from core.broker.embedded import die_with_parent
+    from core.process.children import die_with_parent
 
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from sys import getsizeof
 
 from core.errors import InputError, SourceError
-from core.process.memory import unit_bytes
+from core.process.limits import unit_bytes
 from core.units import Sample, Unit
 from sources import compressed, inspection
 from sources.arrow import ARROW

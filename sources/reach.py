@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
 
-from core.broker.networks import Hosts, is_public
 from core.errors import SourceError
+from core.networks import Hosts, is_public
 from sources.urls import is_inside, is_url
 
 _PORTS = {"http": 80, "https": 443, "webhdfs": 50070, "hdfs": 8020, "sftp": 22}

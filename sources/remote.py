@@ -130,7 +130,7 @@ def _load_at_once(url: str, size: int) -> bytes:
 
 
 class RangesAhead:
-    """What is read of a file, for `core.storage.ranges.RangedFile`; fetches ahead while it is read in order.
+    """What is read of a file, for `core.storage.objects.RangedFile`; fetches ahead while it is read in order.
 
     Args:
         url: what to read.
@@ -149,7 +149,7 @@ class RangesAhead:
         self._whole: Memory | None = None
 
     def read_range(self, start: int, stop: int) -> bytes | memoryview:
-        """See `core.storage.ranges.Ranges`; in the part that is read in order, at most to the end of a block."""
+        """See `core.storage.objects.Ranges`; in the part that is read in order, at most to the end of a block."""
         if self._whole is None and host_of(self._url) in _WITHOUT_RANGES:
             self._whole = load(self._url, self._size, self._moved)
         if self._whole is not None:

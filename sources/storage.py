@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from core.errors import SourceError
-from core.process.memory import decoded_bytes
-from core.storage.ranges import RangedFile
+from core.process.limits import decoded_bytes
+from core.storage.objects import RangedFile
 from core.units import Unit
 from sources import ahead, listings, remote, urls
 from sources.base import FILE_UNITS_MAX, FileStatus, Memory, Moved
@@ -65,7 +65,7 @@ def source_errors(path: str) -> Iterator[None]:
 
 
 def beyond_memory(path: str, what: str = "reading it") -> SourceError:
-    """The error for a file of which a reader would hold more than `core.process.memory.decoded_bytes`."""
+    """The error for a file of which a reader would hold more than `core.process.limits.decoded_bytes`."""
     return SourceError(
         f"{path}: {what} takes more memory than a reader may have here, {decoded_bytes():,} bytes",
         code="too_large",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from core.errors import SampleError, SourceError
-from core.process.memory import decoded_bytes
+from core.process.limits import decoded_bytes
 from core.service.log import Events
 from core.units import Sample, Unit
 from sources.base import LOOKED_AT_BYTES, Memory, Moved, ReadOptions, unwatched

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from core.errors import SourceError
-from core.run.retries import Retry, key_digest
-from core.units import Sample, Unit
+from core.units import Retry, Sample, Unit, key_digest
 from sources.base import Moved, Source
 from sources.files import FilesSource
 

@@ -18,16 +18,16 @@ from core.errors import SampleError, SourceError
 from core.models import ModelConfig
 from core.queue.keys import VERSION
 from core.queue.result_stream import Entry
-from core.results import decode_result, embedding_columns, encode_result, row_schema
+from core.rows.results import decode_result, embedding_columns, encode_result, row_schema
+from core.rows.spec import RowSpec
+from core.rows.vectors import similarities, stored
 from core.run.commit_log import CommitLog
 from core.run.commits import Commit
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place
 from core.units import Failure, Sample, Unit
-from core.vectors import similarities, stored
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
 from sources.kinds import read

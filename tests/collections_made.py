@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from build_output import build, write_jsonl
 
+from core.rows.spec import RowSpec
 from core.run.reader import row_tables, vectors
-from core.run.rows import RowSpec
 from core.storage.paths import Place
 
 ROWS = 40

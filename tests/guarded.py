@@ -15,7 +15,8 @@ import pytest
 import redis
 
 from core.broker.client import connect
-from core.broker.embedded import die_with_parent, server_binary
+from core.broker.embedded import server_binary
+from core.process.children import die_with_parent
 from embq.brokering import accounts
 from tests.waiting import wait_until
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 
 FILES = Path(__file__).resolve().parents[1] / "deploy" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FILES / "grafana" / "dashboards" / "embq.json").read_text("utf-8"))

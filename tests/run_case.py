@@ -21,12 +21,12 @@ from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
 from core.queue.registry import RunRecord, register
 from core.queue.scripts import load_scripts
-from core.results import encode_result, row_schema
+from core.rows.results import encode_result, row_schema
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.manifest import first_segment_writer
 from core.run.reader import row_tables
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo, run_id
 from core.storage.paths import Place
 from core.units import Failure, Sample, Unit

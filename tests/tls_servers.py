@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 
 HOSTS = ("localhost", "127.0.0.1", "broker")
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from core.process.cores import cores as usable_cores
+from core.process.limits import cores as usable_cores
 from worker.stages import STAGES, Cause, Spent
 from worker.stats import Stats
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import NoDeviceError
-from core.process.cores import cores
-from core.process.memory import memory_bytes
+from core.process.limits import cores, memory_bytes
 from core.settings import child_environment
 
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 from core.settings import child_environment
 
 END_S = 5.0

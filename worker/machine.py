@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from core.process.cores import cores
-from core.process.memory import memory_bytes
-from core.process.packages import model_packages
+from core.process.libraries import model_packages
+from core.process.limits import cores, memory_bytes
 from core.queue.service_registry import Device, Service
 from core.settings import model_cache
 from worker.daemon import Supervisor

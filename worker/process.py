@@ -18,8 +18,8 @@ import redis
 from core.broker.client import connect, refusal
 from core.errors import EmbqError, Exit, ModelError
 from core.models import ModelConfig
-from core.process.arrow import leave_out_pandas
-from core.process.memory import exhausted, shared_by
+from core.process.libraries import leave_out_pandas
+from core.process.limits import exhausted, shared_by
 from core.queue.index_builds import IndexBuild
 from core.service.log import Events, configure
 from core.service.stopping import StopFlag

@@ -12,7 +12,7 @@ import numpy as np
 
 from core.errors import EmbqError, OutputError
 from core.queue.keys import VERSION
-from core.results import embedding_columns, encode_result, row_schema
+from core.rows.results import embedding_columns, encode_result, row_schema
 from core.run.layout import Layout
 from core.service.log import Events
 from core.storage.beneath import read_bytes

@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from core.broker.embedded import die_with_parent
 from core.errors import Exit
-from core.process.cores import cores
+from core.process.children import die_with_parent
+from core.process.limits import cores
 from core.settings import Settings, child_environment
 from worker.embedders.device.hardware import simulated_speed
 from worker.gpus import Gpu, shown

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from core.rows.vectors import Fault, similarities, stored
 from core.units import Sample
-from core.vectors import Fault, similarities, stored
 from worker.work import UnitWork
 
 

@@ -13,16 +13,15 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from core.errors import MalformedError, OutputError, OutsideError
-from core.process.memory import memory_bytes
+from core.process.limits import memory_bytes
 from core.queue.keys import VERSION
 from core.queue.result_stream import LIMIT_BYTES, QUARANTINE, Entry, Sender, read_fields
-from core.results import Result, decode_result, failure_batch, row_schema, vector_widths
+from core.rows.results import Result, decode_result, failure_batch, row_schema, vector_widths
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.retries import Retry
 from core.run.run_info import RunInfo
 from core.run.standing_failures import failed_keys, record_failures
-from core.units import Failure, Unit
+from core.units import Failure, Retry, Unit
 from core.wire import Count, ShortText, UnitId, Word
 from writer.hashing import read_hashed
 from writer.staging import is_staged

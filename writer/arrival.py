@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.errors import InputError, OutputError
 from core.queue.registry import RunRecord
-from core.queue.upload_files import PIECE_BYTES, Pieces, Upload, UploadFile
+from core.queue.uploads import PIECE_BYTES, Pieces, Upload, UploadFile
 from core.run.layout import INPUTS, Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run

@@ -17,15 +17,14 @@ import pyarrow as pa
 
 from core.errors import OutputError, TryLaterError
 from core.formats.files import row_folders
-from core.results import FAILURE_SCHEMA, vector_widths
+from core.rows.results import FAILURE_SCHEMA, vector_widths
 from core.run import checkpoint
 from core.run.commit_log import CommitLog, LogState, row_files
 from core.run.commits import Commit, CommittedFile, CommittedUnit
 from core.run.layout import PLANNED, Layout, record_number
 from core.run.run_info import RunInfo
 from core.storage.durable import claim, drop, drop_in, fsync_folder, names_in, output_error, publish
-from core.storage.objects import ObjectPath
-from core.storage.unfinished_uploads import unfinished
+from core.storage.objects import ObjectPath, unfinished
 from writer.accept import Accepted
 from writer.stores import for_format
 from writer.stores.base import Draft, PartName

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from core.run.commits import Commit
-from core.service.metric_samples import Spread
+from core.service.metrics import Spread
 
 COMMIT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds for the seconds of a commit: from a small part on a local disk to a large one on a slow store."""

@@ -13,8 +13,7 @@ from core.queue.registry import RunRecord, registered
 from core.queue.scripts import Loader, load_scripts
 from core.service.log import Events
 from core.storage.durable import output_error
-from core.storage.output_roots import ANYWHERE, Outputs
-from core.storage.paths import Place, place
+from core.storage.paths import ANYWHERE, Outputs, Place, place
 from writer.counts import Counts
 from writer.lock import LOCK_PATIENCE_S, LockKeeper
 from writer.service import RunWriter

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import redis
 
-from core.queue.control import load_control, save_control
 from core.queue.ledger import Ledger
 from core.queue.registry import RunRecord
 from core.queue.result_stream import Entry, Sender
 from core.queue.scripts import load_scripts
 from core.run import checkpoint, generations
 from core.run.commit_log import CommitLog
+from core.run.control import load_control, save_control
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run

@@ -13,16 +13,15 @@ import redis
 from core.broker.embedded import kept_off
 from core.errors import InputError, OutputError
 from core.queue import uploads
-from core.queue.control import PRIORITY, Control, load_control, save_control
 from core.queue.ledger import Ledger
 from core.queue.registry import register
-from core.queue.upload_files import Upload
-from core.queue.uploads import End, Grown
+from core.queue.uploads import End, Grown, Upload
+from core.run.control import PRIORITY, Control, load_control, save_control
 from core.run.layout import Layout, refuse_foreign_files
 from core.run.run_info import load_run
 from core.service.log import Events
 from core.storage.durable import output_error
-from core.storage.output_roots import ANYWHERE, Outputs
+from core.storage.paths import ANYWHERE, Outputs
 from writer.arrival import Arrival
 
 RETRY_S = 10.0

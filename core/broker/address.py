@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from redis.connection import SSLConnection, parse_url
 
-from core.broker.networks import public_addresses
 from core.broker.tls import context, shake_hands, speaks_tls
 from core.errors import ConfigError
+from core.networks import public_addresses
 from core.settings import broker_ca, plain_broker_allowed
 
 PORT = 6379

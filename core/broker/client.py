@@ -23,7 +23,7 @@ from redis.exceptions import (
 from core.broker.address import BrokerAddress
 from core.broker.retry_policy import FEW_TRIES, WAIT_FOR_EVER, NotAllowedError, Patience, Tries
 from core.errors import BrokerError, ConfigError, EmbqError, OutputError
-from core.service.redaction import masked
+from core.redaction import masked
 
 MIN_REDIS = (6, 2)
 """First Redis with BLMOVE, XAUTOCLAIM and ACL channel rules; without BLMOVE, RQ silently loses jobs."""

@@ -7,14 +7,12 @@ an output folder may come from anywhere. Nothing is lost by that: the writer mak
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import os
 import re
 import secrets
 import shutil
-import signal
 import stat
 import subprocess
 import tempfile
@@ -30,6 +28,7 @@ import redis
 
 from core.broker.client import connect
 from core.errors import BrokerError, ConfigError, OutputError, TryLaterError
+from core.process.children import die_with_parent
 from core.storage import beneath
 from core.storage.durable import output_error
 
@@ -54,8 +53,6 @@ logfile server.log
 """Names of files are relative to the state folder, in which the server starts."""
 
 _PASSWORD = re.compile(r"[0-9a-f]{32}")
-
-_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -144,14 +141,6 @@ def in_use(folder: Path) -> TryLaterError:
         f"another embq process is at work on {folder.parent}",
         next_step="wait for it, or watch it with `embq status`",
     )
-
-
-def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel ends this child when its parent ends, however that happens (Linux only)."""
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):  # macOS has no prctl; the child then ends on its own checks
-        return
 
 
 def server_binary() -> Path:

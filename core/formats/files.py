@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core.errors import InputError
 from core.models import ModelConfig, Output
-from core.results import embedding_columns
+from core.rows.results import embedding_columns
 from core.run.layout import Layout
 from core.run.run_info import RunInfo
 from core.storage.beneath import below
@@ -38,7 +38,7 @@ def _folder(output: Output) -> str:
 
 
 NPY_DTYPES = ("float16", "float32")
-"""What clip-retrieval's readers know; see `core.run.rows.DTYPES`."""
+"""What clip-retrieval's readers know; see `core.rows.spec.DTYPES`."""
 
 
 def refuse_dtype(format_: str, dtype: str) -> None:

@@ -15,10 +15,10 @@ from typing import Any, cast
 import redis
 
 from core.queue import keys
-from core.queue.control import Control, wishes_in
 from core.queue.keys import MAX_ATTEMPTS, RUN_PARTS, run_key
 from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, Entry, ResultStream, Sender, read_fields
 from core.queue.scripts import Script, load_scripts
+from core.run.control import Control, wishes_in
 from core.wire import MalformedError, malformed, skipped
 
 BULK_BYTES = 256 * 1024

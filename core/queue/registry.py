@@ -17,11 +17,11 @@ from core import wire
 from core.errors import EmbqError, MalformedError
 from core.models import ModelConfig
 from core.queue import keys
-from core.queue.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 from core.queue.keys import RATES, RUNS, WORKERS, run_key, worker_key
 from core.queue.scripts import Script
+from core.rows.spec import RowSpec
+from core.run.control import LEAST_PRIORITY, MOST_PRIORITY, PRIORITY
 from core.run.layout import INPUTS
-from core.run.rows import RowSpec
 from core.storage.paths import place
 from core.wire import Count, PathText, RunId, Seconds, ShortText, UnitCount, UnitNumber, Word, WorkerName
 

@@ -69,7 +69,7 @@ def part_tables(
 
 
 def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:
-    """A column of embeddings as an array of shape (rows, width) of what is stored; see `core.vectors.restored`.
+    """A column of embeddings as an array of shape (rows, width) of what is stored; see `core.rows.vectors.restored`.
 
     Raises OutputError where a row has no vector: every committed row has one.
     """

@@ -13,9 +13,9 @@ from msgspec import Meta
 from core import wire
 from core.errors import InputError, MalformedError, OutputError, TryLaterError
 from core.models import REFERENCE, ModelConfig
+from core.rows.spec import FORMATS, RowSpec
 from core.run.generations import MOST_BYTES, Generation, SegmentName, read_generations
 from core.run.layout import Layout
-from core.run.rows import FORMATS, RowSpec
 from core.storage import beneath
 from core.storage.durable import names_in, output_error, write_new
 from core.storage.paths import Place
@@ -53,7 +53,7 @@ class RunInfo:
         options: reader options and selection that shaped the first units.
         model: what computes the vectors.
         rows: what its rows hold.
-        format: format of its parts, one of `core.run.rows.FORMATS`.
+        format: format of its parts, one of `core.rows.spec.FORMATS`.
         part_rows: most rows of one part.
         units: number of units in the manifest, with all that was added.
         samples: number of samples, with all that was added, or None where only reading tells.

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.errors import OutputError
-from core.results import FAILURE_SCHEMA
+from core.rows.results import FAILURE_SCHEMA
 from core.run.commit_log import CommitLog
 from core.run.commits import Commit
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.reader import committed, part_tables
-from core.run.retries import Retry
 from core.storage.paths import Place
+from core.units import Retry
 
 _KEY_COLUMNS = ("u", "ordinal", "key")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from core.errors import UnwellError
-from core.service.listening import Address, bound
+from core.networks import Address, bound
 from core.service.log import Events
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,7 +27,7 @@ MOST_CLIENTS = 32
 class Endpoint:
     """Listens from the moment it is made; answers from `start` on.
 
-    Raises as `core.service.listening.bound` does, so that a port that is taken is said before anything else happens.
+    Raises as `core.networks.bound` does, so that a port that is taken is said before anything else happens.
 
     Args:
         exposition: gives what `/metrics` answers; UnwellError where it cannot.

@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from core.service.redaction import masked
+from core.redaction import masked
 
 STANDS_S = 30.0
 """A loop that has not moved for so long stands still; a tick of one takes less than a second."""

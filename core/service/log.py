@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from core.service.redaction import masked, printable
+from core.redaction import masked, printable
 from core.settings import log_format
 
 FOREIGN = "message"

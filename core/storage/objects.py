@@ -22,12 +22,101 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from core.errors import AwayError, ConfigError, OutputError
 from core.storage.object_clients import connect, http_status, translate
-from core.storage.ranges import RangedFile
+
+
+class Ranges(Protocol):
+    """What can be read in ranges."""
+
+    def read_range(self, start: int, stop: int) -> bytes | memoryview:
+        """The bytes from `start` on, at least one and none from `stop` on; `start` is below `stop`."""
+        ...
+
+
+class RangedFile(io.RawIOBase):
+    """A file for reading, which can seek; each read asks for a range."""
+
+    def __init__(self, ranges: Ranges, size: int) -> None:
+        super().__init__()
+        self._ranges, self._size, self._at = ranges, size, 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """As every file does."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """As every file does; the number of bytes read."""
+        view = memoryview(buffer).cast("B")
+        stop = min(self._size, self._at + len(view))
+        if stop <= self._at:
+            return 0
+        piece = self._ranges.read_range(self._at, stop)
+        view[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An upload that was begun: what it was to become, its id, and when it was begun by the store's clock."""
+
+    path: ObjectPath
+    upload: str
+    began: float
+
+    def abort(self) -> None:
+        """Let the store forget it; one that is gone already is no error."""
+        bucket, _, key = key_of(str(self.path)).partition("/")
+        try:
+            self.path.ask(
+                lambda store, _: store.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=self.upload)
+            )
+        except FileNotFoundError:
+            return
+
+
+def unfinished(folder: ObjectPath) -> list[Unfinished]:
+    """Uploads below a name that were begun and not completed; only S3 keeps them (and bills for them)."""
+    if not str(folder).startswith("s3:"):
+        return []
+    bucket, _, key = key_of(str(folder)).partition("/")
+    found: list[Unfinished] = []
+    marks: dict[str, str] = {}
+    while True:
+        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", **marks}
+        said = folder.ask(partial(_uploads, request))
+        found += [
+            Unfinished(ObjectPath(f"s3://{bucket}/{one['Key']}"), one["UploadId"], seconds_of(one.get("Initiated")))
+            for one in said.get("Uploads") or ()
+        ]
+        if not said.get("IsTruncated"):
+            return found
+        marks = {"KeyMarker": said["NextKeyMarker"], "UploadIdMarker": said["NextUploadIdMarker"]}
+
+
+def _uploads(request: dict[str, str], store: Any, _: str) -> dict[str, Any]:
+    found: dict[str, Any] = store.call_s3("list_multipart_uploads", **request)
+    return found
+
 
 PIECE_BYTES = 8 << 20
 """Of a large upload; S3 takes up to 10,000 of them, so 84 GB."""

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from core.errors import Exit
-from core.process.cores import cores
+from core.process.limits import cores
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from embq.experiments import devices as devices_experiment

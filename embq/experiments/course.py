@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from core.process.cores import cores
+from core.process.limits import cores
 from embq.display import duration
 
 BETWEEN_S = 1.5

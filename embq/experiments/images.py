@@ -9,7 +9,7 @@ from typing import Any
 
 from core.errors import InputError
 from core.models import ModelConfig
-from core.process.cores import cores
+from core.process.limits import cores
 from core.settings import Settings, change_environment
 from core.units import Sample
 from embq.display import stages_line

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pyarrow as pa
 
 from core.errors import InputError, UsageError
-from core.results import ARROW_DTYPES
+from core.rows.results import ARROW_DTYPES
+from core.rows.spec import INT8_RANGE, RowSpec
+from core.rows.vectors import restored, stored
 from core.run.reader import vectors
-from core.run.rows import INT8_RANGE, RowSpec
-from core.vectors import restored, stored
 
 SMALLER = {
     "float32": ("float32", "float16", "int8", "binary"),

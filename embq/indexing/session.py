@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from core.errors import Exit, UsageError
-from core.process.cores import cores
+from core.process.limits import cores
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, place
 from embq.indexing.changes import change, grown

@@ -10,13 +10,13 @@ from typing import Any, cast
 import redis
 
 from core.queue import service_registry
-from core.queue.control import Control, wishes_in
 from core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from core.queue.ledger import read_meta
 from core.queue.registry import RunRecord, names_of, records_of, reports_of
 from core.queue.service_registry import ROLES, STATES, Service
+from core.run.control import Control, wishes_in
 from core.service.health import quick
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from embq.eta import done_of, holders_wanted, share_of
 from embq.progress import Progress
 from embq.seen import Seen

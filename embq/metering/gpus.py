@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from worker.gpus import handles, nvml, text_of
 
 FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (

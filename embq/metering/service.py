@@ -14,8 +14,7 @@ import embq
 from core.errors import UnwellError
 from core.service.health import STANDS_S, Health
 from core.service.log import Events
-from core.service.metric_samples import Meter, Readings
-from core.service.metrics import Role
+from core.service.metrics import Meter, Readings, Role
 from core.settings import Settings
 from core.wire import skip_counts
 

@@ -12,7 +12,7 @@ from core.queue.keys import worker_key
 from core.queue.registry import WorkerReport, reports_of, said_by
 from core.queue.service_registry import STATES
 from core.service.health import quick
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from worker.daemon import Supervisor
 from worker.slot import Slot
 

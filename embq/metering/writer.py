@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from writer.daemon import Writer
 
 

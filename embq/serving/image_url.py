@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
-from core.broker.networks import is_public
+from core.networks import is_public
 from embq.serving.refusals import Refusal
 
 MOST_BYTES = 10_000_000

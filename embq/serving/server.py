@@ -9,8 +9,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from core.service import listening
-from core.service.listening import Address
+from core import networks
+from core.networks import Address
 
 if TYPE_CHECKING:
     import uvicorn
@@ -26,9 +26,9 @@ DRAIN_S = 30
 def bound(host: str, port: int) -> socket.socket:
     """A socket on `host`, and on `port` or, where that is 0, on a free one. It does not listen yet.
 
-    Raises as `core.service.listening.bound` does.
+    Raises as `core.networks.bound` does.
     """
-    return listening.bound(
+    return networks.bound(
         Address(host=host, port=port),
         taken="stop that program, or take another port: --port 0 finds a free one",
         example="--host 127.0.0.1 --port 1234 is for this machine alone",

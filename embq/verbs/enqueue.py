@@ -121,8 +121,8 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
 
 def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
     """How many units were handed over, and what of the run is done already."""
-    from core.queue.control import load_control
     from core.run.commit_log import CommitLog
+    from core.run.control import load_control
     from core.run.layout import Layout
 
     info = planned.info

@@ -137,7 +137,7 @@ def next_step(code: str, root: Place) -> str:
 
 def _print_table(groups: list[dict[str, Any]]) -> None:
     """One line for each group and one for its first example."""
-    from core.service.redaction import printable
+    from core.redaction import printable
 
     if not groups:
         click.echo("no failures")

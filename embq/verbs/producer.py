@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from core.service.listening import Address
+from core.networks import Address
 from embq.options import broker_option, metrics_option, settings_with
 from embq.resident import reporter, service_client
 
@@ -17,7 +17,7 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     """Keep the queues filled with hints from the manifests of all runs. Runs until stopped."""
     from core.service.log import configure
     from core.service.stopping import StopFlag
-    from core.storage.output_roots import Outputs
+    from core.storage.paths import Outputs
     from embq.metering.broker import BrokerMeter
     from embq.metering.service import monitored
     from producer.feeder import serve

@@ -88,7 +88,7 @@ def _hand_over(retried: Retried, root: Place, broker: str) -> None:
 
 def notes(retried: Retried) -> list[str]:
     """What is done again, by code, most frequent first, and what is left out."""
-    from core.service.redaction import printable
+    from core.redaction import printable
     from producer.retry import shown
 
     counts = [(count, printable(code), "sample") for code, count in retried.samples.items()]

@@ -70,7 +70,7 @@ def _print_json(report: Report) -> None:
 
 
 def _print_account(report: Report) -> None:
-    from core.service.redaction import printable
+    from core.redaction import printable
 
     units = f"{report.units:,} of {report.units_total:,} committed"
     units += f", {report.quarantined:,} failed whole" if report.quarantined else ""

@@ -8,7 +8,7 @@ import click
 
 import embq
 from core.errors import Exit
-from core.service.listening import Address
+from core.networks import Address
 from embq.options import broker_option, json_option, metrics_option, required_url, settings_with
 from embq.resident import reporter, service_client
 from embq.worker_options import worker_options
@@ -57,7 +57,7 @@ def command(
         settings = settings_with(broker, metrics)
         required_url(settings)
         return tell(examine_worker(settings, devices, load=load), as_json=as_json)
-    from core.process.cores import cores
+    from core.process.limits import cores
     from core.service.log import configure
     from core.service.stopping import StopFlag
     from worker.daemon import devices_of

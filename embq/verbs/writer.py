@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import embq
-from core.service.listening import Address
+from core.networks import Address
 from embq.options import broker_option, metrics_option, settings_with
 from embq.resident import reporter, service_client
 
@@ -20,7 +20,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
     from core.service.log import configure
     from core.service.stopping import StopFlag
-    from core.storage.output_roots import Outputs
+    from core.storage.paths import Outputs
     from embq.metering.service import monitored
     from embq.metering.writer import WriterMeter
     from producer.enqueue import add_uploaded

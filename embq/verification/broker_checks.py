@@ -12,8 +12,7 @@ import redis
 from core.broker.client import ServerInfo, connect, mask, problems, reach
 from core.broker.embedded import EmbeddedServer, server_binary
 from core.errors import ConfigError
-from core.service.fleet_warnings import CLOCK_NEXT, CLOCK_OFFSET_S
-from core.service.reporting import clock_ahead_s
+from core.queue.reporting import CLOCK_NEXT, CLOCK_OFFSET_S, clock_ahead_s
 from core.settings import Settings
 from embq.verification.broker_security import security
 from embq.verification.findings import Check, guarded

@@ -16,9 +16,9 @@ from redis.retry import Retry
 
 from core.broker.address import BrokerAddress
 from core.broker.client import ServerInfo, connect
-from core.broker.networks import public_addresses
 from core.broker.tls import shake_hands
 from core.broker.users import ROLES, role_of
+from core.networks import public_addresses
 from core.settings import broker_ca, password_file
 from embq.verification.findings import Check
 from embq.verification.known_holes import closing_release, holes

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from core.model_spec import ModelSpec
-from core.models import ModelConfig
-from core.results import embedding_columns
+from core.models import ModelConfig, ModelSpec
+from core.rows.results import embedding_columns
 from embq.verification.metadata import StoredMetadata
 from embq.verification.rereading import Found
 from worker.embedders.stub import stub_digest

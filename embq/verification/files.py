@@ -10,7 +10,7 @@ import pyarrow as pa
 from core.errors import OutputError, OutsideError
 from core.formats.files import row_folders
 from core.formats.part import Cursor, Part, opened
-from core.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
+from core.rows.results import ARROW_DTYPES, FAILURE_SCHEMA, PASSAGE_FIELDS, embedding_columns, vector_widths
 from core.run.commits import Commit, CommittedFile
 from core.run.layout import Layout
 from core.run.reader import part_tables

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import redis
 
-from core.process.packages import model_packages
+from core.process.libraries import model_packages
 from core.queue.keys import VERSION
+from core.queue.reporting import FOREIGN_NEXT, TWO_NEXT, this_service, versions_next
 from core.queue.service_registry import Heard, Service, foreign_runs, services, two_of_a_kind, whereabouts
-from core.service.fleet_warnings import FOREIGN_NEXT, TWO_NEXT, versions_next
-from core.service.redaction import printable
-from core.service.reporting import this_service
+from core.redaction import printable
 from embq.verification.findings import Check
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from core.run.rows import Column
+from core.rows.spec import Column
 from core.run.run_info import RunInfo
 
 Path = tuple[str, ...]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from core.settings import child_environment
 from embq.verification.findings import Check
 from producer.naming import split_name
@@ -86,7 +86,7 @@ def _device(gpu: Gpu) -> Check:
 _MODEL = """
 import io, json, sys
 from core.errors import EmbqError, SampleError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from core.models import ModelConfig
 from core.units import Sample
 from worker.embedders.registry import load

@@ -10,9 +10,8 @@ from core.errors import OutputError
 from core.run.commits import CommittedUnit
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.retries import Retry
 from core.run.standing_failures import Retries, failed_keys, record_failures
-from core.units import Unit
+from core.units import Retry, Unit
 from embq.verification.findings import Findings
 from embq.verification.line_starts import LINES, SourceLines
 

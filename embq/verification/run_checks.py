@@ -15,9 +15,9 @@ from core.models import ModelConfig
 from core.queue.hints import hint_queue, peek
 from core.queue.keys import run_key
 from core.queue.registry import RunRecord, registered
+from core.redaction import printable
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.service.redaction import printable
 from core.storage.paths import is_url, place
 from core.units import Unit
 from embq.verification.findings import Check, guarded
@@ -34,7 +34,7 @@ OVER = ("done", "cancelled")
 _FILES = """
 import json, sys
 from core.errors import EmbqError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from worker.embedders.lookup import look
 told = []
 try:

@@ -1,10 +1,10 @@
-"""What must be stored of vectors, worked out a second time: by other formulas than `core.vectors`, and in float64."""
+"""Recomputes by other formulas than `core.rows.vectors`, in float64, what must be stored of vectors."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 
 NORM_OFF = 1e-3
 """A vector of length 1 in float16 is off by 0.0005 at most: each of its numbers by half a unit in the eleventh bit."""

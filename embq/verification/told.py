@@ -9,7 +9,7 @@ from dataclasses import asdict
 import click
 
 from core.errors import Exit
-from core.service.redaction import printable
+from core.redaction import printable
 from embq.verification.findings import Check
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.model_spec import ModelSpec
-from core.results import embedding_columns
+from core.models import ModelSpec
+from core.rows.results import embedding_columns
 from core.run.commits import CommittedUnit
 from core.run.reader import vectors
-from core.run.retries import Retry
 from core.run.run_info import RunInfo
-from core.units import Unit
+from core.units import Retry, Unit
 from embq.verification.chunks import Documents
 from embq.verification.content import Content, Rows, listed, pairs, some, stubs_of
 from embq.verification.findings import Findings

@@ -11,7 +11,7 @@ from core.errors import OutputError
 from core.formats.part import Cursor
 from core.run.commits import Commit
 from core.run.manifest import Manifest
-from core.run.retries import Retry
+from core.units import Retry
 from embq.verification.files import Files, read_failed
 from embq.verification.findings import Findings
 from embq.verification.records import Records

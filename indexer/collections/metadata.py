@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.errors import InputError
-from core.results import COLUMN_ARROW
+from core.rows.results import COLUMN_ARROW
 from indexer.collections.base import IDENTITY, FileRef
 from indexer.collections.plain import rows_of_file
 
@@ -35,7 +35,7 @@ class Columns:
     """What is taken of the columns that stand beside the vectors.
 
     Attributes:
-        types: column as it is called in an index -> its type, a key of `core.results.COLUMN_ARROW`.
+        types: column as it is called in an index -> its type, a key of `core.rows.results.COLUMN_ARROW`.
         named: "key" and "caption" -> the column that they are.
     """
 

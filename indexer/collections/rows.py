@@ -42,14 +42,14 @@ class Collection:
         unit_length: whether the vectors have length 1: the run says so, or those of a sample have.
         parts: in order of their ids, without gaps.
         complete: False for a run that is still under way.
-        rows_spec: `core.run.rows.RowSpec.describe()` of a run, else {}.
+        rows_spec: `core.rows.spec.RowSpec.describe()` of a run, else {}.
         model: what made the vectors, where that is known: `core.models.ModelConfig.describe()`, and under "output" the
             name, spec and modality of the output that is indexed.
         fingerprint: of the model that made the vectors, where that is known.
         run: id of the run.
         id_columns: columns of metadata in the identity.
         query_columns: modality -> column of other vectors of the same rows that the same joint model made of it.
-        id_types: their types in a plain folder, by the names that `core.run.rows.COLUMN_TYPES` has for them.
+        id_types: their types in a plain folder, by the names that `core.rows.spec.COLUMN_TYPES` has for them.
         named: "key" and "caption" -> the column that they are, where a plain folder has such columns.
         empty: files that are passed over: they hold no rows, or show those of others.
     """

@@ -13,18 +13,17 @@ import pyarrow.compute as pc
 from core.errors import InputError, OutputError
 from core.formats.base import READ_ROWS
 from core.formats.part import Part, opened
-from core.model_spec import ModelSpec
-from core.models import Output
-from core.results import embedding_columns, metadata_fields
+from core.models import ModelSpec, Output
+from core.rows.results import embedding_columns, metadata_fields
+from core.rows.spec import RowSpec
+from core.rows.vectors import restored
 from core.run.commit_log import LogState
 from core.run.commits import CommittedFile
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.reader import committed, committed_parts, vectors
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo
 from core.storage.paths import Place, place
-from core.vectors import restored
 from indexer.collections.base import IDENTITY, FileRef, PartRef, damaged, no_embeddings, span_rows
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
 from core.queue.registry import Backlog, Rate, RunRecord
 from core.queue.result_stream import Entry
 from core.queue.service_registry import Service
-from core.queue.upload_files import Upload, UploadFile
+from core.queue.uploads import Upload, UploadFile
 from core.run import checkpoint, commits
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout

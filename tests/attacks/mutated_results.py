@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 
 from core.errors import OutputError
-from core.results import decode_result, encode_result, row_schema
-from core.run.rows import Column, RowSpec
+from core.rows.results import decode_result, encode_result, row_schema
+from core.rows.spec import Column, RowSpec
 from core.units import Failure, Sample
 
 COLUMNS = (

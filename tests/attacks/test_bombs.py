@@ -496,8 +496,8 @@ def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
     """Finding 9: 3 to 7 GB."""
     path = tmp_path / name
     next(bomb for bomb in BOMBS if bomb.name == name).write(path)
-    monkeypatch.setattr("core.process.memory.DECODED_MOST_BYTES", DECODED)
-    monkeypatch.setattr("core.process.memory.UNIT_MOST_BYTES", UNIT)
+    monkeypatch.setattr("core.process.limits.DECODED_MOST_BYTES", DECODED)
+    monkeypatch.setattr("core.process.limits.UNIT_MOST_BYTES", UNIT)
     (unit,) = SOURCES[str(kind_of(str(path)))].split(str(path), ReadOptions())
     with pytest.raises(SourceError) as caught:
         list(read(unit, ()))

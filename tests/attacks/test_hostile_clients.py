@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from waiting import wait_until
 
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from core.service import log
 from embq.serving import connections
 from embq.serving.server import bound, server_of

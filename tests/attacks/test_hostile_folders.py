@@ -24,10 +24,10 @@ from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer, keep_to_ourselves, kept_off
 from core.errors import EmbqError, Exit, OutputError, OutsideError, UsageError
 from core.formats.hdf5 import Hdf5Part
-from core.queue.control import Control, load_control, save_control
 from core.run import checkpoint
 from core.run.commit_log import CommitLog
 from core.run.commits import Commit
+from core.run.control import Control, load_control, save_control
 from core.run.generations import Generation, append
 from core.run.layout import Layout
 from core.run.manifest import Manifest

@@ -36,8 +36,8 @@ from core.queue.keys import (
 from core.queue.ledger import Ledger
 from core.queue.registry import RunRecord, live_workers, measured_rates, registered
 from core.queue.service_registry import foreign_runs, services
-from core.queue.upload_files import Upload, UploadFile
-from core.storage.output_roots import Outputs
+from core.queue.uploads import Upload, UploadFile
+from core.storage.paths import Outputs
 from tests.e2e.check import check_complete
 from tests.e2e.session import Command, await_in, closed, process_ended, run_of, started, write_texts
 from tests.guarded import GuardedServer, guarded_server

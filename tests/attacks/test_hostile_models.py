@@ -24,8 +24,7 @@ open_clip = pytest.importorskip("open_clip")
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer  # noqa: E402
 
 from core.errors import ModelError  # noqa: E402
-from core.model_spec import ModelSpec  # noqa: E402
-from core.models import ModelConfig  # noqa: E402
+from core.models import ModelConfig, ModelSpec  # noqa: E402
 from embq.verification import probes  # noqa: E402
 from tests.tiny_clip import MODEL, PREPROCESS  # noqa: E402
 from tests.tiny_models import WIDTH, save_sentence_model, save_trunk  # noqa: E402

@@ -20,8 +20,8 @@ from e2e.services import Services
 from servers import serving
 
 from core.broker.embedded import EmbeddedServer
-from core.broker.networks import Hosts, is_public
 from core.errors import ConfigError, SourceError
+from core.networks import Hosts, is_public
 from core.settings import Settings
 from core.units import Unit
 from sources import filesystems, reach, remote

@@ -28,11 +28,11 @@ from core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
 from core.queue.ledger import Ledger, new_token
 from core.queue.registry import register
 from core.queue.scripts import Loader, load_scripts
-from core.results import FAILURE_SCHEMA, encode_result, row_schema
+from core.rows.results import FAILURE_SCHEMA, encode_result, row_schema
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
-from core.run.rows import RowSpec
 from core.service.log import Events
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from core.wire import Skips, skip_counts
 from embq.forgetting import live_tokens
 from embq.metering.broker import BrokerMeter

@@ -13,11 +13,11 @@ from run_case import write_run
 
 from core.formats.files import row_folders
 from core.models import ModelConfig
-from core.results import PASSAGE_FIELDS, clean_text, row_schema
+from core.rows.results import PASSAGE_FIELDS, clean_text, row_schema
+from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.reader import row_tables
-from core.run.rows import Column, RowSpec
 from core.run.run_info import RunInfo
 from core.units import Unit
 from writer.accept import Accepted

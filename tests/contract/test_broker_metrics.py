@@ -17,12 +17,11 @@ from core.broker.embedded import EmbeddedServer
 from core.broker.users import ROLES
 from core.queue.keys import run_key
 from core.queue.registry import register, report_worker
+from core.queue.reporting import this_service
 from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import Device, report_service
-from core.service.metric_samples import Readings
-from core.service.metrics import METRICS
-from core.service.reporting import this_service
+from core.service.metrics import METRICS, Readings
 from embq.metering.broker import SHOWN_S, BrokerMeter
 from embq.watch import BrokerWatch
 

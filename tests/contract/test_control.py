@@ -11,10 +11,10 @@ from run_case import FINGERPRINT, LEASE_S, RunCase, make_case
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.errors import OutputError
-from core.queue.control import Control, load_control, save_control
 from core.queue.keys import RUNS
 from core.queue.ledger import new_token
 from core.queue.registry import register
+from core.run.control import Control, load_control, save_control
 from embq.asking import ask
 from writer.daemon import Writer
 

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from core.errors import ModelError, SampleError
-from core.model_spec import EMBEDS, ModelSpec
-from core.models import Chunking, ModelConfig, NamedModel
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
 from tests.tiny_vision import save_vision
 from worker.embedders.base import Cutting, Embedder, Family, Truncated

@@ -20,8 +20,8 @@ from run_case import RunCase, make_case
 from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, InputError, OutputError, TryLaterError
 from core.formats.files import row_folders
-from core.queue.control import Control, load_control, save_control
 from core.run.commit_log import CommitLog
+from core.run.control import Control, load_control, save_control
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.reader import committed, row_tables
@@ -29,8 +29,7 @@ from core.run.run_info import load_run
 from core.run.standing_failures import standing_failures
 from core.settings import Settings
 from core.storage import object_clients
-from core.storage.objects import ObjectPath
-from core.storage.unfinished_uploads import unfinished
+from core.storage.objects import ObjectPath, unfinished
 from embq.gc import collect
 from embq.verify import verify
 from producer.enqueue import Request, prepare

@@ -9,8 +9,8 @@ import pytest
 from fake_clock import FakeClock
 from run_case import MakeRun, RunCase
 
-from core.broker import outage_detector as outages
 from core.queue import hints
+from core.queue import outage_detector as outages
 from core.queue.keys import RUNS, run_key
 from core.queue.registry import RunRecord, register
 from producer import feeder as module

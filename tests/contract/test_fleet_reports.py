@@ -18,8 +18,10 @@ from waiting import wait_until
 
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
+from core.queue import reporting
 from core.queue.keys import RUNS, SERVICES, VERSION, service_key
 from core.queue.registry import registered
+from core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import (
     Device,
@@ -30,9 +32,6 @@ from core.queue.service_registry import (
     sign_off_service,
     two_of_a_kind,
 )
-from core.service import reporting
-from core.service.fleet_warnings import CLOCK_OFFSET_S
-from core.service.reporting import Reporter, this_service
 from embq.verification.fleet_checks import fleet
 
 EVERY_S = 0.05

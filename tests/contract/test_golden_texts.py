@@ -25,9 +25,9 @@ from sentence_transformers.util import quantize_embeddings  # noqa: E402
 
 from core.errors import ModelError, SampleError  # noqa: E402
 from core.models import Chunking, ModelConfig  # noqa: E402
-from core.run.rows import RowSpec  # noqa: E402
+from core.rows.spec import RowSpec  # noqa: E402
+from core.rows.vectors import restored, stored  # noqa: E402
 from core.units import Sample  # noqa: E402
-from core.vectors import restored, stored  # noqa: E402
 from tests.tiny_models import (  # noqa: E402
     CORPUS,
     POSITIONS,

@@ -13,9 +13,9 @@ from run_case import DIM, FINGERPRINT, MakeRun, RunCase, sample, vector
 
 from core.errors import OutputError
 from core.queue.hints import Hint
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
+from core.rows.vectors import STORED_DTYPES
 from core.units import Sample
-from core.vectors import STORED_DTYPES
 from embq.verification.stored import differing
 from worker.embed import EmbedStage
 from worker.embedders.stub import StubEmbedder

@@ -20,18 +20,17 @@ from PIL import Image
 
 from core.errors import InputError, TryLaterError, UsageError
 from core.models import Chunking
-from core.queue.control import Control, save_control
 from core.queue.result_stream import Entry
-from core.results import failure_batch
+from core.rows.results import failure_batch
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
+from core.run.control import Control, save_control
 from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.reader import committed, row_tables
-from core.run.retries import key_digest
-from core.run.rows import RowSpec
 from core.run.run_info import load_run
 from core.run.standing_failures import standing_failures
-from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit
+from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
 from embq.verify import verify
 from embq.watch import Watch
 from producer.enqueue import Planned, Request, prepare

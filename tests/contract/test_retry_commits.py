@@ -11,13 +11,12 @@ from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
 from core.queue.keys import VERSION
 from core.queue.registry import RunRecord
-from core.results import encode_result, row_schema
+from core.rows.results import encode_result, row_schema
 from core.run.commit_log import CommitLog
 from core.run.manifest import Manifest
 from core.run.reader import row_tables
-from core.run.retries import Retry, from_ranges, key_digest
 from core.run.run_info import load_run
-from core.units import Failure
+from core.units import Failure, Retry, from_ranges, key_digest
 from embq.watch import BrokerWatch, Watch
 from producer.announce import record_of
 from producer.growing import Asked, grow

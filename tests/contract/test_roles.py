@@ -13,8 +13,7 @@ from run_case import FINGERPRINT, LEASE_S, unit_of
 
 import core.queue.scripts
 from core.broker.client import connect, refusal
-from core.broker.permissions import NEEDS, PERMISSIONS, refusals
-from core.broker.users import ROLES, role_of
+from core.broker.users import NEEDS, PERMISSIONS, ROLES, refusals, role_of
 from core.errors import BrokerError, ConfigError, Exit
 from core.queue import hints
 from core.queue.hints import Hint, hint_queue

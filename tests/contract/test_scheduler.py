@@ -14,7 +14,7 @@ from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
 from core.models import ModelConfig
 from core.queue.keys import TURNS
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from worker import loading, process

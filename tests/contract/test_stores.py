@@ -17,10 +17,10 @@ from faults.kit.disk import DiskError, SmallDisk
 
 from core.errors import OutputError
 from core.formats.part import opened
-from core.results import COLUMN_ARROW, row_schema
+from core.rows.results import COLUMN_ARROW, row_schema
+from core.rows.spec import FORMATS, Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.run.reader import committed_parts, row_tables
-from core.run.rows import FORMATS, Column, RowSpec
 from embq.verify import verify
 
 

@@ -22,9 +22,9 @@ from waiting import wait_until
 from core.errors import InputError, OutputError, TryLaterError
 from core.queue.keys import MAX_ATTEMPTS, VERSION
 from core.queue.registry import RunRecord, register, registered
-from core.results import encode_result, row_schema
+from core.rows.results import encode_result, row_schema
+from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog
-from core.run.rows import Column, RowSpec
 from core.units import Failure
 from embq.watch import BrokerWatch, Watch
 from writer.daemon import Writer

@@ -12,7 +12,7 @@ from run_case import RunCase, make_case
 
 from core.queue.keys import RUNS
 from core.queue.registry import register
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from embq.metering.writer import WriterMeter
 from writer.daemon import Writer
 

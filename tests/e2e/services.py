@@ -13,8 +13,7 @@ import redis
 from e2e.session import Command, await_in, run_of, started, write_texts
 
 from core.broker.embedded import EmbeddedServer
-from core.model_spec import ModelSpec
-from core.models import ModelConfig
+from core.models import ModelConfig, ModelSpec
 from core.queue.keys import queue_name
 from embq import cli
 

@@ -23,7 +23,8 @@ import pytest
 import redis
 
 from core.broker.client import connect
-from core.broker.embedded import EmbeddedServer, die_with_parent
+from core.broker.embedded import EmbeddedServer
+from core.process.children import die_with_parent
 from embq import cli
 
 LOOK_S = 0.05

@@ -20,9 +20,9 @@ from waiting import wait_until
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
+from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import Device, report_service
-from core.service.reporting import this_service
 
 SHOWN_S = 10.0
 

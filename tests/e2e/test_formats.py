@@ -10,7 +10,7 @@ import pytest
 from e2e.plain import READERS, Columns, read_joined_hdf5
 from e2e.session import ended
 
-from core.run.rows import FORMATS
+from core.rows.spec import FORMATS
 from worker.embedders.stub import stub_digest, stub_vectors
 
 ROWS, DIM = 20_000, 64

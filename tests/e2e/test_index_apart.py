@@ -9,7 +9,7 @@ from build_output import build, write_jsonl
 from e2e.session import Command
 
 from core.errors import Exit
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 
 
 def test_an_index_is_built_here_unless_a_broker_is_named(tmp_path: Path) -> None:

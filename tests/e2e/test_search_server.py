@@ -21,7 +21,7 @@ from small_index import build_index
 
 import embq
 from core.errors import EmbqError, Exit
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from embq.cli import run
 from worker.embedders.stub import stub_vector
 

@@ -21,7 +21,7 @@ from small_index import build_index
 from waiting import wait_until
 
 from core.errors import Exit
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from embq import cli
 from embq.serving.door import MOST_IN_FLIGHT
 from worker.embedders.stub import stub_vector

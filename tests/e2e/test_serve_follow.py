@@ -15,7 +15,7 @@ from small_index import build_index
 from waiting import wait_until
 
 from core.errors import Exit
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from embq.cli import run
 from embq.serving.following import followed_name, published_below
 

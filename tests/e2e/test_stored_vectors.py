@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.models import ModelConfig
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from demo.collect import docstrings
 from embq.verify import verify
 from tests.build_output import build

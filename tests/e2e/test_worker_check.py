@@ -20,11 +20,11 @@ from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 from core.models import ModelConfig
-from core.process.packages import model_packages
+from core.process.libraries import model_packages
 from core.queue.keys import VERSION, queue_name
+from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import report_service
-from core.service.reporting import this_service
 
 GONE = "st:/nowhere/on-this-machine"
 

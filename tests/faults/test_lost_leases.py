@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from core.models import ModelConfig
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from core.units import Sample, Unit
 from worker.embed import EmbedStage
 from worker.embedders.registry import load

@@ -12,13 +12,13 @@ from build_output import build, go_on, write_jsonl, write_tar
 from collections_made import DIM, ROWS, run_of, stored_rows, stored_vectors, write_inputs
 
 from core.errors import InputError, UsageError
+from core.rows.spec import DTYPES, RowSpec
+from core.rows.vectors import restored
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.rows import DTYPES, RowSpec
 from core.storage import object_clients
 from core.storage.paths import place
-from core.vectors import restored
 from indexer.collection import Collection, open_collection
 
 PAIRS = [

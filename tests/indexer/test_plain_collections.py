@@ -27,7 +27,7 @@ from collections_made import (
 )
 
 from core.errors import InputError, UsageError
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from embq.export import Wish, export
 from indexer.collection import Collection, open_collection
 

@@ -17,7 +17,7 @@ from indices_made import index_of
 
 import embq
 from core.errors import EmbqError, Exit, InputError, ModelError
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from embq.cli import run
 from indexer.version import read_current
 from worker.embedders.stub import stub_vector

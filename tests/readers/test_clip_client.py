@@ -15,7 +15,7 @@ from build_output import build, write_jsonl, write_tar
 from e2e.served import served
 from small_index import build_index
 
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from worker.embedders.stub import stub_vector
 
 PYTHON = Path(os.environ.get("EMBQ_READERS_PYTHON", ".venv-readers/bin/python")).absolute()

@@ -15,7 +15,7 @@ from pathlib import Path
 from launching import alive, descendants, environment
 from waiting import wait_until
 
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 from training.launch.ssh_probe import free_port
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

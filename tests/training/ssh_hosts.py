@@ -14,7 +14,7 @@ import pytest
 from launching import environment
 from waiting import wait_until
 
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 from training.launch.ssh_probe import free_port
 
 SEPARATION = Path("/run/sshd")

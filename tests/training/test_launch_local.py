@@ -18,7 +18,7 @@ from launching import alive, descendants, environment, finished, ranks, started
 from waiting import wait_until
 
 from core.errors import ConfigError, UsageError
-from core.process.cores import cores
+from core.process.limits import cores
 from core.service.stopping import REPEAT_S
 from training.launch.child_process import GRACE_S
 from training.launch.devices import gpu_count, processes_for

@@ -18,11 +18,11 @@ import pytest
 from e2e.check import _read_manifest
 
 from core.errors import InputError, OutputError
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.run.generations import read_generations
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.rows import RowSpec
 from core.run.run_info import load_run
 from core.units import Unit
 from embq.litter import find

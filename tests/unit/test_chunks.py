@@ -21,11 +21,10 @@ from core.queue.hints import Hint
 from core.queue.keys import VERSION
 from core.queue.registry import RunRecord
 from core.queue.result_stream import Entry
-from core.results import decode_result, encode_result, row_schema
+from core.rows.results import decode_result, encode_result, row_schema
+from core.rows.spec import RowSpec
 from core.run.layout import Layout
-from core.run.retries import Retry
-from core.run.rows import RowSpec
-from core.units import Failure, Passage, Sample, Unit, key_without_chunks
+from core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
 from embq.request import request_from
 from embq.verification.chunks import Documents
 from producer.enqueue import Request, prepare

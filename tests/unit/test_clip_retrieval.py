@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from core.errors import UsageError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from embq.cli import cli
 from embq.clip_retrieval import NAMES, OPENAI_MODELS, SWITCHES, Enabled, Refused, Same, Told, translate
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import OutputError, TryLaterError
-from core.results import FAILURE_SCHEMA, row_schema
+from core.rows.results import FAILURE_SCHEMA, row_schema
+from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog, LogState, row_files
 from core.run.commits import Commit, CommittedFile, CommittedUnit
 from core.run.layout import Layout
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo
 from core.units import canonical_json
 from writer.accept import Accepted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.process.cores import cores
+from core.process.limits import cores
 
 MINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -15,12 +15,11 @@ from e2e.session import write_shards, write_texts
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import EmbqError
-from core.model_spec import ModelSpec
-from core.models import ModelConfig
+from core.models import ModelConfig, ModelSpec
 from core.queue.keys import RATES
 from core.queue.registry import Rate, measured_rates, report_rate, report_worker
 from core.queue.scripts import load_scripts
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from embq.verbs.enqueue import command
 from producer.dimensions import vector_dim
 from producer.estimate import known_dims

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.errors import ModelError
-from core.model_spec import EMBEDS, INT8_FAMILIES
-from core.models import ModelConfig
+from core.models import EMBEDS, INT8_FAMILIES, ModelConfig
 from worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError, ModelError
-from core.model_spec import FAMILIES
-from core.models import ModelConfig
+from core.models import FAMILIES, ModelConfig
 from worker.embedders.registry import FAMILY_FILES, load
 
 pytest.importorskip("torch")

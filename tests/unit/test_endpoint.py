@@ -10,9 +10,9 @@ import pytest
 from waiting import wait_until
 
 from core.errors import UnwellError
+from core.networks import Address
 from core.service import endpoint
 from core.service.endpoint import Endpoint
-from core.service.listening import Address
 
 
 class Told:

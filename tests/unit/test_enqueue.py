@@ -15,9 +15,9 @@ from run_case import MakeRun
 from core.errors import EmbqError, InputError, ModelError
 from core.queue.keys import RUNS
 from core.queue.registry import registered
+from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.rows import RowSpec
 from core.run.run_info import load_run
 from producer import enqueue
 from producer.announce import announce, record_of

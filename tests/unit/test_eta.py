@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.run.retries import Retry
 from core.run.unit_sizes import Extent, extent_of
-from core.units import Unit
+from core.units import Retry, Unit
 from embq.eta import NO_ETA, Eta, predict, share_of
 from worker.speed import WINDOW_S, Speed
 from writer.workload import Workload

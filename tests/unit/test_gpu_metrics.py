@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from fake_nvml import Card, NVMLError, fake_nvml
 
-from core.service.metric_samples import Readings
+from core.service.metrics import Readings
 from embq.metering.gpus import GpuMeter
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from core.errors import InputError, OutputError, TryLaterError
 from core.models import ModelConfig
+from core.rows.spec import RowSpec
 from core.run.layout import Layout, record_number
-from core.run.rows import RowSpec
 from core.run.run_info import RunInfo, load_run, run_id
 
 INFO = RunInfo(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from core.errors import ConfigError, TryLaterError
-from core.service.listening import Address, bound
+from core.networks import Address, bound
 from core.settings import Settings
 
 

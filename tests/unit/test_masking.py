@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.service.redaction import masked
+from core.redaction import masked
 
 S = "SECRETSECRETSECRET"
 

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import MalformedError
-from core.results import decode_result, encode_result, row_schema
-from core.run.metadata import fill
-from core.run.metadata_columns import MOST_COLUMNS, RESERVED, find_columns
-from core.run.rows import Column, RowSpec
+from core.rows.metadata import MOST_COLUMNS, RESERVED, fill, find_columns
+from core.rows.results import decode_result, encode_result, row_schema
+from core.rows.spec import Column, RowSpec
 from core.units import Sample, json_text
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("huggingface_hub")
 PROGRAM = """
 import json, sys
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from worker.embedders.lookup import look
 try:
     found = look(ModelSpec.parse(sys.argv[1]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.errors import Exit, ModelError
-from core.model_spec import FAMILIES, ModelSpec
-from core.models import ModelConfig
+from core.models import FAMILIES, ModelConfig, ModelSpec
 
 
 @pytest.mark.parametrize(

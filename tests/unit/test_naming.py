@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.errors import EmbqError, ModelError, UsageError
-from core.model_spec import EMBEDS, FAMILIES
-from core.models import Chunking, ModelConfig, NamedModel
-from core.results import embedding_columns
+from core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
+from core.rows.results import embedding_columns
 from producer.naming import asked_models, config_of, split_name
 
 BOTH = ("image", "text")

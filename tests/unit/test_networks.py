@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from core.broker.client import connect
-from core.broker.networks import public_addresses
 from core.errors import ConfigError, Exit
+from core.networks import public_addresses
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import ConfigError, InputError, UsageError
 from core.settings import Settings
-from core.storage.output_roots import Outputs
+from core.storage.paths import Outputs
 from sources.credentials import refuse_secrets
 
 # --- outputs ---

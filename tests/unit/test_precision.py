@@ -17,13 +17,12 @@ from core.errors import InputError, ModelError
 from core.models import ModelConfig
 from core.queue.registry import RunRecord
 from core.queue.registry import register as register_run
+from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import Device, Service, report_service
-from core.queue.upload_files import Upload
-from core.queue.uploads import announce
+from core.queue.uploads import Upload, announce
 from core.run.layout import Layout
 from core.run.run_info import load_run
-from core.service.reporting import this_service
 from embq.precision import of_sent
 from embq.verbs.enqueue import command
 from producer.precision import choose, registered_devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.errors import EmbqError, ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from embq.request import request_from
 from embq.verbs.run import command
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from core.errors import ModelError, SampleError
-from core.model_spec import ModelSpec
-from core.models import Chunking, ModelConfig, NamedModel
+from core.models import Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
 from worker.embedders.query.loading import Loaded, QueryModel, check_modality, open_query_model, query_spec
 from worker.embedders.registry import load
@@ -180,7 +179,7 @@ def test_damaged_weights_are_told_by_the_library(damage: str, folders: dict[str,
 
 
 def test_a_note_with_another_fingerprint_than_the_rows_is_not_believed(folders: dict[str, Path], cache: Path) -> None:
-    from core.run.rows import RowSpec
+    from core.rows.spec import RowSpec
     from embq.query import QueryEmbedder
 
     rows = config(f"st:{folders['cls']}")

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import OutputError
-from core.results import Result, clean_text, decode_result, embedding_columns, encode_result, failure_batch, row_schema
-from core.run.rows import RowSpec
+from core.rows.results import (
+    Result,
+    clean_text,
+    decode_result,
+    embedding_columns,
+    encode_result,
+    failure_batch,
+    row_schema,
+)
+from core.rows.spec import RowSpec
 from core.units import Failure, Sample
 
 SAMPLES = [

@@ -9,7 +9,7 @@ import pytest
 from build_output import build, write_folder, write_jsonl
 
 from core.errors import Exit
-from core.queue.control import Control, save_control
+from core.run.control import Control, save_control
 from core.run.layout import Layout
 from core.run.run_info import load_run
 from embq.cli import run

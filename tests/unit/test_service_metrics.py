@@ -13,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import UnwellError
 from core.service.health import Health
-from core.service.metric_samples import Readings, Spread
-from core.service.metrics import EVERY_ROLE, METRICS, Metric, Role
+from core.service.metrics import EVERY_ROLE, METRICS, Metric, Readings, Role, Spread
 from embq.metering.service import FRESH_S, Monitored
 from embq.metering.worker import Odometer
 

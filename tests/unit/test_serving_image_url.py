@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from core.broker.networks import is_public
+from core.networks import is_public
 from embq.serving import image_url
 from embq.serving.image_url import fetch_image
 from embq.serving.refusals import Refusal

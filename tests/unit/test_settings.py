@@ -11,7 +11,7 @@ import pytest
 
 import core
 from core.errors import ConfigError
-from core.service.listening import Address
+from core.networks import Address
 from core.settings import Settings, child_environment
 
 

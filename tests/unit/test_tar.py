@@ -333,7 +333,7 @@ def test_a_compressed_shard_that_is_cut_or_altered_is_never_short(tmp_path: Path
 
 
 def test_a_compressed_shard_may_not_hold_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.process.memory.DECODED_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("core.process.limits.DECODED_MOST_BYTES", 1 << 20)
     assert code_of(tmp_path, packed(archive([("a.jpg", bytes(2 << 20))]), "gzip")) == "too_large"
     assert code_of(tmp_path, archive([("a.jpg", bytes(2 << 20))])) == "too_large"
     assert code_of(tmp_path, archive([(f"{n}.jpg", b"") for n in range(700)])) == "too_large"

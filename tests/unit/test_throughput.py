@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from fake_clock import FakeClock
 
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 from core.units import Sample, Unit
 from worker.throughput import MEMORY_S, UNITS_REMEMBERED, Throughput
 from worker.work import UnitWork

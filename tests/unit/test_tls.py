@@ -13,7 +13,6 @@ from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_serv
 from waiting import wait_until
 
 import core.broker.retry_policy
-import core.broker.wait_log
 from core.broker.client import check, connect
 from core.broker.tls import context
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
@@ -156,10 +155,10 @@ def test_a_certificate_that_has_not_begun_is_a_matter_of_the_clock(
 def test_a_service_that_waits_says_why_once_a_minute(
     good: TlsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(core.broker.wait_log, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(core.broker.retry_policy, "PATIENCE_S", 1.0)
     now, tries = [1000.0], []
 
-    class Counted(core.broker.wait_log.Absence):
+    class Counted(core.broker.retry_policy.Absence):
         def lasts(self, away_s: float, why: BaseException | None) -> None:
             super().lasts(away_s, why)
             tries.append(why)

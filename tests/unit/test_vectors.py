@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from core.errors import EmbqError, InputError, ModelError, UsageError
-from core.model_spec import ModelSpec
-from core.run.rows import DTYPES, RowSpec
-from core.vectors import restored, similarities, stored
+from core.models import ModelSpec
+from core.rows.spec import DTYPES, RowSpec
+from core.rows.vectors import restored, similarities, stored
 from embq.request import request_from
 from embq.verbs.run import command
 from embq.verification.stored import differing, wrong_cosines, wrong_norms

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from build_output import build, rewrite, set_column, write_folder, write_jsonl, write_tar
 
-from core.run.rows import FORMATS
+from core.rows.spec import FORMATS
 from core.run.run_info import load_run
 from core.units import Unit
 from embq.verification.metadata import leaves

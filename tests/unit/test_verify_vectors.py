@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from core.rows.spec import DTYPES, FORMATS, RowSpec
 from core.run.reader import vectors
-from core.run.rows import DTYPES, FORMATS, RowSpec
 from embq.verify import verify
 from tests.build_output import build, rewrite, set_column, write_folder
 

@@ -15,8 +15,8 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, get_worker_info
 
-from core.broker.embedded import die_with_parent
 from core.errors import SampleError, UnwellError
+from core.process.children import die_with_parent
 from training.data.batch import Failure, Taken, View
 from training.data.images import PixelsOf, prepared
 from training.data.reading import RawSample

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import EmbqError, ModelError, UsageError
-from core.process.packages import version_of
+from core.process.libraries import version_of
 from core.storage.durable import file_sha256
 from training.export.model_folder import PROVENANCE, Exported, check_target, fingerprint_of, new_folder
 from training.export.network import Network, model_failures

@@ -12,7 +12,7 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 from core.service.stopping import StopFlag
 from core.settings import child_environment
 

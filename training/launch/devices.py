@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.errors import ConfigError, UsageError
-from core.process.cores import cores
+from core.process.limits import cores
 from core.settings import Settings
 
 DEVICES = ("cuda", "cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from core.errors import Exit
-from core.process.cores import cores
+from core.process.limits import cores
 from core.settings import Settings
 from training.launch.child_process import run
 from training.launch.devices import processes_for, thread_share

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from core.broker.embedded import die_with_parent
 from core.errors import EmbqError, Exit
-from core.service.redaction import masked
+from core.process.children import die_with_parent
+from core.redaction import masked
 from embq.cli import show_error
 from training.launch.outcomes import ENDED_WELL, Outcome
 from training.launch.torchrun import LOOPBACK, stay_on_loopback

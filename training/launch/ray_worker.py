@@ -12,7 +12,7 @@ from typing import Any
 
 import embq
 from core.errors import ConfigError, InputError
-from core.process.cores import cores
+from core.process.limits import cores
 from training.launch.devices import thread_share
 from training.launch.member import attempt
 from training.launch.outcomes import ENDED_WELL, Outcome

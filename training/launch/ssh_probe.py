@@ -21,8 +21,8 @@ from threading import Thread
 from typing import TypeVar
 
 from core.errors import ConfigError, InputError
-from core.process.cores import cores
-from core.service.redaction import masked
+from core.process.limits import cores
+from core.redaction import masked
 from core.settings import Settings
 from training.launch.devices import gpu_count
 from training.shards.names import expand

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any, TextIO
 
-from core.broker.embedded import die_with_parent
 from core.errors import AwayError, Exit
+from core.process.children import die_with_parent
 from core.service.stopping import StopFlag
 from training.launch.child_process import GRACE_S, LOOK_S, replaced_handlers
 from training.launch.outcomes import Outcome, by_signal, cause, verdict

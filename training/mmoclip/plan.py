@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ConfigError, UsageError
-from core.process.cores import cores
+from core.process.limits import cores
 from training.launch.devices import processes_for, thread_share
 from training.launch.torchrun import python_command, srun_command, torchrun_command
 from training.mmoclip import required

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TypeVar
 
-from core.broker.embedded import die_with_parent
 from core.errors import OutputError
+from core.process.children import die_with_parent
 
 AHEAD = 2
 """Items that wait for each process, so that none waits for an item."""

@@ -75,7 +75,7 @@ def command(
 
     Exit status: 0 all pictures are in the shards, 3 some were left out.
     """
-    from core.process.cores import cores
+    from core.process.limits import cores
     from training.run.progress import Course
     from training.shards.conversion import convert
     from training.shards.listing import Wish, known_classes, listing_of

@@ -34,7 +34,7 @@ def command(folder: str, host: str, port: int) -> None:
     The server knows no users: whoever reaches it may read. It listens on this machine alone unless --host says
     otherwise.
     """
-    from core.service.listening import Address, bound
+    from core.networks import Address, bound
     from core.service.log import Events, configure, is_json
     from embq.serving.door import is_loopback
     from embq.serving.server import serve

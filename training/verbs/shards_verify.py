@@ -46,7 +46,7 @@ def command(
 
     Exit status: 0 nothing is wrong, 65 something is.
     """
-    from core.process.cores import cores
+    from core.process.limits import cores
     from training.run.progress import Course
     from training.shards import verification
 
@@ -67,7 +67,7 @@ def command(
 
 
 def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
-    from core.service.redaction import printable
+    from core.redaction import printable
     from training.shards.shard_set import size_of
 
     speed = size_of(report.bytes / max(seconds, 1e-3))

@@ -15,8 +15,7 @@ from torch.nn.functional import normalize
 from transformers import dynamic_module_utils
 
 from core.errors import ModelError, SampleError
-from core.model_spec import EMBEDS, ModelSpec
-from core.models import REFERENCE, Chunking, ModelConfig
+from core.models import EMBEDS, REFERENCE, Chunking, ModelConfig, ModelSpec
 from core.service.log import Events
 from core.units import Sample
 from worker.embedders.base import Truncated, padded_tokens

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from core.errors import ModelError
-from core.model_spec import EMBEDS, ModelSpec
-from core.models import ModelConfig
+from core.models import EMBEDS, ModelConfig, ModelSpec
 from worker.embedders.members import check_modalities
 from worker.embedders.params import choice
 

@@ -13,7 +13,7 @@ from huggingface_hub import constants, snapshot_download
 from transformers.utils import logging
 
 from core.errors import EmbqError, ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from worker.embedders.device.placement import device_error
 from worker.embedders.lookup import repositories
 from worker.embedders.model_files import LOOKED_AT, check_model_folder, check_settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from core.settings import model_cache
 from worker.embedders.model_files import check_model_folder
 

@@ -174,7 +174,7 @@ def check_model_folder(folder: Path, model: object, family: str) -> None:
 
     Args:
         model: what the user named, for messages.
-        family: of `core.model_spec.FAMILIES`.
+        family: of `core.models.FAMILIES`.
     """
     check_settings(folder, model, family)
     if family == "open_clip":

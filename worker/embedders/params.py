@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 
 
 def whole_number(spec: ModelSpec, name: str, default: int, *, least: int = 1) -> int:

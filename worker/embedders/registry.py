@@ -6,8 +6,7 @@ import importlib
 from collections.abc import Callable
 
 from core.errors import ModelError
-from core.model_spec import INT8_FAMILIES, ModelSpec
-from core.models import PRECISIONS, REFERENCE, ModelConfig
+from core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec
 from worker.embedders.base import Embedder, Family
 from worker.embedders.text.splitting import CuttingEmbedder
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from core.errors import DeviceFullError, ModelError, SampleError
-from core.model_spec import EMBEDS, ModelSpec
-from core.models import CPU_DECODES, GPU, Chunking, ModelConfig
+from core.models import CPU_DECODES, EMBEDS, GPU, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
 from sources.base import Moved
 from worker.embedders.base import MAX_CHUNKS, padded_tokens

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from core.formats.hdf5 import COLUMNS, NUL, REPLACEMENT, VALID, H5Column, h5py_module
+from core.rows.spec import RowSpec
 from core.run.commits import CommittedFile
 from core.run.layout import Layout
 from core.run.reader import vectors
-from core.run.rows import RowSpec
 from core.storage.durable import file_sha256, reserve, trim
 from writer.stores.base import Draft, PartName, slices, whole_or_none
 from writer.stores.virtual import join_parts
@@ -73,7 +73,7 @@ class Hdf5Store:
 
     def _path(self, column: str) -> str:
         if column in self._metadata:
-            return f"metadata/{column}"  # a name that HDF5 takes, see `core.run.metadata_columns.column_name`
+            return f"metadata/{column}"  # a name that HDF5 takes, see `core.rows.metadata.column_name`
         return "metadata_json" if column == "metadata" else column
 
     def _write_column(self, file: Any, column: H5Column, table: pa.Table) -> None:

@@ -8,12 +8,9 @@ A script about a run is given the keys `RUN_PARTS` of that run, and stands behin
 
 from __future__ import annotations
 
-from core.queue.lua.commits import COMMIT, GROW, REJECT, WRITER_LOCK
-from core.queue.lua.control import CONTROL
-from core.queue.lua.hinting import NEXT
 from core.queue.lua.leases import ABANDON, BEAT, CLAIM, PUBLISH, RELEASE, START
 from core.queue.lua.prelude import PRELUDE
-from core.queue.lua.shared import FORGET, RATE, REPORT, SWAP
+from core.queue.lua.services import COMMIT, CONTROL, FORGET, GROW, NEXT, RATE, REJECT, REPORT, SWAP, WRITER_LOCK
 
 SCRIPTS = {
     "claim": PRELUDE + CLAIM,

@@ -23,7 +23,8 @@ from e2e.check import Output, check_complete
 from e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succeed, write_texts
 
 from core.broker.client import connect
-from core.broker.embedded import die_with_parent, server_binary
+from core.broker.embedded import server_binary
+from core.process.children import die_with_parent
 from embq.cli import VERBS
 from faults.kit.table import Recovery
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import writer.daemon  # noqa: F401 - imported here so that a command need not
-from core.broker.embedded import die_with_parent
+from core.process.children import die_with_parent
 from embq.cli import run
 
 

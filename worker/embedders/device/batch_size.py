@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from core.errors import DeviceFullError, SampleError
-from core.model_spec import ModelSpec
-from core.models import ModelConfig
+from core.models import ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Embedder, Looking, Prepared
 from worker.embedders.device.warm_up import made_up

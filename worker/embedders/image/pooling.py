@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 
 POOLINGS = ("projection", "pooler", "cls", "mean", "max")
 """What the model has for its space of images and texts, its own last step, or the vector of the class token, or the

@@ -12,8 +12,7 @@ from torch.nn.functional import normalize
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor
 
 from core.errors import ModelError, SampleError
-from core.model_spec import ModelSpec
-from core.models import REFERENCE, Chunking, ModelConfig
+from core.models import REFERENCE, Chunking, ModelConfig, ModelSpec
 from core.service.log import Events
 from core.units import Sample
 from worker.embedders.base import Splitter, padded_tokens

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from core.errors import ModelError, SampleError
-from core.model_spec import EMBED_ONE, ModelSpec
-from core.models import CPU_DECODES, REFERENCE, ModelConfig, Output
-from core.run.query_config import QueryConfig
+from core.models import CPU_DECODES, EMBED_ONE, REFERENCE, ModelConfig, ModelSpec, Output, QueryConfig
 from core.units import Sample, content_hash
 from worker.embedders.model_files import check_model_folder
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import OutputError, SampleError
-from core.model_spec import ModelSpec
-from core.models import ModelConfig
+from core.models import ModelConfig, ModelSpec
 from core.settings import cache_folder
 from core.storage.durable import overwrite
 from core.units import content_hash

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from core.errors import SampleError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from core.units import Sample
 from worker.embedders.members import text_of
 from worker.embedders.query.bert import Bert

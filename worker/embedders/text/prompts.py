@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from core.service.log import Events
 
 CANDIDATES = {"query": ("query",), "document": ("document", "passage", "corpus")}

@@ -12,8 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from transformers import PreTrainedTokenizerBase
 
 from core.errors import ModelError, SampleError
-from core.model_spec import EMBEDS, ModelSpec
-from core.models import Chunking, ModelConfig
+from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec
 from core.service.log import Events
 from core.units import Sample
 from worker.embedders.base import Cost, padded_tokens

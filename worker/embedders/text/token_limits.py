@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from core.errors import ModelError
-from core.model_spec import ModelSpec
+from core.models import ModelSpec
 from worker.embedders.params import whole_number
 
 POSITION_TABLES = frozenset({"position_embeddings", "position_embedding", "embed_positions", "wpe"})

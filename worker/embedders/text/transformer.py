@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from core.errors import ModelError, SampleError
-from core.model_spec import ModelSpec
-from core.models import Chunking, ModelConfig
+from core.models import Chunking, ModelConfig, ModelSpec
 from core.units import Sample
 from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device.network import Network

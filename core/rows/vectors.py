@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.run.rows import RowSpec
+from core.rows.spec import RowSpec
 
 STORED_DTYPES = {"float16": np.float16, "float32": np.float32, "int8": np.int8, "binary": np.uint8}
 """What is stored -> the type of the array that holds it."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.run.metadata import fill
-from core.run.rows import Column, RowSpec
+from core.rows.metadata import fill
+from core.rows.spec import Column, RowSpec
 from core.units import Failure, Sample
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ COLUMN_ARROW = {
     "bool": pa.bool_(),
     "json": pa.string(),
 }
-"""Type of a column of metadata, see `core.run.rows.COLUMN_TYPES` -> what holds it."""
+"""Type of a column of metadata, see `core.rows.spec.COLUMN_TYPES` -> what holds it."""
 
 
 def embedding_columns(outputs: Sequence[str]) -> tuple[str, ...]:
