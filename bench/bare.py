@@ -36,16 +36,16 @@ from core.run.run_info import RunInfo, load_run
 from producer.announce import record_of
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.base import Embedder
 from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
-from worker.pipeline import Pipeline
-from worker.progress import ProgressBoard, Span
-from worker.publish import PublishStage
-from worker.read import ReadStage
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard, Span
+from worker.stages.embed import EmbedStage
+from worker.stages.pipeline import Pipeline
+from worker.stages.publish import PublishStage
+from worker.stages.read import ReadStage
 from writer.accept import Acceptor
 from writer.buffer import Buffer
 from writer.commit import Committer
@@ -123,7 +123,7 @@ def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str],
     warm_up(embedder, info.model.modalities)
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
-    leases, stats, board = Leases(), Stats(), NoBoard()
+    leases, stats, board = Leases(), Meter(), NoBoard()
     pool = ThreadPoolExecutor(cores(), thread_name_prefix="prepare")
     pipeline = Pipeline(
         leases,
@@ -145,7 +145,7 @@ def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str],
     pipeline.start()
     for u, unit in enumerate(Manifest(layout)):
         hint = Hint(run=info.run, gen="bare", u=u, unit=unit)
-        one = UnitWork(hint, record, ledger, f"bare:{u}", attempts=0, poison=frozenset())
+        one = LeasedUnit(hint, record, ledger, f"bare:{u}", attempts=0, poison=frozenset())
         leases.add(one)
         pipeline.submit(one)
     while not leases.wait_until_at_most(0, timeout_s=1.0):

@@ -26,12 +26,12 @@ from core.errors import EmbqError
 from core.models import CPU_DECODES, REFERENCE, ModelConfig
 from core.units import Sample
 from embq.experiments.image_stages import Tried, decode
-from worker.batching import Batcher, Waiting
 from worker.embedders.base import UnderWay
 from worker.embedders.device.hardware import free_memory
 from worker.embedders.device.tuning import tune
 from worker.embedders.registry import load
-from worker.throughput import Throughput
+from worker.meter.throughput import Throughput
+from worker.stages.batching import Batcher, Waiting
 
 TOKENS, SHORTEST = 256, 4
 """Of a text: the longest, and the shortest of the mixed ones."""

@@ -245,7 +245,7 @@ def device_figures(device: str, seconds: float) -> dict[str, float]:
     if not device.startswith("cuda"):
         time.sleep(seconds)
         return {}
-    from worker.gpus import find_gpus, nvml
+    from worker.supervisor.devices import find_gpus, nvml
 
     library = nvml()
     gpus = {f"cuda:{gpu.number}": gpu for gpu in find_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))}

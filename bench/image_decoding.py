@@ -22,7 +22,7 @@ from sources.base import ReadOptions
 from sources.kinds import SOURCES
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
-from worker.read import CHUNK_SAMPLES
+from worker.stages.read import CHUNK_SAMPLES
 
 
 def chunks_of(shards: Sequence[str]) -> list[list[Sample]]:

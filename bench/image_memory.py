@@ -30,8 +30,8 @@ from bench.memory import descendants, service
 from bench.pictures import jpegs, shards
 from bench.report import table, write
 from worker.embedders.image.jpeg import BUFFER_BYTES
-from worker.pipeline import BYTES_AHEAD
-from worker.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
+from worker.stages.pipeline import BYTES_AHEAD
+from worker.stages.read import CHUNK_IMAGE_BYTES, CHUNKS_OF_A_THREAD
 
 SIZE = (3000, 2000)
 PER_SHARD = 50

@@ -35,7 +35,7 @@ from bench.text_profile import flop
 from bench.text_run import run
 from core.models import PRECISIONS
 from demo.collect import docstrings
-from worker.slot import KEPT_MEMORY
+from worker.supervisor.slot import KEPT_MEMORY
 
 TEXTS = 5_000
 LIMIT_S = 400

@@ -32,7 +32,7 @@ class Settings:
             `core.networks.Hosts`; redirects may lead there too.
         outputs: folders and URLs that producer and writer may have outputs in or below; empty allows all.
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
-        trace: folder in which each worker process notes what its device does and when, see `worker.trace`; "" for none.
+        trace: folder for the traces of worker processes, see `worker.meter.batch_trace`; "" for none.
         omp_threads: OMP_NUM_THREADS, or "" where embq shares the cores out itself.
         metrics: where a service tells its metrics and its health; None for nowhere.
         compile_s: seconds that a vision model may be compiled for on a GPU when it is loaded; 0 spares it.

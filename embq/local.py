@@ -71,8 +71,8 @@ def _worker_arguments(options: dict[str, Any]) -> list[str]:
 
 def own_devices(wanted: str) -> list[Device]:
     """The devices of this machine that `--devices` names; torch is not imported in this process."""
-    from worker.daemon import find_devices
-    from worker.machine import described
+    from worker.supervisor.devices import find_devices
+    from worker.supervisor.machine import described
 
     visible = Settings.from_environment().cuda_visible
     return list(described(find_devices(wanted, visible), visible).values())

@@ -6,28 +6,34 @@ question is also where the unit is looked after, and all of it happens in one th
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from core.queue import hints
 from core.queue.hints import IndexHint
-from core.queue.index_builds import IndexBuild, announced
+from core.queue.index_builds import SHARED, IndexBuild, announced
 from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
 from core.queue.registry import report_worker, sign_off
 from core.queue.scripts import load_scripts
 from core.service.log import Events
+from worker.claim.rq_worker import HintWorker
+from worker.claim.scheduler import Turn, TurnClock
+from worker.context import WorkerContext
 from worker.index_child import IndexChild
-from worker.progress import Span
-from worker.rq_worker import HintWorker
-from worker.scheduler import Turn
-from worker.slices import Slices
-from worker.workplace import Workplace
+from worker.meter.progress_board import Span
+
+LOOK_AGAIN_S = 2.0
+PATIENCE_S = 10.0
+"""A folder that was just made may not be seen at once through a network file system."""
+
 
 LOOK_S = 0.25
 """How long an answer is waited for at once; a request to stop is seen no earlier than after that."""
@@ -62,7 +68,7 @@ class IndexService:
     """
 
     def __init__(
-        self, place: Workplace, turn: Turn, build: IndexBuild, *, finished: Callable[[], None] = lambda: None
+        self, place: WorkerContext, turn: Turn, build: IndexBuild, *, finished: Callable[[], None] = lambda: None
     ) -> None:
         self.options = place.options
         self.settings = place.settings
@@ -80,7 +86,7 @@ class IndexService:
             memory_bytes=build.memory_bytes // max(1, self.options.siblings),
             on_gpu=self.options.device.startswith("cuda"),
         )
-        self._slices = Slices(place.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
+        self._slices = TurnClock(place.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
         self._unit: _InHand | None = None
         self._units = 0
         self._beat_at = self._reported_at = 0.0
@@ -260,3 +266,55 @@ class IndexService:
             "age_s": round(now - unit.since, 1) if unit is not None else 0.0,
         }
         report_worker(self._client, self.options.name, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
+
+
+class IndexAccess:
+    """Says of each build whether this process may take part, and logs once why it may not.
+
+    Args:
+        roots: folders that workers may read from or below; empty allows all.
+    """
+
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self._roots = [Path(root) for root in roots if "://" not in root]
+        self._restricted = bool(roots)
+        self._able: set[IndexBuild] = set()
+        self._first_seen: dict[IndexBuild, float] = {}
+        self._looked: dict[IndexBuild, float] = {}
+        self._told: set[IndexBuild] = set()
+        self._log = Events("worker")
+
+    def able(self, build: IndexBuild) -> bool:
+        """Whether units of the build can be done here; looked at again from time to time where they cannot."""
+        now = time.monotonic()
+        if build in self._able:
+            return True
+        if now - self._looked.get(build, float("-inf")) < LOOK_AGAIN_S:
+            return False
+        self._looked[build] = now
+        first = self._first_seen.setdefault(build, now)
+        why, for_good = self._why_not(build)
+        if not why:
+            self._able.add(build)
+            return True
+        if build not in self._told and (for_good or now - first > PATIENCE_S):
+            self._told.add(build)
+            self._log.warning("index_refused", index=build.index, build=build.build, why=why)
+        return False
+
+    def _why_not(self, build: IndexBuild) -> tuple[str, bool]:
+        """Why not, and whether time will not mend it; "" where the build can be served."""
+        if importlib.util.find_spec("faiss") is None:
+            return "faiss is not installed here: pip install 'embq[index]'", True
+        folder = Path(build.folder)
+        if self._restricted and not any(Path(build.index).is_relative_to(root) for root in self._roots):
+            return f"{build.index} is outside of EMBQ_ROOTS", True
+        try:
+            nonce = (folder / SHARED).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            return f"{folder} cannot be read here: {error.strerror}; an index is built on shared storage", False
+        if nonce != build.nonce:
+            return f"{folder} is another folder here than where the index is built; mount the same storage", False
+        if not os.access(folder, os.W_OK):
+            return f"{folder} cannot be written here", False
+        return "", False

@@ -1,7 +1,6 @@
 """One worker process: one device, one loaded model at a time, until there is nothing to do or something breaks.
 
-Started by the supervisor (`worker.daemon`), which tells it by arguments what to do and by environment where the
-broker is.
+Started by `worker.supervisor`: options come as arguments, the address of the broker by the environment.
 """
 
 from __future__ import annotations
@@ -25,31 +24,29 @@ from core.service.log import Events, configure
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from sources.reach import Reach, limit
+from worker.claim.input_locality import InputLocality
+from worker.claim.scheduler import Scheduler, Turn
+from worker.context import WorkerContext, WorkerOptions
 from worker.embedders.device.hardware import free_memory, simulated_speed
 from worker.embedders.device.optional_paths import PATHS
-from worker.index_access import IndexAccess
-from worker.index_service import IndexService
-from worker.loading import load_model
-from worker.progress import ProgressBoard
-from worker.report import DEVICE_FULL, LOADING, READY, WAITING, Report
-from worker.scheduler import Scheduler, Turn
-from worker.serving import ModelService
-from worker.sight import Sight
-from worker.workplace import Options, Workplace
+from worker.index_service import IndexAccess, IndexService
+from worker.meter.progress_board import ProgressBoard
+from worker.model_service import ModelService, load_model
+from worker.supervisor.report_pipe import DEVICE_FULL, LOADING, READY, WAITING, Report
 
 log = Events("worker")
 
 
-def run(options: Options, settings: Settings, stopped: StopFlag, report: Report | None = None) -> None:
+def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: Report | None = None) -> None:
     """Serve until stopped or until the one run asked for is over."""
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
         can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
-        sight = Sight(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
+        sight = InputLocality(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
         scheduler = Scheduler(
             client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=sight.is_aside
         )
-        place = Workplace(
+        place = WorkerContext(
             options=options,
             settings=settings,
             stopped=stopped,
@@ -62,7 +59,7 @@ def run(options: Options, settings: Settings, stopped: StopFlag, report: Report 
         _serve(place, report)
 
 
-def _serve(place: Workplace, report: Report) -> None:
+def _serve(place: WorkerContext, report: Report) -> None:
     """Turn after turn: each gives the one that comes after it, or None where the next has to be waited for."""
     turn: Turn | None = None
     while not place.stopped():
@@ -81,7 +78,7 @@ def _serve(place: Workplace, report: Report) -> None:
             free_memory(place.options.torch_device)  # before the next model is loaded: a device may hold only one
 
 
-def _serve_model(place: Workplace, turn: Turn, model: ModelConfig, report: Report) -> Turn | None:
+def _serve_model(place: WorkerContext, turn: Turn, model: ModelConfig, report: Report) -> Turn | None:
     """Load a model and serve the runs that use it; where it cannot be loaded, this process is never asked again."""
     began = time.monotonic()
     report.say(LOADING)
@@ -123,7 +120,7 @@ def main() -> None:
     parser.add_argument("--siblings", type=int, default=1)
     parser.add_argument("--without", default="")
     parser.add_argument("--guest", action="store_true")
-    options = Options(**vars(parser.parse_args()))
+    options = WorkerOptions(**vars(parser.parse_args()))
     configure()
     leave_out_pandas()
     stopped = StopFlag()

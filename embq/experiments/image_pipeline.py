@@ -16,19 +16,19 @@ from core.queue.hints import Hint
 from core.queue.registry import RunRecord
 from core.units import Unit
 from embq.experiments.image_stages import Look, Rate
-from worker.attribution import Attribution
-from worker.embed import EmbedStage
-from worker.pipeline import Pipeline
-from worker.progress import ProgressBoard
-from worker.read import ReadStage
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.claim.lease import LeasedUnit, Leases
+from worker.meter.bottleneck import Bottleneck
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.embed import EmbedStage
+from worker.stages.pipeline import Pipeline
+from worker.stages.read import ReadStage
 
 if TYPE_CHECKING:
     from core.models import ModelConfig
     from core.queue.ledger import Ledger
     from worker.embedders.base import Embedder
-    from worker.publish import PublishStage
+    from worker.stages.publish import PublishStage
 
 UNITS_WAITING = 4
 """That wait for the reader, claimed: as a worker has its next ones in hand while it reads one."""
@@ -51,11 +51,11 @@ class _Discard:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
 
-    def run(self, work: UnitWork) -> None:
+    def run(self, work: LeasedUnit) -> None:
         self._leases.remove(work)
 
 
-def _pipeline(embedder: Embedder, leases: Leases, stats: Stats, threads: int) -> Pipeline:
+def _pipeline(embedder: Embedder, leases: Leases, stats: Meter, threads: int) -> Pipeline:
     """That of a worker, but for what it does with complete units."""
     board = ProgressBoard()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
@@ -77,9 +77,9 @@ def together(
     """How fast reading, preparing and the device are at the same time, as in a worker, for about that time after the
     first pass; and what such a worker would say that limits it. Units are begun anew until the time is over.
     """
-    leases, stats = Leases(), Stats(threads)
+    leases, stats = Leases(), Meter(threads)
     pipeline = _pipeline(embedder, leases, stats, threads)
-    attribution = Attribution(stats, modalities=config.modalities, decode=config.decode)
+    attribution = Bottleneck(stats, modalities=config.modalities, decode=config.decode)
     record = RunRecord(run="bench", output="", model=config, units=len(units))
     ledger = cast("Ledger", _Granting())
     numbered = enumerate(itertools.cycle(units))
@@ -94,7 +94,7 @@ def together(
             if pipeline.waiting < UNITS_WAITING:
                 u, unit = next(numbered)
                 hint = Hint(run="bench", gen="bench", u=u, unit=unit)
-                work = UnitWork(hint, record, ledger, f"bench:{u}", attempts=0, poison=frozenset())
+                work = LeasedUnit(hint, record, ledger, f"bench:{u}", attempts=0, poison=frozenset())
                 leases.add(work)
                 pipeline.submit(work)
                 continue

@@ -26,7 +26,7 @@ from worker.embedders.device.hardware import device_name
 from worker.embedders.device.tuning import tune
 from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
-from worker.gpus import alone
+from worker.supervisor.devices import alone
 
 UNIT_SAMPLES = 100
 """Of folders and tables, so that samples come from many places."""

@@ -28,7 +28,7 @@ class Share:
 
 
 class Traces:
-    """The folder in which worker processes note their batches, see `worker.trace`; each line is read once."""
+    """The batch traces of worker processes, see `worker.meter.batch_trace`; each line is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from core.service.metrics import Readings
-from worker.gpus import handles, nvml, text_of
+from worker.supervisor.devices import handles, nvml, text_of
 
 FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
     ("embq_gpu_busy_ratio", lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),

@@ -13,8 +13,8 @@ from core.queue.registry import WorkerReport, reports_of, said_by
 from core.queue.service_registry import STATES
 from core.service.health import quick
 from core.service.metrics import Readings
-from worker.daemon import Supervisor
-from worker.slot import Slot
+from worker.supervisor.slot import Slot
+from worker.supervisor.supervisor import Supervisor
 
 ANSWER_S = 2.0
 Series = tuple[str, ...]

@@ -15,7 +15,7 @@ from embq.worker_options import worker_options
 
 if TYPE_CHECKING:
     from core.service.stopping import StopFlag
-    from worker.slot import Fleet
+    from worker.supervisor.slot import Fleet
 
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
@@ -60,9 +60,8 @@ def command(
     from core.process.limits import cores
     from core.service.log import configure
     from core.service.stopping import StopFlag
-    from worker.daemon import devices_of
-    from worker.gpus import find_gpus
-    from worker.slot import Fleet
+    from worker.supervisor.devices import devices_of, find_gpus
+    from worker.supervisor.slot import Fleet
 
     configure()
     stopped = StopFlag()
@@ -98,9 +97,9 @@ def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
     from embq.metering.gpus import GpuMeter
     from embq.metering.service import monitored
     from embq.metering.worker import WorkerMeter
-    from worker.daemon import Supervisor
-    from worker.gpus import why_no_gpu
-    from worker.machine import Machine
+    from worker.supervisor.devices import why_no_gpu
+    from worker.supervisor.machine import Machine
+    from worker.supervisor.supervisor import Supervisor
 
     settings = fleet.settings
     with monitored(settings, "worker") as service:

@@ -18,7 +18,7 @@ from core.models import ModelSpec
 from core.settings import child_environment
 from embq.verification.findings import Check
 from producer.naming import split_name
-from worker.gpus import Gpu, find_gpus, shown, why_no_gpu
+from worker.supervisor.devices import Gpu, find_gpus, shown, why_no_gpu
 
 AT_ONCE = 4
 """Devices that are tried at the same time: each process has a torch of its own, some hundred MB."""

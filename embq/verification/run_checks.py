@@ -22,7 +22,7 @@ from core.storage.paths import is_url, place
 from core.units import Unit
 from embq.verification.findings import Check, guarded
 from embq.verification.probes import MODEL_TIMEOUT_S, child
-from worker.gpus import alone
+from worker.supervisor.devices import alone
 
 MOST_RUNS = 20
 """So many are looked at, for each costs seconds."""
@@ -173,7 +173,7 @@ def _a_unit(client: redis.Redis, record: RunRecord) -> Unit | None:
 
 def _output(record: RunRecord, meta: dict[str, str]) -> Check:
     # Here, because it imports numpy and pyarrow.
-    from worker.publish import shares_storage
+    from worker.stages.publish import shares_storage
 
     output = f"run {record.run}: {record.output}"
     if not is_url(record.output) and shares_storage(record.output, meta["nonce"]):

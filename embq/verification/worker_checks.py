@@ -20,10 +20,9 @@ from embq.verification.broker_checks import broker
 from embq.verification.findings import Check, guarded
 from embq.verification.fleet_checks import fleet, libraries
 from embq.verification.run_checks import runs
-from worker.daemon import find_devices
 from worker.embedders.device.hardware import simulated_speed
-from worker.gpus import why_no_gpu
-from worker.machine import room
+from worker.supervisor.devices import find_devices, why_no_gpu
+from worker.supervisor.machine import room
 
 CACHE_LOW_BYTES = 10 * 1024**3
 """Large models take some gigabytes each."""

@@ -13,11 +13,11 @@ from core.queue.hints import Hint
 from core.queue.registry import live_workers, report_worker, sign_off
 from core.queue.scripts import load_scripts
 from embq.watch import BrokerWatch, Watch
-from worker.freeing import Death, LeaseFreer
-from worker.heartbeat import Heartbeat
-from worker.progress import ProgressBoard
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.claim.heartbeat import Heartbeat
+from worker.claim.lease import LeasedUnit, Leases
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.supervisor.supervisor import Death, LeaseFreer
 
 
 def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str, int]) -> None:
@@ -92,17 +92,17 @@ def test_nothing_is_told_where_nobody_works_or_the_run_is_done(at_work: RunCase)
 
 
 @pytest.fixture
-def beating(at_work: RunCase) -> Iterator[tuple[Heartbeat, UnitWork]]:
+def beating(at_work: RunCase) -> Iterator[tuple[Heartbeat, LeasedUnit]]:
     """A heartbeat, and the unit that its worker has in hand."""
     hint = Hint(run=at_work.info.run, gen=at_work.gen, u=1, unit=at_work.units[1])
     token = at_work.claim(1)
-    work = UnitWork(hint, at_work.record, at_work.ledger, token, attempts=0, poison=frozenset())
+    work = LeasedUnit(hint, at_work.record, at_work.ledger, token, attempts=0, poison=frozenset())
     leases = Leases()
     leases.add(work)
     heartbeat = Heartbeat(
         at_work.client,
         leases,
-        Stats(),
+        Meter(),
         ProgressBoard(-1),
         name="w",
         lease_s=20.0,
@@ -116,7 +116,7 @@ def beating(at_work: RunCase) -> Iterator[tuple[Heartbeat, UnitWork]]:
 
 
 def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
-    at_work: RunCase, beating: tuple[Heartbeat, UnitWork]
+    at_work: RunCase, beating: tuple[Heartbeat, LeasedUnit]
 ) -> None:
     heartbeat, work = beating
     work.tokens = 40

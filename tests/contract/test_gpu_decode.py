@@ -38,7 +38,6 @@ from unit.test_stages import make_work, stages, texts  # noqa: E402, F401 - a fi
 from core.errors import DeviceError, ModelError, SampleError  # noqa: E402
 from core.models import GPU, ModelConfig, NamedModel  # noqa: E402
 from core.units import Sample  # noqa: E402
-from worker.embed import EmbedStage  # noqa: E402
 from worker.embedders.image import gpu_decode, upload  # noqa: E402
 from worker.embedders.image.decoding import Picture  # noqa: E402
 from worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
@@ -47,8 +46,9 @@ from worker.embedders.image.pixels import Pixels  # noqa: E402
 from worker.embedders.image.preprocess import usual  # noqa: E402
 from worker.embedders.image.upload import ImageRows  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
-from worker.progress import ProgressBoard  # noqa: E402
-from worker.stats import Stats  # noqa: E402
+from worker.meter.meter import Meter  # noqa: E402
+from worker.meter.progress_board import ProgressBoard  # noqa: E402
+from worker.stages.embed import EmbedStage  # noqa: E402
 
 USUAL = "224 shortest bicubic"
 SIZES = [(512, 384), (384, 512), (255, 383), (333, 251), (225, 224), (640, 480), (150, 113), (1024, 768), (500, 1700)]
@@ -356,7 +356,7 @@ def test_a_run_of_mixed_and_damaged_images_has_the_rows_and_failures_of_the_exac
         config = ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=decode)
         embedder: Any = load(config, everywhere)
         finished: list[Any] = []
-        stage = EmbedStage(embedder, stages.leases, Stats(), ProgressBoard(), hand_on=finished.append)
+        stage = EmbedStage(embedder, stages.leases, Meter(), ProgressBoard(), hand_on=finished.append)
         work = make_work(stages, texts(stages, f"{decode}.txt", ["x"]), decode)
         give(stage, work, ready_of(embedder, samples))
         stage.flush()

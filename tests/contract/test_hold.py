@@ -18,8 +18,7 @@ from core.queue.keys import WORKERS
 from core.queue.registry import report_worker
 from core.queue.scripts import load_scripts
 from core.units import Sample, Unit
-from worker.embedders.base import Embedder
-from worker.hold import (
+from worker.claim.claim_policy import (
     AHEAD_S,
     FETCH_AHEAD_S,
     MOST_AHEAD,
@@ -31,23 +30,24 @@ from worker.hold import (
     SILENT_S,
     SORTED_AHEAD_S,
     UNITS_AHEAD,
-    Hold,
+    ClaimPolicy,
 )
-from worker.throughput import Throughput
-from worker.work import Leases, UnitWork
+from worker.claim.lease import LeasedUnit, Leases
+from worker.embedders.base import Embedder
+from worker.meter.throughput import Throughput
 
 SAMPLES = 3
 """Of a unit."""
 
 
 class Holder:
-    """A worker that claims what its `Hold` says, on a device of a stated speed; its time passes only when asked to."""
+    """A worker that claims what its `ClaimPolicy` says, on a device of a stated speed and with a fake clock."""
 
     def __init__(self, client: redis.Redis, run: RunCase, clock: FakeClock, *, window: int = 1) -> None:
         self.run, self.clock = run, clock
         self.leases, self.throughput = Leases(), Throughput(clock)
         self.waiting = 0
-        self.hold = Hold(
+        self.hold = ClaimPolicy(
             client,
             self.leases,
             self.throughput,
@@ -83,9 +83,9 @@ class Holder:
         work.tokens = SAMPLES
         self.throughput.unit_done(work)
 
-    def _work(self, unit: Unit, token: str) -> UnitWork:
+    def _work(self, unit: Unit, token: str) -> LeasedUnit:
         hint = Hint(run=self.run.info.run, gen="1-0", u=0, unit=unit)
-        return UnitWork(hint, self.run.record, cast("Any", None), token, attempts=0, poison=frozenset())
+        return LeasedUnit(hint, self.run.record, cast("Any", None), token, attempts=0, poison=frozenset())
 
     def claim_all_it_may(self, *, size: int = 0) -> int:
         """Claims until it holds enough; gives how many units it holds then."""

@@ -18,9 +18,9 @@ from core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, an
 from core.queue.keys import INDEXING, INDEXING_MS, run_key
 from core.queue.ledger import Ledger
 from core.queue.scripts import load_scripts
-from worker.index_access import IndexAccess
+from worker.claim.scheduler import Scheduler
 from worker.index_child import IndexChild
-from worker.scheduler import Scheduler
+from worker.index_service import IndexAccess
 
 RUN = "0" * 32
 

@@ -15,7 +15,7 @@ from tiny_models import save_trunk  # noqa: E402
 
 from core.errors import ConfigError, ModelError  # noqa: E402
 from core.models import ModelConfig  # noqa: E402
-from worker import loading  # noqa: E402
+from worker import model_service  # noqa: E402
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there are real cards")
 SMALL = 30_000
@@ -32,9 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The devices on which models were loaded; a device that is full is tried again at once."""
     seen: list[str] = []
-    load = loading.load
-    monkeypatch.setattr(loading, "FULL_PAUSE_S", 0.0)
-    monkeypatch.setattr(loading, "load", lambda config, device: (seen.append(device), load(config, device))[1])
+    load = model_service.load
+    monkeypatch.setattr(model_service, "FULL_PAUSE_S", 0.0)
+    monkeypatch.setattr(model_service, "load", lambda config, device: (seen.append(device), load(config, device))[1])
     return seen
 
 
@@ -53,8 +53,8 @@ def test_a_model_that_does_not_fit_is_refused_after_three_attempts_and_leaves_no
 ) -> None:
     with fake_cuda.installed([{"bytes": SMALL}]) as cards:
         with pytest.raises(ModelError, match="does not fit on the device") as caught:
-            loading.load_model(model, place())
-        assert loads == ["cuda:0"] * loading.FULL_ATTEMPTS
+            model_service.load_model(model, place())
+        assert loads == ["cuda:0"] * model_service.FULL_ATTEMPTS
         assert "--workers-per-device" in caught.value.next_step
         caught.value.__cause__ = caught.value.__traceback__ = None
         del caught
@@ -72,8 +72,8 @@ def test_a_card_that_becomes_free_meanwhile_serves(
         def other_leaves(device: str) -> None:
             card.used = 0
 
-        monkeypatch.setattr(loading, "free_memory", other_leaves)
-        assert loading.load_model(model, place()).dims == {"text": 32}
+        monkeypatch.setattr(model_service, "free_memory", other_leaves)
+        assert model_service.load_model(model, place()).dims == {"text": 32}
         assert loads == ["cuda:0", "cuda:0"]
 
 
@@ -85,12 +85,12 @@ def test_a_card_that_torch_has_no_code_for_is_refused_before_anything_is_loaded(
         fake_cuda.installed(cards),
         pytest.raises(ConfigError, match=r"NVIDIA GeForce GTX 1070 has compute capability 6\.1") as caught,
     ):
-        loading.load_model(model, place())
+        model_service.load_model(model, place())
     assert "whl/cu126" in caught.value.next_step
     assert loads == []
 
 
 def test_a_process_that_sees_two_cards_computes_on_neither(model: ModelConfig, loads: list[str]) -> None:
     with fake_cuda.installed([{}, {}]), pytest.raises(ConfigError, match="sees 2 devices"):
-        loading.load_model(model, place())
+        model_service.load_model(model, place())
     assert loads == []

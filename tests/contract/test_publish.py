@@ -17,13 +17,13 @@ from core.rows.spec import RowSpec
 from core.rows.vectors import STORED_DTYPES
 from core.units import Sample
 from embq.verification.stored import differing
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.stub import StubEmbedder
-from worker.progress import ProgressBoard
-from worker.publish import PublishStage
-from worker.read import Chunk, EndOfUnit
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.embed import EmbedStage
+from worker.stages.publish import PublishStage
+from worker.stages.read import Chunk, EndOfUnit
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def leases() -> Leases:
 @pytest.fixture
 def stage(leases: Leases) -> PublishStage:
     return PublishStage(
-        leases, Stats(), ProgressBoard(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="staging"
+        leases, Meter(), ProgressBoard(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="staging"
     )
 
 
-def embedded_unit(run: RunCase, leases: Leases, u: int) -> UnitWork:
+def embedded_unit(run: RunCase, leases: Leases, u: int) -> LeasedUnit:
     """A unit of 3 samples that has only to be published."""
     hint = Hint(run=run.info.run, gen=run.gen, u=u, unit=run.units[u])
-    work = UnitWork(hint, run.record, run.ledger, run.claim(u), attempts=0, poison=frozenset())
+    work = LeasedUnit(hint, run.record, run.ledger, run.claim(u), attempts=0, poison=frozenset())
     samples = [sample(u, ordinal) for ordinal in range(3)]
     work.add_rows(samples, {"text": np.array([vector(u, s.ordinal) for s in samples], run.record.rows.dtype)})
     work.end_of_read(3)
@@ -49,7 +49,7 @@ def embedded_unit(run: RunCase, leases: Leases, u: int) -> UnitWork:
     return work
 
 
-def lead_its_file_to(run: RunCase, work: UnitWork, target: str) -> None:
+def lead_its_file_to(run: RunCase, work: LeasedUnit, target: str) -> None:
     """What is written to the unit's temporary staging file goes elsewhere, the first time."""
     name = f".{work.unit_id}.{work.token.replace(':', '_')}.arrow"
     (run.layout.staging / name).symlink_to(target)
@@ -151,12 +151,12 @@ def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
     embedder.length = lambda prepared: 1  # type: ignore[method-assign]
     embedder.embed = lambda batch: {"text": given[list(batch)]}  # type: ignore[assignment, method-assign]
     publish = PublishStage(
-        leases, Stats(), ProgressBoard(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload"
+        leases, Meter(), ProgressBoard(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload"
     )
-    embed = EmbedStage(embedder, leases, Stats(), ProgressBoard(), hand_on=publish.run)
+    embed = EmbedStage(embedder, leases, Meter(), ProgressBoard(), hand_on=publish.run)
     writer = run.writer()
     hint = Hint(run=run.info.run, gen=run.gen, u=0, unit=run.units[0])
-    work = UnitWork(hint, run.record, run.ledger, run.claim(0), attempts=0, poison=frozenset())
+    work = LeasedUnit(hint, run.record, run.ledger, run.claim(0), attempts=0, poison=frozenset())
     leases.add(work)
     samples = [sample(0, ordinal) for ordinal in range(3)]
     prepared: Future[list[tuple[Sample, int]]] = Future()

@@ -24,14 +24,14 @@ from sources import remote
 from sources.ahead import ReadAhead
 from sources.base import unwatched
 from sources.kinds import SOURCES, fetchable, read
-from worker.batching import BATCHES_AHEAD
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
-from worker.pipeline import Pipeline
-from worker.progress import ProgressBoard
-from worker.read import ReadStage
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.batching import BATCHES_AHEAD
+from worker.stages.embed import EmbedStage
+from worker.stages.pipeline import Pipeline
+from worker.stages.read import ReadStage
 
 SAMPLES = 60
 DEADLINE_S = 60.0
@@ -85,7 +85,7 @@ class Publishing:
     def __init__(self, leases: Leases) -> None:
         self.leases, self.done = leases, []  # type: ignore[var-annotated]
 
-    def run(self, work: UnitWork) -> None:
+    def run(self, work: LeasedUnit) -> None:
         self.done.append(work)
         self.leases.remove(work)
 
@@ -96,7 +96,7 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
     first, second, third = units(web, 3)
     embedder = load(MODEL, "cpu")
     assert 2 * BATCHES_AHEAD * embedder.batch_size < SAMPLES, "or the reader could be done with the first shard"
-    leases, stats, board, ledger = Leases(), Stats(), ProgressBoard(), AnsweringLedger()
+    leases, stats, board, ledger = Leases(), Meter(), ProgressBoard(), AnsweringLedger()
     publishing = Publishing(leases)
     embed, waited = embedder.embed, []
 
@@ -135,9 +135,9 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
     assert [web.sent_of(unit.source[-5:]) for unit in (first, second, third)] == [size(first)] * 3, "each once"
 
 
-def work_of(unit: Unit, u: int, ledger: Any) -> UnitWork:
+def work_of(unit: Unit, u: int, ledger: Any) -> LeasedUnit:
     record = RunRecord(run="r", output="/nowhere", model=MODEL, units=9)
-    return UnitWork(Hint(run="r", gen="1-0", u=u, unit=unit), record, ledger, f"t{u}", attempts=0, poison=frozenset())
+    return LeasedUnit(Hint(run="r", gen="1-0", u=u, unit=unit), record, ledger, f"t{u}", attempts=0, poison=frozenset())
 
 
 def test_what_was_fetched_is_what_would_have_been_read(web: HttpServer, ahead: ReadAhead) -> None:

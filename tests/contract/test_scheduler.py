@@ -17,12 +17,12 @@ from core.queue.keys import TURNS
 from core.rows.spec import RowSpec
 from core.service.stopping import StopFlag
 from core.settings import Settings
-from worker import loading, process
-from worker import read as reading
+from worker import model_service, process
+from worker.claim.scheduler import Scheduler, Turn
+from worker.claim.turns import Turns
+from worker.context import WorkerOptions
 from worker.embedders.stub import StubEmbedder
-from worker.scheduler import Scheduler, Turn
-from worker.turns import Turns
-from worker.workplace import Options
+from worker.stages import read as reading
 
 SLICE_S = 60.0
 
@@ -228,7 +228,7 @@ class Device:
 
     def serve(self, url: str, *, slice_s: float = SLICE_S, run: str = "") -> None:
         """A worker process, in this thread."""
-        options = Options(
+        options = WorkerOptions(
             name="w",
             device="cpu",
             run=run,
@@ -247,7 +247,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(loading, "load", device.load)
+    monkeypatch.setattr(model_service, "load", device.load)
     monkeypatch.setattr(reading, "read", lambda unit, roots, moved: (sample(0, ordinal) for ordinal in range(3)))
     return device
 

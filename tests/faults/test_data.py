@@ -368,7 +368,7 @@ def test_a_file_whose_length_lies_fails_whole_after_three_attempts(
 
     with at_work(cluster, inputs):
         # It is asked for a minute whether the storage comes back, in each attempt; that has its own tests.
-        cluster.workers(prefix=prefix, sabotage={"set": "worker.read:PAUSES_S", "to": []})
+        cluster.workers(prefix=prefix, sabotage={"set": "worker.stages.read:PAUSES_S", "to": []})
         recovery.injected(3)
 
     assert check_inputs(cluster.root, inputs.truths)["shard_length_mismatch"] == 1

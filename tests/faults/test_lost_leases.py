@@ -11,12 +11,12 @@ import pytest
 from core.models import ModelConfig
 from core.rows.spec import RowSpec
 from core.units import Sample, Unit
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
-from worker.progress import ProgressBoard
-from worker.read import Chunk, EndOfUnit
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.embed import EmbedStage
+from worker.stages.read import Chunk, EndOfUnit
 
 CONFIG = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
 
@@ -26,8 +26,8 @@ CONFIG = ModelConfig(spec="stub:4", modalities=("text",), precision="fp32")
 def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) -> None:
     embedder = load(CONFIG, "cpu")
     leases = Leases()
-    handed_on: list[UnitWork] = []
-    stage = EmbedStage(embedder, leases, Stats(), ProgressBoard(), hand_on=handed_on.append)
+    handed_on: list[LeasedUnit] = []
+    stage = EmbedStage(embedder, leases, Meter(), ProgressBoard(), hand_on=handed_on.append)
     lost, kept = _unit("lost"), _unit("kept")
     for work in (lost, kept):
         leases.add(work)
@@ -47,10 +47,10 @@ def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) 
     assert leases.snapshot() == [kept]  # until it is published
 
 
-def _unit(name: str) -> UnitWork:
+def _unit(name: str) -> LeasedUnit:
     hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=Unit(kind="lines", source=name))
     record = SimpleNamespace(model=CONFIG, rows=RowSpec())
     ledger = SimpleNamespace(start=lambda held: set())
-    return UnitWork(
+    return LeasedUnit(
         cast("Any", hint), cast("Any", record), cast("Any", ledger), f"1-0:{name}:0", attempts=0, poison=frozenset()
     )

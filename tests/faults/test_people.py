@@ -152,7 +152,7 @@ def test_a_machine_with_another_model_under_the_same_name(cluster: Cluster, reco
     cluster.begin(80)
     gate = cluster.folder / "gate"
     # The run has begun and is far from over, however long the stranger takes to start.
-    wait = {"at": "worker.publish:PublishStage.run", "count": 3, "do": "gate", "gate": gate}
+    wait = {"at": "worker.stages.publish:PublishStage.run", "count": 3, "do": "gate", "gate": gate}
     cluster.workers(sabotage=wait, environment={"EMBQ_STALL_S": "120"})
     cluster.until(Path(f"{gate}.reached").exists)
     stranger = cluster.workers(sabotage={"set": "worker.embedders.stub:EMBEDDER_VERSION", "to": 99})
@@ -343,7 +343,7 @@ def test_results_of_another_version_are_refused(cluster: Cluster, recovery: Reco
     writer = cluster.writer()
     cluster.producer()
     cluster.enqueue(f"stub:{DIM}?ms_per_sample=20&batch_size=10")
-    stranger = cluster.workers(sabotage={"set": "worker.publish:VERSION", "to": 99})
+    stranger = cluster.workers(sabotage={"set": "worker.stages.publish:VERSION", "to": 99})
     recovery.injected()
     cluster.until(lambda: "code=wrong_version" in writer.log)
     assert cluster.committed() == []

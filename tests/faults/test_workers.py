@@ -23,7 +23,7 @@ QUICK = "stub:16?ms_per_sample=5&batch_size=10"
 
 EMBED = "worker.embedders.stub:StubEmbedder.embed"
 PREPARE = "worker.embedders.stub:StubEmbedder.prepare"
-READ = "worker.read:ReadStage._next_chunk"
+READ = "worker.stages.read:ReadStage._next_chunk"
 
 STALL_S = 3.0
 QUICK_STALL = {"EMBQ_STALL_S": f"{STALL_S:g}"}
@@ -104,7 +104,7 @@ def test_a_machine_is_gone(cluster: Cluster, recovery: Recovery) -> None:
 
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "with units in hand": {"at": "worker.serving:ModelService._drain"},
+    "with units in hand": {"at": "worker.model_service:ModelService._drain"},
     "with nothing loaded": {"at": "worker.embedders.device.hardware:free_memory", "when": "after"},
     "while the next is loaded": {"at": "worker.embedders.stub:load", "count": 2},
 }
@@ -135,7 +135,7 @@ def test_a_worker_is_killed_while_it_changes_its_model(cluster: Cluster, recover
 # --- W2: killed at each point of the pipeline ---
 
 POINTS: dict[str, dict[str, Any]] = {
-    "hint fetched": {"at": "worker.fetch:Fetcher.take"},
+    "hint fetched": {"at": "worker.claim.claimer:Fetcher.take"},
     "before the claim": {"at": "core.queue.ledger:Ledger.claim"},
     "claimed": {"at": "core.queue.ledger:Ledger.claim", "when": "after"},
     "begun, not charged": {"at": "core.queue.ledger:Ledger.start"},
@@ -144,13 +144,13 @@ POINTS: dict[str, dict[str, Any]] = {
     "in prepare": {"at": PREPARE},
     "in embed": {"at": EMBED},
     "embedded": {"at": EMBED, "when": "after"},
-    "before publish": {"at": "worker.publish:PublishStage.run"},
+    "before publish": {"at": "worker.stages.publish:PublishStage.run"},
     "before the result is sent": {"at": "core.queue.ledger:Ledger.publish"},
     "result sent": {"at": "core.queue.ledger:Ledger.publish", "when": "after"},
-    "published": {"at": "worker.publish:PublishStage.run", "when": "after"},
+    "published": {"at": "worker.stages.publish:PublishStage.run", "when": "after"},
 }
 STAGING_POINTS: dict[str, dict[str, Any]] = {
-    "before the staging file": {"at": "worker.publish:PublishStage._stage", "when": "before", "count": 3},
+    "before the staging file": {"at": "worker.stages.publish:PublishStage._stage", "when": "before", "count": 3},
     "before the rename": {"at": "os:rename", "match": ".arrow", "count": 3},
     "renamed": {"at": "os:rename", "match": ".arrow", "when": "after", "count": 3},
 }
@@ -250,7 +250,7 @@ def test_a_process_stopped_in_mid_batch(cluster: Cluster, recovery: Recovery, tm
 
 @pytest.mark.fault("W3", "a worker process with nothing in hand is stopped and is noticed as well", gate=True)
 def test_a_process_stopped_with_nothing_in_hand(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
-    stop_a_process(cluster, recovery, "worker.stats:Stats.batch_done", tmp_path / "m")  # between two batches
+    stop_a_process(cluster, recovery, "worker.meter.meter:Stats.batch_done", tmp_path / "m")  # between two batches
 
 
 def stop_a_process(cluster: Cluster, recovery: Recovery, at: str, marker: Path) -> None:
@@ -603,7 +603,7 @@ def test_out_of_memory(cluster: Cluster, recovery: Recovery, tmp_path: Path, do:
 def test_a_worker_that_can_start_no_thread(cluster: Cluster, recovery: Recovery) -> None:
     """Finding 14: it was started again for ever, and ended with 70."""
     cluster.begin(20, QUICK)
-    starved = cluster.workers(sabotage={"at": "worker.pipeline:Pipeline.start", "do": "no_room"})
+    starved = cluster.workers(sabotage={"at": "worker.stages.pipeline:Pipeline.start", "do": "no_room"})
     assert starved.wait() == 72, starved.said
     recovery.injected(starved.said_times("worker_died"))
     assert starved.said_times("worker_died") == 5

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embq.limits import MEANING, limit_now, limit_so_far
-from worker.attribution import MARGIN, MOST_WAIT, WINDOW_S, Attribution, cores_needed, verdict
-from worker.stages import CAUSES, STAGES, Stages, cause_of
-from worker.stats import Stats
+from worker.meter.bottleneck import MARGIN, MOST_WAIT, WINDOW_S, Bottleneck, cores_needed, verdict
+from worker.meter.meter import Meter
+from worker.meter.stage_times import CAUSES, STAGES, StageTimes, cause_of
 
 OTHERS = [cause for cause in CAUSES if cause != "device"]
 parts = st.lists(st.floats(0, 1), min_size=len(OTHERS), max_size=len(OTHERS)).filter(lambda some: sum(some) > 0.01)
@@ -84,7 +84,7 @@ def test_a_moment_has_one_cause(now: dict[str, Any], cause: str) -> None:
 
 
 def test_every_moment_of_every_stage_is_counted_once(clock: FakeClock) -> None:
-    stages = Stages(2, clock)
+    stages = StageTimes(2, clock)
     with stages.at("embed", "busy"):
         clock.advance(100)
     assert stages.spent().seconds == 0, "nothing counts before the first unit"
@@ -107,7 +107,7 @@ def test_every_moment_of_every_stage_is_counted_once(clock: FakeClock) -> None:
 
 
 def test_a_reader_without_a_unit_is_blocked_where_the_worker_has_enough_in_hand(clock: FakeClock) -> None:
-    stages = Stages(1, clock)
+    stages = StageTimes(1, clock)
     stages.begin()
     with stages.at("read", "starved"), stages.at("embed", "busy"):
         clock.advance(1)
@@ -123,7 +123,7 @@ def test_a_reader_without_a_unit_is_blocked_where_the_worker_has_enough_in_hand(
 @given(st.lists(st.tuples(st.sampled_from(STAGES), st.sampled_from(["busy", "starved", "blocked"]), st.floats(0, 5))))
 def test_causes_add_up_to_the_time_and_no_stage_has_more_than_that(steps: list[tuple[Any, Any, float]]) -> None:
     clock = FakeClock()
-    stages = Stages(3, clock)
+    stages = StageTimes(3, clock)
     stages.begin()
     for stage, state, seconds in steps:
         if stage == "prepare":
@@ -145,10 +145,10 @@ class Worker:
 
     def __init__(self, clock: FakeClock, *, threads: int = 2, cores: int = 2, modality: str = "image") -> None:
         self.clock = clock
-        self.stats = Stats(threads)
-        self.stats.stages = Stages(threads, clock)
+        self.stats = Meter(threads)
+        self.stats.stages = StageTimes(threads, clock)
         self.stats.stages.begin()
-        self.attribution = Attribution(self.stats, modalities=(modality,), cores=cores, clock=clock)
+        self.attribution = Bottleneck(self.stats, modalities=(modality,), cores=cores, clock=clock)
 
     def work(self, seconds: int, *, device: float, rows: int = 0, reading: bool = False, full: bool = True) -> None:
         """So long the device is at work for `device` of each second, and waits for decoding (or reading) else."""
@@ -247,7 +247,7 @@ def test_every_verdict_has_a_sentence() -> None:
 
 
 def test_what_a_device_does_is_told_by_full_passes_where_there_are_any() -> None:
-    stats = Stats()
+    stats = Meter()
     assert stats.device_per_s() is None
     stats.batch_done(2, {"r": 2}, processed=2, took_s=1.0, full=False)
     assert stats.device_per_s() == (2.0, False)

@@ -16,16 +16,15 @@ from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: 
 
 from core.errors import DeviceFullError, SourceError
 from core.units import Sample
-from worker import embed as embed_module
-from worker.batching import THREAD_SAMPLES, WINDOW_S, Batcher, Waiting
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit
 from worker.embedders.base import Cost, UnderWay, padded_tokens
-from worker.progress import ProgressBoard
-from worker.read import Chunk, EndOfUnit
-from worker.room import CLEAN_PASSES, UNBOUNDED, Room
-from worker.stats import Stats
-from worker.throughput import Throughput
-from worker.work import UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.meter.throughput import Throughput
+from worker.stages import embed as embed_module
+from worker.stages.batching import CLEAN_PASSES, THREAD_SAMPLES, UNBOUNDED, WINDOW_S, Batcher, MemoryBudget, Waiting
+from worker.stages.embed import EmbedStage
+from worker.stages.read import Chunk, EndOfUnit
 
 
 def model(*, batch_size: int = 8, token_budget: int = 0, window: int = 8, cost: Cost = padded_tokens) -> Any:
@@ -106,7 +105,7 @@ def test_what_waits_behind_a_window_is_seconds_of_work_as_well() -> None:
 
 
 def test_after_a_pass_that_did_not_fit_the_next_are_smaller_and_grow_again() -> None:
-    room = Room(1000)
+    room = MemoryBudget(1000)
     room.was_too_small(600)
     assert room.tokens == 450, "smaller than what did not fit, which was less than the budget"
     room.was_too_small(900)
@@ -122,7 +121,7 @@ def test_after_a_pass_that_did_not_fit_the_next_are_smaller_and_grow_again() -> 
 
 
 def test_a_pass_that_did_not_fit_starts_the_wait_anew() -> None:
-    room = Room(1000)
+    room = MemoryBudget(1000)
     room.was_too_small(1000)
     for _ in range(CLEAN_PASSES - 1):
         room.was_enough()
@@ -135,7 +134,7 @@ def test_a_pass_that_did_not_fit_starts_the_wait_anew() -> None:
 
 
 def test_a_device_without_a_budget_gets_one_while_it_lacks_room() -> None:
-    room = Room(0)
+    room = MemoryBudget(0)
     assert room.tokens == UNBOUNDED
     room.was_too_small(1000)
     assert room.tokens == 750
@@ -145,7 +144,7 @@ def test_a_device_without_a_budget_gets_one_while_it_lacks_room() -> None:
 
 
 def test_there_is_always_room_to_try_one_token() -> None:
-    room = Room(0)
+    room = MemoryBudget(0)
     for _ in range(100):
         room.was_too_small(1)
     assert room.tokens == 1
@@ -196,11 +195,11 @@ class Lengths:
 
 
 def stage_of(stages: SimpleNamespace, embedder: Lengths) -> EmbedStage:  # noqa: F811
-    stages.stats = Stats()
+    stages.stats = Meter()
     return EmbedStage(embedder, stages.leases, stages.stats, ProgressBoard(), hand_on=stages.finished.append)  # type: ignore[arg-type]
 
 
-def give(stage: EmbedStage, work: UnitWork, lengths: Sequence[int]) -> None:
+def give(stage: EmbedStage, work: LeasedUnit, lengths: Sequence[int]) -> None:
     samples = [Sample(ordinal=number, key=str(number), text="t") for number in range(len(lengths))]
     prepared: Future[Any] = Future()
     prepared.set_result([(sample, (sample.ordinal, lengths[sample.ordinal])) for sample in samples])
@@ -208,7 +207,7 @@ def give(stage: EmbedStage, work: UnitWork, lengths: Sequence[int]) -> None:
     stage.take(EndOfUnit(work, len(samples)))
 
 
-def rows_of(work: UnitWork) -> dict[int, float]:
+def rows_of(work: LeasedUnit) -> dict[int, float]:
     values = np.concatenate(work.vectors["text"])[:, 0].tolist()
     return dict(zip((sample.ordinal for sample in work.samples), values, strict=True))
 

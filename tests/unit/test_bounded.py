@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from worker.bounded import BoundedQueue
+from worker.stages.pipeline import BoundedQueue
 
 
 def test_items_come_out_in_the_order_in_which_they_went_in() -> None:

@@ -31,14 +31,14 @@ from producer.enqueue import Request, prepare
 from sources import slices
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector
-from worker.progress import ProgressBoard
-from worker.publish import PublishStage
-from worker.read import Chunk, EndOfUnit, ReadStage
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.embed import EmbedStage
+from worker.stages.publish import PublishStage
+from worker.stages.read import Chunk, EndOfUnit, ReadStage
 from writer.accept import Accepted, Acceptor, Rejected
 
 DIM = 4
@@ -74,8 +74,8 @@ class Harness:
         self.folder = folder
         self.embedder = load(model, "cpu")
         self.record = RunRecord(run="r", output="/nowhere", model=model, units=9)
-        self.leases, stats, board = Leases(), Stats(), ProgressBoard()
-        self.finished: list[UnitWork] = []
+        self.leases, stats, board = Leases(), Meter(), ProgressBoard()
+        self.finished: list[LeasedUnit] = []
         self.handed: list[Chunk | EndOfUnit] = []
         self.embed = EmbedStage(self.embedder, self.leases, stats, board, hand_on=self.finished.append)
         self.read = ReadStage(self.embedder, pool, stats, board, roots=(), hand_on=self.handed.append)
@@ -89,19 +89,19 @@ class Harness:
         (unit,) = SOURCES["lines"].split(str(path), ReadOptions())
         return unit
 
-    def work(self, unit: Unit, *, poison: frozenset[int] = frozenset()) -> UnitWork:
+    def work(self, unit: Unit, *, poison: frozenset[int] = frozenset()) -> LeasedUnit:
         hint = Hint(run="r", gen="1-0", u=0, unit=unit)
         ledger: Any = SimpleNamespace(start=lambda held: set())
-        return UnitWork(hint, self.record, ledger, "1-0:w:t", attempts=0, poison=poison)
+        return LeasedUnit(hint, self.record, ledger, "1-0:w:t", attempts=0, poison=poison)
 
-    def drive(self, work: UnitWork) -> None:
+    def drive(self, work: LeasedUnit) -> None:
         self.read.run(work)
         for item in self.handed:
             self.embed.take(item)
         self.handed.clear()
         self.embed.flush()
 
-    def result(self, work: UnitWork) -> pa.Table:
+    def result(self, work: LeasedUnit) -> pa.Table:
         model, rows = work.record.model, work.record.rows
         schema = row_schema(model.output_names, self.publish.dims, rows, chunked=model.chunking is not None)
         return decode_result(self.publish._encode(work), schema).rows

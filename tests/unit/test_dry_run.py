@@ -23,11 +23,11 @@ from core.rows.spec import RowSpec
 from embq.verbs.enqueue import command
 from producer.dimensions import vector_dim
 from producer.estimate import known_dims
+from worker.claim.heartbeat import Heartbeat
+from worker.claim.lease import Leases
 from worker.embedders.device.hardware import device_name
-from worker.heartbeat import Heartbeat
-from worker.progress import ProgressBoard
-from worker.stats import Stats
-from worker.work import Leases
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
 
 MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32", decode="cpu-exact")
 
@@ -186,7 +186,7 @@ def test_the_length_of_a_folders_vectors_is_known_where_nothing_changes_it(
 
 def test_a_speed_is_measured_only_while_units_are_in_hand(client: redis.Redis) -> None:
     rates: list[float] = []
-    stats = Stats()
+    stats = Meter()
     heartbeat = Heartbeat(
         client,
         Leases(),

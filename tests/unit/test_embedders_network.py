@@ -14,12 +14,12 @@ from unit.test_stages import make_work, stages, texts  # noqa: F401 - a fixture
 from core.errors import DeviceError, DeviceFullError
 from core.models import ModelConfig
 from core.units import Sample
-from worker.embed import EmbedStage
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
-from worker.progress import ProgressBoard
-from worker.read import Chunk, EndOfUnit
-from worker.stats import Stats
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.embed import EmbedStage
+from worker.stages.read import Chunk, EndOfUnit
 
 torch = pytest.importorskip("torch")
 
@@ -137,7 +137,7 @@ def test_a_row_that_is_not_finite_is_computed_once_more_before_it_is_a_failure(
     precision: str,
     recomputed: int,
 ) -> None:
-    embedder, stats = of(overflowing, precision), Stats()
+    embedder, stats = of(overflowing, precision), Meter()
     stage = EmbedStage(embedder, stages.leases, stats, ProgressBoard(), hand_on=stages.finished.append)
     work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
     lines = ["a word", f"{BROKEN} to see", "another one, and longer"]

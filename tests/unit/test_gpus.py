@@ -12,9 +12,8 @@ import pytest
 from fake_nvml import GIB, Card, NVMLError, fake_nvml
 
 from core.errors import ConfigError, Exit, NoDeviceError
-from worker import gpus
-from worker.daemon import devices_of, find_devices
-from worker.gpus import Gpu, alone, find_gpus, no_gpu, rooms_beside, why_no_gpu
+from worker.supervisor import devices
+from worker.supervisor.devices import Gpu, alone, devices_of, find_devices, find_gpus, no_gpu, rooms_beside, why_no_gpu
 
 H100 = Card(name="NVIDIA H100 80GB HBM3", uuid="GPU-aaaa-1")
 L4 = Card(name="NVIDIA L4", uuid="GPU-bbbb-2", capability=(8, 9), bytes=24 * GIB)
@@ -94,7 +93,7 @@ def test_a_driver_that_does_not_answer_shows_no_gpu(monkeypatch: pytest.MonkeyPa
 
     show(monkeypatch, H100)
     monkeypatch.setattr(sys.modules["pynvml"], failing, fail)
-    monkeypatch.setattr(gpus, "DRIVER", Path("/nowhere"))
+    monkeypatch.setattr(devices, "DRIVER", Path("/nowhere"))
     assert find_gpus(None) == ()
 
 
@@ -114,7 +113,7 @@ def test_where_nvml_is_not_torch_is_asked_with_the_same_visible_devices(
 ) -> None:
     (tmp_path / "kfd").touch()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(gpus, "WITHOUT_NVML", {tmp_path / "kfd": "an AMD GPU"})
+    monkeypatch.setattr(devices, "WITHOUT_NVML", {tmp_path / "kfd": "an AMD GPU"})
     # A torch that shows two devices, as that of ROCm: the program that asks it is the real one.
     (tmp_path / "torch.py").write_text(
         "from types import SimpleNamespace as N\n"
@@ -124,7 +123,7 @@ def test_where_nvml_is_not_torch_is_asked_with_the_same_visible_devices(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
-    gpus._asked_of_torch.cache_clear()
+    devices._asked_of_torch.cache_clear()
     first, second = find_gpus(cuda_visible)
     names = ("0", "1") if cuda_visible is None else ("2", "0")
     assert (first.number, first.visible, first.name, first.memory_bytes) == (0, names[0], "MI0", 7)
@@ -135,15 +134,15 @@ def test_where_nvml_is_not_torch_is_asked_with_the_same_visible_devices(
 def test_a_torch_that_cannot_be_asked_shows_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    gpus._asked_of_torch.cache_clear()
-    assert gpus._asked_of_torch(None) == ()
-    gpus._asked_of_torch.cache_clear()
+    devices._asked_of_torch.cache_clear()
+    assert devices._asked_of_torch(None) == ()
+    devices._asked_of_torch.cache_clear()
 
 
 def test_without_a_gpu_each_cause_has_its_own_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     driver, root = tmp_path / "version", tmp_path / "root"
     root.mkdir()
-    monkeypatch.setattr(gpus, "find_gpus", lambda _: ())
+    monkeypatch.setattr(devices, "find_gpus", lambda _: ())
 
     def why(cuda_visible: str | None = None) -> str:
         return " | ".join(why_no_gpu(cuda_visible, driver=driver, root=root))
@@ -158,17 +157,17 @@ def test_without_a_gpu_each_cause_has_its_own_way_out(monkeypatch: pytest.Monkey
     (root / ".dockerenv").unlink()
     assert "run nvidia-smi" in why()
     (tmp_path / "kfd").touch()
-    monkeypatch.setattr(gpus, "WITHOUT_NVML", {tmp_path / "kfd": "an AMD GPU"})
+    monkeypatch.setattr(devices, "WITHOUT_NVML", {tmp_path / "kfd": "an AMD GPU"})
     assert "an AMD GPU" in why()
     show(monkeypatch, H100, L4)
-    monkeypatch.setattr(gpus, "find_gpus", find_gpus)
+    monkeypatch.setattr(devices, "find_gpus", find_gpus)
     assert "'7' hides them all" in why("7")
     assert "there are 2" in why("0,0")
 
 
 @pytest.mark.parametrize("in_container", [True, False])
 def test_the_error_names_the_way_to_the_cpu(in_container: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_in_container", lambda root=None: in_container)
+    monkeypatch.setattr(devices, "_in_container", lambda root=None: in_container)
     error = no_gpu("")
     assert (error.exit_code, error.code) == (Exit.UNAVAILABLE, "no_device")
     assert ("docker-compose.cpu.yml" in error.next_step) == in_container
@@ -205,8 +204,8 @@ def test_cuda_is_every_visible_device_also_in_a_list(monkeypatch: pytest.MonkeyP
 def test_a_gpu_has_a_process_for_four_cores_as_memory_allows(
     cores: int, memory: int, gpus: int, card: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.gpus.cores", lambda: cores)
-    monkeypatch.setattr("worker.gpus.memory_bytes", lambda: memory * GIB)
+    monkeypatch.setattr("worker.supervisor.devices.cores", lambda: cores)
+    monkeypatch.setattr("worker.supervisor.devices.memory_bytes", lambda: memory * GIB)
     monkeypatch.setitem(
         sys.modules, "pynvml", fake_nvml(*(Card(uuid=f"GPU-{n}", bytes=card * GIB) for n in range(gpus)))
     )
@@ -248,7 +247,8 @@ def test_a_process_of_ours_that_computes_on_a_gpu_sees_it_alone(monkeypatch: pyt
 
 def test_finding_gpus_imports_no_torch() -> None:
     asked = (
-        "import sys; from worker.gpus import find_gpus; find_gpus(None); import json; print(json.dumps([*sys.modules]))"
+        "import json, sys; from worker.supervisor.devices import find_gpus; "
+        "find_gpus(None); print(json.dumps([*sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert "torch" not in json.loads(done.stdout)

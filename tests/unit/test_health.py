@@ -9,8 +9,8 @@ from fake_clock import FakeClock
 from core.broker.embedded import EmbeddedServer
 from core.service.health import Health, quick
 from core.settings import Settings
-from worker.daemon import Supervisor
-from worker.slot import NEVER, Fleet
+from worker.supervisor.slot import NEVER, Fleet
+from worker.supervisor.supervisor import Supervisor
 from writer.lock import WEDGED_S, LockKeeper
 
 

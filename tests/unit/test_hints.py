@@ -22,7 +22,7 @@ from core.queue import hints
 from core.queue.hints import Hint, HintJob, drop, hint_queue, push, sweep
 from core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
-from worker.rq_worker import HintWorker
+from worker.claim.rq_worker import HintWorker
 
 
 def hint(run: RunCase, u: int = 0) -> Hint:

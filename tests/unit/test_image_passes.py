@@ -21,14 +21,14 @@ torch = pytest.importorskip("torch")
 
 from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
-from worker.embed import EmbedStage  # noqa: E402
 from worker.embedders.base import Decoding, Trying, UnderWay  # noqa: E402
 from worker.embedders.device.warm_up import warm_up  # noqa: E402
 from worker.embedders.image.buffer_pool import ROWS, gathered  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
-from worker.progress import ProgressBoard  # noqa: E402
-from worker.read import Chunk, EndOfUnit  # noqa: E402
-from worker.stats import Stats  # noqa: E402
+from worker.meter.meter import Meter  # noqa: E402
+from worker.meter.progress_board import ProgressBoard  # noqa: E402
+from worker.stages.embed import EmbedStage  # noqa: E402
+from worker.stages.read import Chunk, EndOfUnit  # noqa: E402
 
 SIDE = 32
 WAIT_S = 30.0
@@ -68,7 +68,7 @@ def ready_of(embedder: Any, samples: Sequence[Sample], threads: int = 3) -> list
 
 @pytest.fixture
 def stage(stages: SimpleNamespace, embedder: Any) -> EmbedStage:  # noqa: F811
-    return EmbedStage(embedder, stages.leases, Stats(), ProgressBoard(), hand_on=stages.finished.append)
+    return EmbedStage(embedder, stages.leases, Meter(), ProgressBoard(), hand_on=stages.finished.append)
 
 
 def give(stage: EmbedStage, work: Any, ready: Sequence[tuple[Sample, Any]]) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from core.errors import Exit
 from core.settings import Settings
-from worker.path_memory import ALLOCATORS, PathMemory
-from worker.slot import KEPT_MEMORY, Fleet, _child_env
+from worker.supervisor.slot import ALLOCATORS, KEPT_MEMORY, Fleet, PathMemory, _child_env
 
 PASSES = """
 import resource, threading

@@ -16,14 +16,14 @@ from core.queue.hints import Hint
 from core.queue.registry import RunRecord
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
-from worker import pipeline as pipeline_module
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
-from worker.pipeline import LINGER_S, Pipeline
-from worker.progress import ProgressBoard
-from worker.read import CHUNK_SAMPLES, ReadStage
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages import pipeline as pipeline_module
+from worker.stages.embed import EmbedStage
+from worker.stages.pipeline import LINGER_S, Pipeline
+from worker.stages.read import CHUNK_SAMPLES, ReadStage
 
 DEADLINE_S = 60.0
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
@@ -38,7 +38,7 @@ class Kept:
     def start(self, held: Any) -> set[str]:
         return set()
 
-    def run(self, work: UnitWork) -> None:
+    def run(self, work: LeasedUnit) -> None:
         self.leases.remove(work)
 
 
@@ -52,7 +52,7 @@ def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
     (unit,) = SOURCES["lines"].split(str(source), ReadOptions())
     embedder = load(MODEL, "cpu")
     assert embedder.batch_size == 2 * CHUNK_SAMPLES
-    leases, stats, board = Leases(), Stats(), ProgressBoard()
+    leases, stats, board = Leases(), Meter(), ProgressBoard()
     kept, pool, passes, embedded = Kept(leases), ThreadPoolExecutor(1), [], threading.Event()
     stage: list[EmbedStage] = []
     prepare, embed = embedder.prepare, embedder.embed
@@ -87,7 +87,7 @@ def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
     )
     record = RunRecord(run="r", output="/nowhere", model=MODEL, units=1)
     hint = Hint(run="r", gen="1-0", u=0, unit=unit)
-    work = UnitWork(hint, record, kept, "t", attempts=0, poison=frozenset())  # type: ignore[arg-type]
+    work = LeasedUnit(hint, record, kept, "t", attempts=0, poison=frozenset())  # type: ignore[arg-type]
     leases.add(work)
     pipeline.submit(work)
     pipeline.start()

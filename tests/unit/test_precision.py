@@ -27,8 +27,8 @@ from embq.precision import of_sent
 from embq.verbs.enqueue import command
 from producer.precision import choose, registered_devices
 from worker.embedders.device.hardware import precisions_of
-from worker.gpus import Gpu, torch_architectures
-from worker.machine import described
+from worker.supervisor.devices import Gpu, torch_architectures
+from worker.supervisor.machine import described
 
 torch = pytest.importorskip("torch")
 
@@ -78,8 +78,8 @@ def test_a_machine_reports_what_each_device_computes_fast(monkeypatch: pytest.Mo
         Gpu(number=0, visible="GPU-a", name="NVIDIA H100", capability=(9, 0), memory_bytes=1),
         Gpu(number=1, visible="GPU-b", name="Tesla T4", capability=(7, 5), memory_bytes=1),
     ]
-    monkeypatch.setattr("worker.machine.find_gpus", lambda visible: tuple(cards))
-    monkeypatch.delattr("worker.machine.torch_architectures")
+    monkeypatch.setattr("worker.supervisor.machine.find_gpus", lambda visible: tuple(cards))
+    monkeypatch.delattr("worker.supervisor.machine.torch_architectures")
     told = described(["cuda:0", "cuda:1", "cuda:2", "cpu", "sim:3"], None)
     assert {name: one.precisions for name, one in told.items()} == {
         "cuda:0": AMPERE,
@@ -100,7 +100,7 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
         Gpu(number=number, visible="", name=name, capability=capability, memory_bytes=1)
         for number, (name, capability) in enumerate(cards.items())
     ]
-    monkeypatch.setattr("worker.machine.find_gpus", lambda visible: tuple(gpus))
+    monkeypatch.setattr("worker.supervisor.machine.find_gpus", lambda visible: tuple(gpus))
     monkeypatch.setenv("PYTHONPATH", str(folder))  # a torch with code for 7.5 and above
     torch_architectures.cache_clear()
     told = described(["cuda:0", "cuda:1", "cuda:2"], None)

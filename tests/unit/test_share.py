@@ -7,16 +7,16 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.share import Speed, end_of
+from worker.claim.claim_policy import WorkerSpeed, makespan
 
 SPEEDS = st.lists(
-    st.builds(Speed, ahead_s=st.integers(0, 8).map(float), unit_s=st.sampled_from([0.25, 1.0, 2.5, 10.0])),
+    st.builds(WorkerSpeed, ahead_s=st.integers(0, 8).map(float), unit_s=st.sampled_from([0.25, 1.0, 2.5, 10.0])),
     min_size=1,
     max_size=5,
 )
 
 
-def one_after_the_other(left: int, workers: list[Speed]) -> float:
+def one_after_the_other(left: int, workers: list[WorkerSpeed]) -> float:
     """When all is done where each unit goes to the worker that has it done first."""
     ends = [(worker.ahead_s + worker.unit_s, worker.unit_s) for worker in workers]
     heapq.heapify(ends)
@@ -28,18 +28,20 @@ def one_after_the_other(left: int, workers: list[Speed]) -> float:
 
 
 @given(left=st.integers(1, 200), workers=SPEEDS)
-def test_the_end_is_that_of_giving_each_unit_to_whoever_finishes_it_first(left: int, workers: list[Speed]) -> None:
-    end_s = end_of(left, workers)
+def test_the_makespan_is_that_of_giving_each_unit_to_the_worker_that_finishes_it_first(
+    left: int, workers: list[WorkerSpeed]
+) -> None:
+    end_s = makespan(left, workers)
     assert abs(end_s - one_after_the_other(left, workers)) < 1e-4
     assert sum(worker.units_by(end_s) for worker in workers) >= left
 
 
 def test_a_slow_worker_has_no_share_of_what_a_fast_one_finishes_before_it() -> None:
-    fast, slow = Speed(ahead_s=1.0, unit_s=1.0), Speed(ahead_s=0.0, unit_s=10.0)
-    assert slow.units_by(end_of(8, [fast, slow])) == 0, "the fast one has all eight done after nine seconds"
-    assert slow.units_by(end_of(10, [fast, slow])) == 1, "of ten, the last would end after eleven"
+    fast, slow = WorkerSpeed(ahead_s=1.0, unit_s=1.0), WorkerSpeed(ahead_s=0.0, unit_s=10.0)
+    assert slow.units_by(makespan(8, [fast, slow])) == 0, "the fast one has all eight done after nine seconds"
+    assert slow.units_by(makespan(10, [fast, slow])) == 1, "of ten, the last would end after eleven"
 
 
 def test_of_equal_workers_each_may_take_the_last_unit() -> None:
-    workers = [Speed(ahead_s=0.0, unit_s=1.0)] * 3
-    assert [worker.units_by(end_of(1, workers)) for worker in workers] == [1, 1, 1]
+    workers = [WorkerSpeed(ahead_s=0.0, unit_s=1.0)] * 3
+    assert [worker.units_by(makespan(1, workers)) for worker in workers] == [1, 1, 1]

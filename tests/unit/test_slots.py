@@ -12,12 +12,12 @@ from core.errors import EmbqError, Exit
 from core.queue.service_registry import Device, Heard, Service
 from core.settings import Settings
 from embq.machines import Fleet as Machines
-from worker.daemon import Supervisor
-from worker.gpus import Gpu
-from worker.progress import ProgressBoard, Span
-from worker.report import FINISHED, Report
-from worker.slot import Fleet, Slot, _child_env
-from worker.workplace import Options
+from worker.context import WorkerOptions
+from worker.meter.progress_board import ProgressBoard, Span
+from worker.supervisor.devices import Gpu
+from worker.supervisor.report_pipe import FINISHED, Report
+from worker.supervisor.slot import Fleet, Slot, _child_env
+from worker.supervisor.supervisor import Supervisor
 
 H100, L4 = (
     Gpu(number=number, visible=f"GPU-{number}", name=name, capability=(9, 0), memory_bytes=1)
@@ -57,7 +57,7 @@ def test_a_process_sees_the_gpu_of_its_slot_and_no_other(monkeypatch: pytest.Mon
 )
 def test_in_its_process_each_gpu_is_the_first(device: str, in_torch: str) -> None:
     rest: dict[str, Any] = {"name": "w", "run": "", "prefetch": 1, "threads": 1, "batch_size": 0, "transport": "auto"}
-    options = Options(device=device, drain_s=1.0, report_fd=-1, progress_fd=-1, version="", **rest)
+    options = WorkerOptions(device=device, drain_s=1.0, report_fd=-1, progress_fd=-1, version="", **rest)
     assert (options.device, options.torch_device) == (device, in_torch)
 
 

@@ -22,15 +22,14 @@ from core.queue.registry import RunRecord
 from core.units import Sample, Unit
 from sources.base import ReadOptions
 from sources.kinds import SOURCES
-from worker import read as read_module
-from worker.embed import EmbedStage
+from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector
-from worker.encoded import EncodedAhead
-from worker.progress import ProgressBoard, Span
-from worker.read import Chunk, EndOfUnit, ReadStage
-from worker.stats import Stats
-from worker.work import Leases, UnitWork
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard, Span
+from worker.stages import read as read_module
+from worker.stages.embed import EmbedStage
+from worker.stages.read import Chunk, EncodedAhead, EndOfUnit, ReadStage
 
 MODEL = ModelConfig(spec="stub:8?batch_size=4", modalities=("text",), precision="fp32")
 
@@ -56,8 +55,8 @@ class AnsweringLedger:
 @pytest.fixture
 def stages(tmp_path: Path) -> Iterator[SimpleNamespace]:
     embedder = load(MODEL, "cpu")
-    ledger, leases, stats = AnsweringLedger(), Leases(), Stats()
-    finished: list[UnitWork] = []
+    ledger, leases, stats = AnsweringLedger(), Leases(), Meter()
+    finished: list[LeasedUnit] = []
     handed: list[Chunk | EndOfUnit] = []
     with ThreadPoolExecutor(2) as pool:
         board = ProgressBoard()
@@ -77,10 +76,10 @@ def stages(tmp_path: Path) -> Iterator[SimpleNamespace]:
 
 def make_work(
     stages: SimpleNamespace, unit: Unit, token: str, *, attempts: int = 0, poison: frozenset[int] = frozenset()
-) -> UnitWork:
+) -> LeasedUnit:
     record = RunRecord(run="r", output="/nowhere", model=MODEL, units=9)
     hint = Hint(run="r", gen="1-0", u=0, unit=unit)
-    work = UnitWork(hint, record, stages.ledger, token, attempts=attempts, poison=poison)
+    work = LeasedUnit(hint, record, stages.ledger, token, attempts=attempts, poison=poison)
     stages.leases.add(work)
     return work
 
@@ -92,7 +91,7 @@ def texts(stages: SimpleNamespace, name: str, lines: list[str]) -> Unit:
     return unit
 
 
-def drive(stages: SimpleNamespace, *works: UnitWork) -> None:
+def drive(stages: SimpleNamespace, *works: LeasedUnit) -> None:
     for work in works:
         stages.read.run(work)
     for item in stages.handed:
@@ -178,7 +177,7 @@ def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamesp
     ]
     joint = ModelConfig.several(members, modalities=("image", "text"), precision="fp32")
     embedder = load(joint, "cpu")
-    read = ReadStage(embedder, stages.read.pool, Stats(), stages.board, roots=(), hand_on=stages.handed.append)
+    read = ReadStage(embedder, stages.read.pool, Meter(), stages.board, roots=(), hand_on=stages.handed.append)
     chunk = Chunk(
         work,
         [Sample(ordinal=0, key="a", image=b"1234", text="five"), Sample(ordinal=1, key="b", text="six")],
@@ -312,7 +311,7 @@ def test_of_several_models_the_first_whose_vector_is_not_finite_is_named(
     again = {"a": np.array([[0.5] * 8, [np.inf] * 8]), "b": np.full((2, 8), np.nan)}
     monkeypatch.setattr(embedder, "embed_in_fp32", lambda batch: again)
     stages.read.embedder = embedder
-    stages.embed = EmbedStage(embedder, stages.leases, Stats(), stages.board, hand_on=stages.finished.append)
+    stages.embed = EmbedStage(embedder, stages.leases, Meter(), stages.board, hand_on=stages.finished.append)
     work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")
     work.record = replace(work.record, model=model)
     drive(stages, work)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.stages import over_time
 from bench.stages_picture import draw
-from worker.stages import STAGES, STATES
+from worker.meter.stage_times import STAGES, STATES
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 3), st.floats(0, 1)), min_size=1, max_size=20))

@@ -10,18 +10,18 @@ from fake_clock import FakeClock
 
 from core.rows.spec import RowSpec
 from core.units import Sample, Unit
-from worker.throughput import MEMORY_S, UNITS_REMEMBERED, Throughput
-from worker.work import UnitWork
+from worker.claim.lease import LeasedUnit
+from worker.meter.throughput import MEMORY_S, UNITS_REMEMBERED, Throughput
 
 
 def unit(samples: int | None, *, size: int = 0, kind: str = "lines") -> Unit:
     return Unit(kind=kind, source="s", samples=samples, stop=size)
 
 
-def work_of(samples: int | None, *, done: int = 0, tokens: int = 0, size: int = 0, kind: str = "lines") -> UnitWork:
+def work_of(samples: int | None, *, done: int = 0, tokens: int = 0, size: int = 0, kind: str = "lines") -> LeasedUnit:
     hint = SimpleNamespace(u=0, run="r", gen="1-0", unit=unit(samples, size=size, kind=kind))
     record = SimpleNamespace(rows=RowSpec())
-    work = UnitWork(cast("Any", hint), cast("Any", record), cast("Any", None), "t", attempts=0, poison=frozenset())
+    work = LeasedUnit(cast("Any", hint), cast("Any", record), cast("Any", None), "t", attempts=0, poison=frozenset())
     work.add_rows([Sample(ordinal=i, key=str(i), text="t") for i in range(done)], {})
     work.tokens = tokens
     return work

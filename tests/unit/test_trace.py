@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from worker.trace import Trace
+from worker.meter.batch_trace import Trace
 
 
 def test_each_batch_is_a_line_of_the_workers_own_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from worker.turns import Turns
+from worker.claim.turns import Turns
 
 SLICE_S = 60.0
 

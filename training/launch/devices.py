@@ -18,7 +18,7 @@ def processes_for(device: str, asked: int | None) -> int:
 
     Raises ConfigError where there are fewer GPUs than that.
     """
-    from worker.gpus import why_no_gpu
+    from worker.supervisor.devices import why_no_gpu
 
     check_processes(asked)
     if device == "cpu":
@@ -49,7 +49,7 @@ def gpu_count(cuda_visible: str | None) -> int:
     Args:
         cuda_visible: CUDA_VISIBLE_DEVICES, or None where it is not set.
     """
-    from worker.gpus import find_gpus
+    from worker.supervisor.devices import find_gpus
 
     gpus = find_gpus(cuda_visible)
     return 1 if any(gpu.visible.startswith("MIG-") for gpu in gpus) else len(gpus)

@@ -34,7 +34,7 @@ def main_of(module: str) -> Callable[[Sequence[str]], int]:
 
 def attempt(module: str, arguments: Sequence[str], rank: int) -> Outcome:
     """Run a module's main; every way in which it can end becomes an outcome."""
-    # GPUs have the numbers by which nvidia-smi and `worker.gpus` name them. By itself CUDA puts the fastest first.
+    # GPUs are numbered as by nvidia-smi and `worker.supervisor.devices`. By default CUDA puts the fastest first.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         return Outcome(rank=rank, status=int(main_of(module)(arguments) or 0))

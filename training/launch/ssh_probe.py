@@ -130,7 +130,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 def look(question: Question, stack: ExitStack) -> Found:
     """Answer, and keep what has to stay open for it on the stack."""
-    from worker.gpus import why_no_gpu
+    from worker.supervisor.devices import why_no_gpu
 
     visible = Settings.from_environment().cuda_visible
     gpus, port = gpu_count(visible), 0

@@ -194,7 +194,7 @@ def _note(made: Plan) -> dict[str, Any]:
 
 def _gpus(processes: int) -> str:
     """Names of the GPUs of this node that are trained on; "" where nobody knows."""
-    from worker.gpus import find_gpus
+    from worker.supervisor.devices import find_gpus
 
     gpus = find_gpus(Settings.from_environment().cuda_visible)[:processes]
     return ", ".join(dict.fromkeys(gpu.name for gpu in gpus if gpu.name))

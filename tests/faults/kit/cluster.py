@@ -605,7 +605,7 @@ def held_after(units: int, gate: Path) -> dict[str, Any]:
     So a run is not over before the test has done to it what it wants to do in the middle of it.
     """
     # A unit of one chunk is asked for a second one, which tells that it has ended.
-    return {"at": "worker.read:ReadStage._next_chunk", "count": 2 * units + 1, "do": "gate", "gate": str(gate)}
+    return {"at": "worker.stages.read:ReadStage._next_chunk", "count": 2 * units + 1, "do": "gate", "gate": str(gate)}
 
 
 def let_go(gate: Path) -> None:

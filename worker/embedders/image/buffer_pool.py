@@ -6,8 +6,8 @@ one slab from its first row to its last, so the images of a chunk lie next to ea
 **When a slab is filled again.** A `Row` holds its slab, and so does the thread that fills it. When the last of them
 lets go, wherever that happens, the memory goes back to where threads take slabs from. There is no count of our own that
 an error could leave wrong: what an exception or a traceback still refers to is kept too long, never too short. So the
-one rule for whoever reads pixels is to hold the rows until it is done with them. The embed stage does so until the
-vectors have arrived (`worker.embed.InFlight`). A copy to a device may go on after the call that began it: whoever
+one rule for readers of pixels is to hold the rows until they are done with them. The embed stage does so until the
+vectors have arrived (`worker.stages.embed.InFlight`). A copy to a device may outlast the call that began it: code that
 begins one holds the rows until it has seen the copy's event (`Uploader`), whatever became of the pass.
 """
 
@@ -24,7 +24,7 @@ import torch
 from worker.embedders.device.placement import using
 
 ROWS = 32
-"""Images of a slab: as many as one thread prepares at a time (`worker.read.CHUNK_SAMPLES`)."""
+"""Images of a slab: as many as one thread prepares at a time (`worker.stages.read.CHUNK_SAMPLES`)."""
 
 
 class Slab:

@@ -90,7 +90,7 @@ class ImagePath:
                 batch = images.batch([noise[place % len(noise)] for place in range(rows)], dtype)
                 self.try_ways(batch, compile_s=compile_s, model=model)
         except DeviceFullError as error:
-            # Perhaps for now only: passes are made smaller while it works (`worker.room`).
+            # Perhaps for now only: passes are made smaller while it works (`worker.stages.batching`).
             log.warning("image_path", model=model, path="eager", failed=error.message)
 
     def _plain(self, batch: torch.Tensor) -> torch.Tensor:

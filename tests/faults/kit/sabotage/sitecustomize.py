@@ -3,7 +3,7 @@
 Python imports this module at its start where this folder is on PYTHONPATH. EMBQ_SABOTAGE holds a JSON list of entries;
 each wraps one function or method when its module has been imported.
 
-``{"at": "worker.publish:PublishStage.run", "do": "kill"}``
+``{"at": "worker.stages.publish:PublishStage.run", "do": "kill"}``
     What happens at a call of it. More keys:
 
     ``when``      "before" the call (default) or "after" it

@@ -1,0 +1,91 @@
+"""What a worker process works with, whatever it serves: its orders, its settings, and what it shares with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import redis
+
+from core.broker.client import ANSWER_S, connect
+from core.service.stopping import StopFlag
+from core.settings import Settings
+from worker.claim.input_locality import InputLocality
+from worker.claim.scheduler import Scheduler
+from worker.meter.progress_board import ProgressBoard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What the supervisor asks of a worker process.
+
+    Attributes:
+        name: worker name, unique for ever.
+        device: "cpu", "cuda:N" or "sim:SPEED", as the machine calls it: for logs, metrics and `embq status`.
+        run: serve only this run; "" serves every run.
+        prefetch: remote files that are fetched before their units' turn.
+        threads: threads that decode and tokenise.
+        batch_size: samples per batch; 0 leaves it to the embedder.
+        transport: "auto", "payload" or "staging".
+        drain_s: time to finish begun units after a stop was asked for.
+        report_fd: where `worker.supervisor.report_pipe` writes; -1 for nowhere.
+        progress_fd: memory that is shared with the supervisor, see `worker.meter.progress_board`; -1 for none.
+        version: of embq, as the supervisor has it.
+        without: optional ways to compute that are left out, with commas between them, see `worker.supervisor.slot`.
+        guest: whether it ends where its device is full, because another process of this supervisor serves that device.
+        siblings: processes of the same supervisor that compute, this one included: they share the machine's memory.
+    """
+
+    name: str
+    device: str
+    run: str
+    prefetch: int
+    threads: int
+    batch_size: int
+    transport: str
+    drain_s: float
+    report_fd: int
+    progress_fd: int
+    version: str
+    siblings: int = 1
+    guest: bool = False
+    without: str = ""
+
+    @property
+    def torch_device(self) -> str:
+        """What torch calls the device in this process, which sees no other GPU: see `worker.supervisor.slot`."""
+        return "cuda:0" if self.device.startswith("cuda") else self.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """One worker process, as seen by what it serves.
+
+    Attributes:
+        stopped: whether the process is to end.
+        scheduler: says whose turn it is.
+        board: where the supervisor sees what is in hand.
+        sight: knows which inputs are on this machine.
+    """
+
+    options: WorkerOptions
+    settings: Settings
+    stopped: StopFlag
+    scheduler: Scheduler
+    board: ProgressBoard
+    sight: InputLocality
+
+    def connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
+        """A client of its own for the caller, who closes it. It waits for a broker that is away.
+
+        It gives up where begun units have no more time to be finished in.
+
+        Args:
+            answer_s: how long one answer may take.
+        """
+        return connect(
+            self.settings.broker_url,
+            password=self.settings.broker_password,
+            patient=True,
+            give_up=lambda: self.stopped.longer_than(self.options.drain_s),
+            answer_s=answer_s,
+        )

@@ -1,0 +1,1 @@
+"""The pipeline of one worker process: read, prepare, embed, publish."""

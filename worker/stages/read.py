@@ -1,0 +1,291 @@
+"""The read stage: claimed units in, chunks of samples out, decoding and tokenising already under way in threads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+
+from core.errors import SampleError, SourceError
+from core.service.log import Events
+from core.units import Sample, key_without_chunks
+from sources.ahead import ReadAhead
+from sources.kinds import fetchable, read
+from worker.claim.lease import LeasedUnit
+from worker.embedders.base import Cutting, Decoding, Embedder, Prepared
+from worker.embedders.text.splitting import CHARS_PER_TOKEN
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard, Span
+
+CHUNK_SAMPLES = 32
+"""Samples prepared by one thread at a time: large enough to hide the hand-over, small enough to spread one unit."""
+
+CAREFUL_POLL_S = 0.0005
+"""How often the reader of a suspect unit looks whether its last sample has been dealt with."""
+
+PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Pauses before a unit is read again when storage does not answer: a minute in all, then the attempt has failed."""
+
+CUT_TEXT_CHARS = 128 * 1024
+"""Of texts that are to be cut, at least as much as one thread takes at once, and no further text on top of it."""
+
+CHUNK_IMAGE_BYTES = 8_000_000
+"""Of encoded images, at least as much as one thread takes at once, and no further image on top of it: the pieces in
+which photographs are read ahead, and spread over the threads."""
+
+CHUNKS_OF_A_THREAD = 2
+"""Of so many bytes of encoded images each: the one that it decodes, and the next."""
+
+CUT_TEXT_FACTOR = 6
+"""Bytes that a character of a text takes when it is cut: in the text, in its chunk, and in the chunk's tokens."""
+
+
+class Chunk:
+    """Some samples of a unit on their way: of each what is to be embedded, or why it cannot be.
+
+    It does not hold the samples as they were read, which with images of megabytes would be more than all the rest.
+
+    Args:
+        text_factor: bytes that a character of a text takes.
+        image_bytes: of what all models together make of an image.
+
+    Attributes:
+        prepared: gives the samples in their order, or in place of a text that is cut the chunks of it, none of them
+            with its image.
+        size: bytes that the chunk takes while it waits for the device: what is made of images, and texts.
+        expected: about how many samples the device gets of it: of texts that are cut, their chunks.
+    """
+
+    __slots__ = ("expected", "prepared", "size", "work")
+
+    def __init__(
+        self,
+        work: LeasedUnit,
+        samples: Sequence[Sample],
+        prepared: Future[list[tuple[Sample, Prepared | SampleError]]],
+        text_factor: int = 1,
+        image_bytes: int = 0,
+    ) -> None:
+        self.work = work
+        self.prepared = prepared
+        chars = sum(len(sample.text or "") for sample in samples)
+        images = sum(sample.image is not None for sample in samples)
+        self.size = images * image_bytes + chars * text_factor
+        chunking = work.record.model.chunking
+        cut = 0 if chunking is None else chars // (CHARS_PER_TOKEN * chunking.tokens)
+        self.expected = max(len(samples), cut)
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfUnit:
+    """The unit has been read to its end: `samples` of them, or not at all because of `error`."""
+
+    work: LeasedUnit
+    samples: int
+    error: SourceError | None = None
+
+
+class ReadStage:
+    """Reads one unit after the other.
+
+    Args:
+        board: where the stage says what it has in hand.
+        pool: threads that prepare.
+        roots: folders that inputs may come from; empty allows all.
+        hand_on: takes each chunk in order; it blocks while the device is behind.
+        upcoming: the units that wait for this stage, the next one first.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        pool: ThreadPoolExecutor,
+        stats: Meter,
+        board: ProgressBoard,
+        *,
+        roots: Sequence[str],
+        hand_on: Callable[[Chunk | EndOfUnit], None],
+        upcoming: Callable[[], list[LeasedUnit]] = list,
+    ) -> None:
+        self.embedder = embedder
+        self.cutter = embedder if isinstance(embedder, Cutting) else None
+        self.text_factor = 1 if self.cutter is None else CUT_TEXT_FACTOR
+        self.image_bytes = embedder.image_bytes if isinstance(embedder, Decoding) else 0
+        self.pool = pool
+        self.stats = stats
+        self.board = board
+        self.roots = roots
+        self.hand_on = hand_on
+        self.upcoming = upcoming
+        self.ahead = ReadAhead()
+        self.encoded = EncodedAhead(stats.stages.threads * CHUNKS_OF_A_THREAD * CHUNK_IMAGE_BYTES)
+        self.log = Events("worker")
+
+    def run(self, work: LeasedUnit) -> None:
+        """Read one unit and hand on all of it.
+
+        The attempt is charged here, before the first byte is looked at: a sample that ends its worker may do so in
+        the decoder as well as on the device.
+        """
+        work.stage = "read"
+        self.ahead.let_go()
+        work.lost = work.lost or bool(work.ledger.start([(work.u, work.token)]))
+        if work.lost:
+            self.hand_on(EndOfUnit(work, 0))
+            return
+        pauses = iter(PAUSES_S)
+        while True:
+            with self.ahead.in_use():
+                count, error = self._read(work)
+            pause = next(pauses, None)
+            if error is None or not error.transient or count or pause is None or work.lost:
+                break
+            # Storage is away: wait here, where nobody's unit is to blame, before giving the unit up.
+            self.log.warning("storage_away", source=work.unit.source, why=error.message, retry_s=pause)
+            self._pause(pause)
+        self.hand_on(EndOfUnit(work, count, error))
+
+    def _read(self, work: LeasedUnit) -> tuple[int, SourceError | None]:
+        """Hand on the unit's chunks; gives their samples, and why there are no more where that is not the end."""
+        count = 0
+        size = 1 if work.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
+        try:
+            samples = iter(read(work.unit, self.roots, moved=self.board.advance))
+            while chunk := self._next_chunk(work, samples, size):
+                count += len(chunk)
+                self._fetch_next()
+                prepared = self._submit(work, chunk)
+                self.hand_on(Chunk(work, chunk, prepared, self.text_factor, self.image_bytes))
+                with self.stats.stages.at("read", "blocked"):
+                    while work.careful and work.handled < count and not work.lost:
+                        time.sleep(CAREFUL_POLL_S)
+                if work.lost:
+                    return count, None
+        except SourceError as error:
+            return count, error
+        planned = work.unit.expected
+        if planned is not None and count != planned:
+            return count, SourceError(
+                f"{work.unit.source} gave {count} samples, the manifest says {planned}", code="source_changed"
+            )
+        return count, None
+
+    def _submit(self, work: LeasedUnit, chunk: Sequence[Sample]) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
+        """Have a chunk prepared, once there is room for its encoded images."""
+        size = sum(len(sample.image or b"") for sample in chunk)
+        with self.stats.stages.at("read", "blocked"):
+            self.encoded.take(size)
+        self.stats.stages.submitted()
+        prepared = self.pool.submit(self._prepare, work, chunk)
+        prepared.add_done_callback(lambda _: self.encoded.give_back(size))
+        return prepared
+
+    def _fetch_next(self) -> None:
+        """Let files of the next units come while this one, whose own has come, is handed on.
+
+        Only bytes, and uncharged: an idle worker may still take such a unit.
+        """
+        for work in self.upcoming():
+            if fetchable(work.unit, self.roots) and not self.ahead.begin(work.unit, partial(_is_held, work)):
+                return
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        with self.stats.stages.at("read", "busy"):
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(1.0, left))
+
+    def _next_chunk(self, work: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
+        with self.stats.stages.at("read", "busy"), self.board.step("read", [Span(work.token, work.u)]):
+            chunk = []
+            chars = image_bytes = 0
+            for sample in itertools.islice(samples, size):
+                chunk.append(sample)
+                self.board.advance()
+                chars += len(sample.text or "")
+                image_bytes += len(sample.image or b"")
+                if image_bytes >= CHUNK_IMAGE_BYTES or (self.cutter is not None and chars >= CUT_TEXT_CHARS):
+                    break
+            return chunk
+
+    def _prepare(self, work: LeasedUnit, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
+        in_hand = [Span(work.token, work.u, samples[0].ordinal, samples[-1].ordinal)]
+        with self.stats.stages.preparing(), self.board.step("prepare", in_hand):
+            pairs = [(sample, _error(work, sample)) for sample in samples]
+            if self.cutter is not None:
+                pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
+            prepared: list[tuple[Sample, Prepared | SampleError]] = []
+            # A text may have very many chunks.
+            for start in range(0, len(pairs), CHUNK_SAMPLES):
+                group = pairs[start : start + CHUNK_SAMPLES]
+                usable = [sample for sample, error in group if error is None]
+                answers = iter(self.embedder.prepare(usable) if usable else [])
+                prepared += [(_seen(sample), next(answers) if error is None else error) for sample, error in group]
+                self.board.advance()
+            return prepared
+
+    def _cut(
+        self, cutter: Cutting, sample: Sample, error: SampleError | None
+    ) -> list[tuple[Sample, SampleError | None]]:
+        """The chunks of a text, or the text itself with why it has none."""
+        if error is None:
+            try:
+                return [(chunk, None) for chunk in cutter.chunks(sample, self.board.advance)]
+            except SampleError as problem:
+                error = problem
+        return [(replace(sample, key=key_without_chunks(sample.key), text=None), error)]
+
+
+def _seen(sample: Sample) -> Sample:
+    """A sample that waits for the device: nobody looks at its image again."""
+    return sample if sample.image is None else replace(sample, image=None)
+
+
+def _is_held(work: LeasedUnit) -> bool:
+    return not work.lost
+
+
+def _error(work: LeasedUnit, sample: Sample) -> SampleError | None:
+    """Why a sample is not even looked at, if it is not."""
+    if sample.ordinal in work.poison:
+        return SampleError(
+            "crash", "each worker that handled this sample died, or stood still; see the supervisor's log"
+        )
+    return SampleError(*sample.error) if sample.error is not None else None
+
+
+class EncodedAhead:
+    """Room for encoded images between the reader and the threads that decode them. Safe to use from any thread.
+
+    What is decoded is far smaller than what it was read as, or the other way round, so each is bounded for itself.
+
+    Args:
+        most_bytes: more do not wait, but for a single chunk that is larger.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait, or are being decoded."""
+        with self._changed:
+            return self._held
+
+    def take(self, size: int) -> None:
+        """Wait until there is room for so many bytes, and take it."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._most_bytes)
+            self._held += size
+
+    def give_back(self, size: int) -> None:
+        """What took so many bytes is decoded, or never will be."""
+        with self._changed:
+            self._held -= size
+            self._changed.notify_all()
