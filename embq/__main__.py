@@ -1,5 +1,5 @@
 """`python -m embq` is the command `embq`."""
 
-from embq.cli import main
+from embq.cli.entry_point import main
 
 main()

@@ -7,7 +7,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from core.errors import Exit
-from embq import cli
+from embq.cli import entry_point
 
 
 def build_index(root: Path, *options: str, output: str, to: Path | None = None) -> Path:
@@ -16,6 +16,6 @@ def build_index(root: Path, *options: str, output: str, to: Path | None = None) 
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
         command = ["index", root, "--output", output, "--to", index, "--rebuild", "--quiet", *options]
-        status = cli.run([str(word) for word in command])
+        status = entry_point.run([str(word) for word in command])
     assert status == Exit.DONE, said.getvalue()
     return index

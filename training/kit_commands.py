@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from core.errors import EmbqError, Exit, InputError, UsageError
-from embq.cli import run, show_error
+from embq.cli.entry_point import run, show_error
 
 
 def shardsum() -> NoReturn:
@@ -262,7 +262,7 @@ def run_ray() -> NoReturn:
 
 def called(command: click.Command, arguments: Sequence[str]) -> int:
     """Translate a command line, and run what it means; gives the exit status."""
-    from embq.cli import run, show_error
+    from embq.cli.entry_point import run, show_error
 
     try:
         meant = command.main(list(arguments), standalone_mode=False)

@@ -16,6 +16,7 @@ from core.errors import Exit
 from core.process.limits import cores
 from core.service.stopping import StopFlag
 from core.settings import Settings
+from embq.cli.precision import AUTO
 from embq.experiments import devices as devices_experiment
 from embq.experiments import report
 from embq.experiments.account import Account
@@ -23,8 +24,7 @@ from embq.experiments.course import Course
 from embq.experiments.services import Model
 from embq.experiments.texts import texts_for
 from embq.experiments.trials import Condition, Outcome, Setup, check_records, measure
-from embq.local import own_devices
-from embq.precision import AUTO
+from embq.local.session import own_devices
 from producer.precision import choose
 from worker.embedders.device.hardware import simulated_speed
 from worker.supervisor.devices import find_devices

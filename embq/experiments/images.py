@@ -12,12 +12,12 @@ from core.models import ModelConfig
 from core.process.limits import cores
 from core.settings import Settings, change_environment
 from core.units import Sample
-from embq.display import stages_line
 from embq.experiments import image_stages as stages
 from embq.experiments.image_pipeline import together
 from embq.experiments.image_stages import Look, Rate, Tried
 from embq.experiments.report import table
-from embq.limits import Limit, limit_now
+from embq.status.bottleneck import Limit, limit_now
+from embq.status.display import stages_line
 from producer.naming import asked_models, config_of
 from producer.plan import plan
 from sources.base import ReadOptions

@@ -17,10 +17,10 @@ from core.errors import ConfigError, OutputError
 from core.queue.ledger import Ledger
 from core.queue.registry import live_workers
 from core.run.run_info import RunInfo
-from embq.children import Child
 from embq.experiments.shares import Share, Traces, memory_mb
 from embq.experiments.texts import Records
-from embq.watch import Watch
+from embq.local.service_process import Child
+from embq.status.run_monitor import Watch
 from producer.announce import announce
 from producer.enqueue import Request, prepare
 from sources.base import ReadOptions

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from embq.display import duration
+from embq.status.display import duration
 from indexer.building import BuildSpec
 from indexer.growth import Growth
 from indexer.plan import describe_plan

@@ -14,10 +14,10 @@ from core.errors import Exit, UsageError
 from core.process.limits import cores
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, place
+from embq.cli.options import settings_with
 from embq.indexing.changes import change, grown
 from embq.indexing.course import Shown
-from embq.options import settings_with
-from embq.resident import service_client
+from embq.services.startup import service_client
 from indexer.build import Asked, Built, build
 from indexer.building import BuildSpec
 from indexer.collection import Collection, open_collection

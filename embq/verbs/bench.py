@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from embq.lazy import Lazy
-from embq.options import devices_option, json_option, precision_option, stacked
+from embq.cli.lazy_group import Lazy
+from embq.cli.options import devices_option, json_option, precision_option, stacked
 from embq.verbs.bench_images import command as images
 
 CHUNKS = 20_648_877

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from embq.options import (
+from embq.cli.options import (
     batch_size_option,
     decode_option,
     devices_option,
@@ -15,7 +15,7 @@ from embq.options import (
     precision_option,
     prepare_threads_option,
 )
-from embq.run_options import INPUT_FORMATS
+from embq.cli.run_options import INPUT_FORMATS
 
 
 @click.command(
@@ -57,9 +57,9 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """
     from core.errors import Exit
     from core.service.stopping import StopFlag
+    from embq.cli.run_options import extensions
     from embq.experiments import conduct, report
     from embq.experiments.images import Asked, measure
-    from embq.request import extensions
     from sources.base import ReadOptions
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])

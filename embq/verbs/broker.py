@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from embq.options import broker_option
+from embq.cli.options import broker_option
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
 """By which clients always call the server: on its machine, and in its stack of containers."""
@@ -59,9 +59,9 @@ def init(
     """
     from core.errors import UsageError
     from core.storage.durable import output_error
-    from embq.brokering import accounts
-    from embq.brokering.certificates import make as make_certificates
-    from embq.brokering.owner import Owner
+    from embq.broker_admin import accounts
+    from embq.broker_admin.certificates import make as make_certificates
+    from embq.broker_admin.owner import Owner
 
     if give and not owner:
         raise UsageError("--give needs to know to whom", next_step="add --owner UID:GID")
@@ -104,8 +104,8 @@ def reload(folder: Path, broker: str) -> None:
     Everybody is made to log in again: who has a password that counts no more is out, and services that have one that
     does go on.
     """
-    from embq.brokering.reloading import reload as read_again
-    from embq.options import settings_with
+    from embq.broker_admin.accounts import reload as read_again
+    from embq.cli.options import settings_with
 
     users = read_again(settings_with(broker), folder)
     click.echo(f"the broker has the users {', '.join(users)}")

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from embq.options import broker_option, json_option
+from embq.cli.options import broker_option, json_option
 
 
 @click.command("cancel", epilog="Examples: embq cancel out | embq cancel 965db513790b38d9")
@@ -18,7 +18,7 @@ def command(run: str, broker: str, as_json: bool) -> None:
 
     `embq resume` goes on with it, should you change your mind.
     """
-    from embq.asking import ask, find, warn_unless_noted
+    from embq.status.run_control import ask, find, warn_unless_noted
 
     asked = ask(*find(run, broker), {"state": "cancelled"})
     if as_json:

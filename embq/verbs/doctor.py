@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.options import broker_option, json_option, settings_with
+from embq.cli.options import broker_option, json_option, settings_with
 
 
 @click.command("doctor", epilog="Example: embq doctor --model minilm --output ./out")
@@ -26,7 +26,7 @@ def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> 
 
     Exit status: 0, or 69 where a check fails; warnings do not count.
     """
-    from embq.doctor import examine
-    from embq.verification.told import tell
+    from embq.doctor.check import tell
+    from embq.doctor.machine_checks import examine
 
     return tell(examine(settings_with(broker), output=output, model_specs=model), as_json=as_json)

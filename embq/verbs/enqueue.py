@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.options import broker_option, json_option, priority_option, required_url, settings_with
-from embq.planning import PlanningCommand
-from embq.run_options import run_options
+from embq.cli.options import broker_option, json_option, priority_option, required_url, settings_with
+from embq.cli.run_command import PlanningCommand
+from embq.cli.run_options import run_options
 
 if TYPE_CHECKING:
     import redis
@@ -52,8 +52,8 @@ def command(
     file; globs and {000000..000099} are expanded.
     """
     from core.broker.client import check, connect
-    from embq.request import request_from
-    from embq.rights import require
+    from embq.cli.authorization import require
+    from embq.cli.run_options import request_from
     from sources.credentials import refuse_secrets
 
     refuse_secrets(inputs)
@@ -80,12 +80,12 @@ def command(
 
 
 def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tuple[Request, str]:
-    """See `embq.precision.settled`. Without a broker no device is known.
+    """See `embq.cli.precision.settled`. Without a broker no device is known.
 
     Args:
         sent: the output is a folder of the writer's machine.
     """
-    from embq.precision import of_output, of_sent, settled
+    from embq.cli.precision import of_output, of_sent, settled
     from producer.precision import registered_devices
 
     return settled(

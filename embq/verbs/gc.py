@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from embq.options import broker_option, json_option, settings_with
+from embq.cli.options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
-    from embq.gc import Collected
+    from embq.gc.collect import Collected
 
 SHOWN = 20
 """Files that are printed; --json has all of them."""
@@ -49,7 +49,7 @@ def command(output: str, older_than: float, dry_run: bool, broker: str, as_json:
     by the clock of the storage.
     """
     from core.storage.paths import place
-    from embq.gc import collect
+    from embq.gc.collect import collect
 
     collected = collect(
         place(output),

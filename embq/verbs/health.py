@@ -2,7 +2,53 @@
 
 from __future__ import annotations
 
+import http.client
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
+
 import click
+
+from core.errors import ConfigError, UnwellError
+from core.settings import Settings
+
+ANSWER_S = 5.0
+SHOWN = 300
+"""Characters of an answer; one line says what is wrong."""
+
+
+def health_url(settings: Settings) -> str:
+    """Where the service of these settings tells how it is; ConfigError where it does not tell."""
+    if settings.metrics is None or not settings.metrics.port:
+        raise ConfigError(
+            "nothing says which service is meant",
+            next_step="set EMBQ_METRICS=PORT as for the service, or give --url http://HOST:PORT/healthz",
+        )
+    return settings.metrics.url("/healthz")
+
+
+def ask_health(url: str) -> str:
+    """What the service at `url` says of itself, one line, where it is well; UnwellError where it is not.
+
+    No proxy is asked, whatever the environment says: a health check is of this machine.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"{url!r} is no URL of a service", next_step="for example http://127.0.0.1:9101/healthz")
+    try:
+        with build_opener(ProxyHandler({})).open(url, timeout=ANSWER_S) as answer:
+            return _line(answer.read(64 * 1024))
+    except HTTPError as error:
+        said = _line(error.read(64 * 1024))
+        raise UnwellError(f"the service at {url} says: {said}", next_step="its own log says more") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise UnwellError(
+            f"no service answers at {url} ({getattr(error, 'reason', error)})",
+            next_step="see that it runs, with the same EMBQ_METRICS",
+        ) from error
+
+
+def _line(body: bytes) -> str:
+    return " ".join(body.decode("utf-8", "replace").split())[:SHOWN]
 
 
 @click.command("health", epilog="Examples: embq health | embq health --url http://127.0.0.1:1234/health")
@@ -17,6 +63,5 @@ def command(url: str) -> None:
     Exit status: 0, or 69 where it is not well or does not answer within 5 s.
     """
     from core.settings import Settings
-    from embq.wellness import ask_health, health_url
 
     click.echo(ask_health(url or health_url(Settings.from_environment())))

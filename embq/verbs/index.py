@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from embq.options import json_option
+from embq.cli.options import json_option
 
 
 @click.command(

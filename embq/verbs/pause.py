@@ -6,7 +6,7 @@ import json
 
 import click
 
-from embq.options import broker_option, json_option
+from embq.cli.options import broker_option, json_option
 
 
 @click.command("pause", epilog="Examples: embq pause out | embq pause 965db513790b38d9")
@@ -18,7 +18,7 @@ def command(run: str, broker: str, as_json: bool) -> None:
 
     It rests until `embq resume`, whatever is restarted meanwhile.
     """
-    from embq.asking import ask, find, warn_unless_noted
+    from embq.status.run_control import ask, find, warn_unless_noted
 
     asked = ask(*find(run, broker), {"state": "paused"})
     if as_json:

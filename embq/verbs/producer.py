@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from core.networks import Address
-from embq.options import broker_option, metrics_option, settings_with
-from embq.resident import reporter, service_client
+from embq.cli.options import broker_option, metrics_option, settings_with
+from embq.services.startup import reporter, service_client
 
 
 @click.command("producer", epilog="Example: embq producer --broker redis://localhost:6379")
@@ -18,8 +18,8 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     from core.service.log import configure
     from core.service.stopping import StopFlag
     from core.storage.paths import Outputs
-    from embq.metering.broker import BrokerMeter
-    from embq.metering.service import monitored
+    from embq.services.broker_metrics import BrokerMeter
+    from embq.services.monitoring import monitored
     from producer.feeder import serve
 
     configure()

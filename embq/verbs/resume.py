@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.storage.paths import is_folder, place
-from embq.options import broker_option, json_option, settings_with
-from embq.worker_options import worker_options
+from embq.cli.options import broker_option, json_option, settings_with, worker_options
 
 if TYPE_CHECKING:
     from core.run.run_info import RunInfo
@@ -44,14 +43,14 @@ def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -
     if _rests(info.run, root):
         return _go_on(run, "", as_json=as_json)
 
-    from embq.local import account, work
+    from embq.local.session import account, work
 
     outcome = work(info, root, options, broker="", quiet=quiet or as_json)
     return account(outcome, root, as_json=as_json)
 
 
 def _go_on(run: str, broker: str, *, as_json: bool) -> int:
-    from embq.asking import ask, find, warn_unless_noted
+    from embq.status.run_control import ask, find, warn_unless_noted
 
     asked = ask(*find(run, broker), RUNNING)
     if as_json:
@@ -66,7 +65,7 @@ def _hand_over(info: RunInfo, root: Place, broker: str, *, as_json: bool) -> int
     from core.broker.client import check, connect
     from core.run.commit_log import CommitLog
     from core.run.layout import Layout
-    from embq.rights import require
+    from embq.cli.authorization import require
     from producer.announce import hand_over
 
     settings = settings_with(broker)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.options import broker_option, json_option, settings_with
-from embq.worker_options import worker_options
+from embq.cli.options import broker_option, json_option, settings_with, worker_options
 
 if TYPE_CHECKING:
     from core.storage.paths import Place
@@ -42,7 +41,7 @@ def command(
     """
     import embq
     from core.storage.paths import place
-    from embq.local import account, work
+    from embq.local.session import account, work
     from producer.retry import Chosen, look, retry
 
     root = place(output)
@@ -75,7 +74,7 @@ def _at_work(root: Place) -> bool:
 
 def _hand_over(retried: Retried, root: Place, broker: str) -> None:
     from core.broker.client import check, connect
-    from embq.rights import require
+    from embq.cli.authorization import require
     from producer.announce import hand_over
 
     settings = settings_with(broker)

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from embq.options import broker_option, json_option, priority_option
-from embq.planning import PlanningCommand
-from embq.run_options import run_options
-from embq.worker_options import worker_options
+from embq.cli.options import broker_option, json_option, priority_option, worker_options
+from embq.cli.run_command import PlanningCommand
+from embq.cli.run_options import run_options
 
 
 @click.command(
@@ -33,9 +32,9 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
     """
     from core.storage.paths import place
-    from embq.local import account, own_devices, work
-    from embq.precision import of_output, settled
-    from embq.request import request_from
+    from embq.cli.precision import of_output, settled
+    from embq.cli.run_options import request_from
+    from embq.local.session import account, own_devices, work
     from producer.enqueue import prepare
 
     request, reason = settled(

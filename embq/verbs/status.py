@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.options import broker_option, json_option, settings_with
+from embq.cli.options import broker_option, json_option, settings_with
 
 if TYPE_CHECKING:
     import redis
 
     from core.queue.uploads import UnderWay
-    from embq.watch import BrokerWatch, Watch
-    from embq.whereabouts import Whereabouts
+    from embq.status.resolve_run import Whereabouts
+    from embq.status.run_monitor import BrokerWatch, Watch
 
 WATCH_S = 1.0
 
@@ -30,8 +30,8 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
 
     Without RUN, all runs that the broker knows, and the machines that it hears of.
     """
-    from embq import arriving
-    from embq.whereabouts import find
+    from embq.status import upload_status
+    from embq.status.resolve_run import find
 
     if not run:
         _show_everything(_connected(broker), watch=watch, as_json=as_json)
@@ -39,7 +39,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
     found = find(run, broker)
     if watch:
         while found.watch is None:
-            click.echo(json.dumps(_of_uploads(found.uploads)) if as_json else arriving.line(found.uploads[0]))
+            click.echo(json.dumps(_of_uploads(found.uploads)) if as_json else upload_status.line(found.uploads[0]))
             time.sleep(WATCH_S)
             found = find(run, broker)
         _follow(found.watch, as_json=as_json)
@@ -51,7 +51,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
 
 def _follow(watch: Watch | BrokerWatch, *, as_json: bool) -> None:
     """Show the run until it is done or cancelled."""
-    from embq.display import Display
+    from embq.status.display import Display
 
     with Display(quiet=as_json) as display:
         while True:
@@ -65,11 +65,11 @@ def _follow(watch: Watch | BrokerWatch, *, as_json: bool) -> None:
 
 
 def _to_json(found: Whereabouts) -> dict[str, Any]:
-    from embq import arriving
+    from embq.status import upload_status
 
     if found.watch is None:
         return _of_uploads(found.uploads)
-    told = [arriving.to_json(one) for one in found.uploads]
+    told = [upload_status.to_json(one) for one in found.uploads]
     return found.watch.look().to_json() | ({"uploads": told} if told else {})
 
 
@@ -77,23 +77,23 @@ def _tell(found: Whereabouts) -> None:
     """The run on stdout, what its machines complain of, and what is still on its way."""
     from rich.console import Console
 
-    from embq import arriving, machines
-    from embq.display import panel
+    from embq.status import fleet, upload_status
+    from embq.status.display import panel
 
     if found.watch is not None:
         look = found.watch.look()
         Console(highlight=False).print(panel(look))
         if found.client is not None and look.state != "done":
-            fleet = machines.look(found.client)
-            for line in [*fleet.refusals(look.model), *fleet.unseen(look.run)]:
+            machines = fleet.look(found.client)
+            for line in [*machines.refusals(look.model), *machines.unseen(look.run)]:
                 click.echo(f"warning: {line}")
     for one in found.uploads:
-        click.echo(arriving.line(one))
+        click.echo(upload_status.line(one))
 
 
 def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
     """What is told of a run that is still on its way to the writer."""
-    from embq.arriving import to_json
+    from embq.status.upload_status import to_json
 
     first = uploads[0].upload
     told = [to_json(one) for one in uploads]
@@ -101,7 +101,7 @@ def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
 
 
 def _show_everything(client: redis.Redis, *, watch: bool, as_json: bool) -> None:
-    from embq.everything import Everything, follow, follow_as_json
+    from embq.status.overview import Everything, follow, follow_as_json
 
     if watch:
         follow_as_json(client) if as_json else follow(client)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from core.errors import Exit
-from embq.options import json_option
+from embq.cli.options import json_option
 
 if TYPE_CHECKING:
     from embq.verify import Mode, Readers, Report

@@ -9,9 +9,8 @@ import click
 import embq
 from core.errors import Exit
 from core.networks import Address
-from embq.options import broker_option, json_option, metrics_option, required_url, settings_with
-from embq.resident import reporter, service_client
-from embq.worker_options import worker_options
+from embq.cli.options import broker_option, json_option, metrics_option, required_url, settings_with, worker_options
+from embq.services.startup import reporter, service_client
 
 if TYPE_CHECKING:
     from core.service.stopping import StopFlag
@@ -51,8 +50,8 @@ def command(
     if (load or as_json) and not check:
         raise click.UsageError("--load and --json belong to --check")
     if check:
-        from embq.verification.told import tell
-        from embq.verification.worker_checks import examine_worker
+        from embq.doctor.check import tell
+        from embq.doctor.worker_checks import examine_worker
 
         settings = settings_with(broker, metrics)
         required_url(settings)
@@ -94,9 +93,8 @@ def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
         asked: what was given as --devices.
     """
     from core.service.log import Events
-    from embq.metering.gpus import GpuMeter
-    from embq.metering.service import monitored
-    from embq.metering.worker import WorkerMeter
+    from embq.services.monitoring import monitored
+    from embq.services.worker_metrics import GpuMeter, WorkerMeter
     from worker.supervisor.devices import why_no_gpu
     from worker.supervisor.machine import Machine
     from worker.supervisor.supervisor import Supervisor

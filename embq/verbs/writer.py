@@ -6,8 +6,8 @@ import click
 
 import embq
 from core.networks import Address
-from embq.options import broker_option, metrics_option, settings_with
-from embq.resident import reporter, service_client
+from embq.cli.options import broker_option, metrics_option, settings_with
+from embq.services.startup import reporter, service_client
 
 
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
@@ -21,8 +21,8 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     from core.service.log import configure
     from core.service.stopping import StopFlag
     from core.storage.paths import Outputs
-    from embq.metering.service import monitored
-    from embq.metering.writer import WriterMeter
+    from embq.services.monitoring import monitored
+    from embq.services.writer_metrics import WriterMeter
     from producer.enqueue import add_uploaded
     from writer.daemon import Writer
     from writer.lock import WEDGED_S

@@ -1,13 +1,8 @@
-"""What checks find: violations of an output, bounded in memory, and the rows of `embq doctor`."""
+"""Violations and notes of a verification, bounded in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-
-from redis.exceptions import RedisError
-
-from core.errors import EmbqError
 
 KEPT = 1000
 """Violations that are kept in words; a run of millions of units with its source gone has one for each."""
@@ -20,28 +15,6 @@ class Violation:
     invariant: str
     where: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A row of `embq doctor`: `state` is "ok", "warn" (works, but look at it) or "fail"; `fix` is "" where it is ok."""
-
-    name: str
-    state: str
-    detail: str
-    fix: str = ""
-
-
-def guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
-    """The rows of `look`, or one that says why there are none."""
-    try:
-        yield from look()
-    except EmbqError as error:
-        yield Check(name, "fail", error.message, error.next_step)
-    except RedisError as error:
-        yield Check(name, "fail", f"the broker refuses a command: {error}", "allow it to this user (ACL)")
-    except OSError as error:
-        yield Check(name, "fail", f"{error}", "check permissions and free space")
 
 
 @dataclass(slots=True)

@@ -34,9 +34,9 @@ from core.run.commit_log import CommitLog
 from core.service.log import Events
 from core.service.metrics import Readings
 from core.wire import Skips, skip_counts
-from embq.forgetting import live_tokens
-from embq.metering.broker import BrokerMeter
-from embq.watch import BrokerWatch, Watch
+from embq.gc.collect import live_tokens
+from embq.services.broker_metrics import BrokerMeter
+from embq.status.run_monitor import BrokerWatch, Watch
 from producer.feeder import Feeder
 from tests.guarded import GuardedServer, guarded_server
 from writer.daemon import Writer

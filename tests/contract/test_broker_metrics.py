@@ -22,8 +22,8 @@ from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import Device, report_service
 from core.service.metrics import METRICS, Readings
-from embq.metering.broker import SHOWN_S, BrokerMeter
-from embq.watch import BrokerWatch
+from embq.services.broker_metrics import SHOWN_S, BrokerMeter
+from embq.status.run_monitor import BrokerWatch
 
 Told = dict[str, dict[tuple[str, ...], float]]
 

@@ -15,7 +15,7 @@ from core.queue.keys import RUNS
 from core.queue.ledger import new_token
 from core.queue.registry import register
 from core.run.control import Control, load_control, save_control
-from embq.asking import ask
+from embq.status.run_control import ask
 from writer.daemon import Writer
 
 

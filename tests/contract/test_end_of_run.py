@@ -12,7 +12,7 @@ from waiting import wait_until
 from core.queue.hints import Hint
 from core.queue.registry import live_workers, report_worker, sign_off
 from core.queue.scripts import load_scripts
-from embq.watch import BrokerWatch, Watch
+from embq.status.run_monitor import BrokerWatch, Watch
 from worker.claim.heartbeat import Heartbeat
 from worker.claim.lease import LeasedUnit, Leases
 from worker.meter.meter import Meter

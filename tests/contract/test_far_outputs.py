@@ -30,7 +30,7 @@ from core.run.standing_failures import standing_failures
 from core.settings import Settings
 from core.storage import object_clients
 from core.storage.objects import ObjectPath, unfinished
-from embq.gc import collect
+from embq.gc.collect import collect
 from embq.verify import verify
 from producer.enqueue import Request, prepare
 from producer.retry import Chosen, look, retry

@@ -32,7 +32,7 @@ from core.queue.service_registry import (
     sign_off_service,
     two_of_a_kind,
 )
-from embq.verification.fleet_checks import fleet
+from embq.doctor.fleet_checks import fleet
 
 EVERY_S = 0.05
 DEVICES = (Device(device="cuda:0", name="NVIDIA H200", state="idle", worker="box.cuda0.abc"),)

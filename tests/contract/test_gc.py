@@ -17,8 +17,8 @@ from core.errors import Exit
 from core.queue.keys import RUNS, WORKERS
 from core.queue.registry import register, registered
 from core.settings import Settings
-from embq.cli import run as embq
-from embq.gc import Collected, collect
+from embq.cli.entry_point import run as embq
+from embq.gc.collect import Collected, collect
 from writer.daemon import Writer
 
 HOUR = 3600.0

@@ -31,8 +31,8 @@ from core.run.reader import committed, row_tables
 from core.run.run_info import load_run
 from core.run.standing_failures import standing_failures
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
+from embq.status.run_monitor import Watch
 from embq.verify import verify
-from embq.watch import Watch
 from producer.enqueue import Planned, Request, prepare
 from producer.growing import Asked, grow
 from producer.retry import Chosen, Retried, look, retry

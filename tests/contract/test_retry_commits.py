@@ -17,7 +17,7 @@ from core.run.manifest import Manifest
 from core.run.reader import row_tables
 from core.run.run_info import load_run
 from core.units import Failure, Retry, from_ranges, key_digest
-from embq.watch import BrokerWatch, Watch
+from embq.status.run_monitor import BrokerWatch, Watch
 from producer.announce import record_of
 from producer.growing import Asked, grow
 from writer.service import RunWriter

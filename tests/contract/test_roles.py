@@ -19,7 +19,7 @@ from core.queue import hints
 from core.queue.hints import Hint, hint_queue
 from core.queue.ledger import Ledger, new_token
 from core.queue.scripts import LOOK_S, Loader, load_scripts
-from embq.rights import require
+from embq.cli.authorization import require
 from tests.e2e.session import process_ended
 from tests.guarded import SERVERS, GuardedServer, guarded_server
 from tests.unit.test_docs import ROOT, section, table

@@ -26,7 +26,7 @@ from core.rows.results import encode_result, row_schema
 from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.units import Failure
-from embq.watch import BrokerWatch, Watch
+from embq.status.run_monitor import BrokerWatch, Watch
 from writer.daemon import Writer
 from writer.lock import WEDGED_S, LockKeeper
 from writer.queue import RunQueue

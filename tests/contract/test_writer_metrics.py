@@ -13,7 +13,7 @@ from run_case import RunCase, make_case
 from core.queue.keys import RUNS
 from core.queue.registry import register
 from core.service.metrics import Readings
-from embq.metering.writer import WriterMeter
+from embq.services.writer_metrics import WriterMeter
 from writer.daemon import Writer
 
 

@@ -25,7 +25,7 @@ import redis
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.process.children import die_with_parent
-from embq import cli
+from embq.cli import entry_point
 
 LOOK_S = 0.05
 """Between two looks: each takes milliseconds from the processes that are looked at."""
@@ -236,7 +236,7 @@ def called(
                 patch.delenv(name, raising=False)
             else:
                 patch.setenv(name, value)
-        status = cli.run([str(argument) for argument in arguments])
+        status = entry_point.run([str(argument) for argument in arguments])
     return status, out.getvalue(), err.getvalue()
 
 

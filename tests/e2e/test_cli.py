@@ -19,14 +19,14 @@ from e2e.session import Command, await_in, started, write_texts
 from e2e.session import process_ended as ended
 
 from core.broker.embedded import EmbeddedServer
-from embq.cli import VERBS
+from embq.cli.entry_point import VERBS
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "torchvision", "transformers", "sentence_transformers", "open_clip", "h5py")
 
 PROBE = """
 import sys
-from embq.cli import run
+from embq.cli.entry_point import run
 status = run(sys.argv[1:])
 print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
 sys.exit(status)

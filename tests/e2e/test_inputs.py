@@ -26,7 +26,7 @@ from e2e.session import Command, await_in, closed, picture, started, write_shard
 from servers import http_server
 
 from core.broker.embedded import EmbeddedServer
-from embq import cli
+from embq.cli import entry_point
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -180,7 +180,7 @@ def services() -> Iterator[Command]:
 def said(*arguments: object) -> str:
     """What a command says on stdout, run in this process."""
     with redirect_stdout(io.StringIO()) as out:
-        assert cli.run([str(argument) for argument in arguments]) == 0, out.getvalue()
+        assert entry_point.run([str(argument) for argument in arguments]) == 0, out.getvalue()
     return out.getvalue()
 
 

@@ -22,7 +22,7 @@ from small_index import build_index
 import embq
 from core.errors import EmbqError, Exit
 from core.rows.spec import RowSpec
-from embq.cli import run
+from embq.cli.entry_point import run
 from worker.embedders.stub import stub_vector
 
 ROWS, DIM = 60, 16
@@ -32,7 +32,7 @@ LAPTOP = """
 import sys
 for name in ("numpy", "torch", "faiss", "transformers", "starlette", "PIL"):
     sys.modules[name] = None
-from embq.cli import run
+from embq.cli.entry_point import run
 status = run(sys.argv[1:])
 sys.exit(status)
 """

@@ -22,8 +22,8 @@ from tls_servers import HOSTS, TlsServer, free_ports, needs_tls_server, tls_serv
 from waiting import wait_until
 
 from core.errors import Exit
-from embq import cli
-from embq.brokering.certificates import make
+from embq.broker_admin.certificates import make
+from embq.cli import entry_point
 
 PASSWORD = "PLANTEDbrokerpassword"
 SIGNATURE = "PLANTEDsignature0123456789abcdef"
@@ -221,8 +221,8 @@ def test_the_report_of_a_bug_holds_no_secret(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError(f"redis://user:{PASSWORD}@host and https://x/y?X-Amz-Signature={SIGNATURE}&z=1")
 
-    monkeypatch.setattr(cli.cli, "main", fail)
-    assert cli.run(["status"]) == Exit.BUG
+    monkeypatch.setattr(entry_point.cli, "main", fail)
+    assert entry_point.run(["status"]) == Exit.BUG
     told = capsys.readouterr().err
     report = Path(told.split("details are in ")[1].splitlines()[0])
     try:

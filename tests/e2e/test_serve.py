@@ -22,7 +22,7 @@ from waiting import wait_until
 
 from core.errors import Exit
 from core.rows.spec import RowSpec
-from embq import cli
+from embq.cli import entry_point
 from embq.serving.door import MOST_IN_FLIGHT
 from worker.embedders.stub import stub_vector
 
@@ -356,7 +356,7 @@ def test_what_cannot_be_served_is_said_before_anything_listens(out: Path, tmp_pa
     def refused(*arguments: str | Path) -> tuple[int, str]:
         said = io.StringIO()
         with redirect_stderr(said), redirect_stdout(said):
-            status = cli.run(["serve", *map(str, arguments)])
+            status = entry_point.run(["serve", *map(str, arguments)])
         assert "listening" not in said.getvalue()
         return status, said.getvalue()
 

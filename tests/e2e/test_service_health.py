@@ -17,7 +17,7 @@ from tls_servers import HOSTS, needs_tls_server, tls_server
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
-from embq.brokering.certificates import make
+from embq.broker_admin.certificates import make
 
 SERVICES = {"producer": [], "writer": [], "worker": ["--devices", "cpu"]}
 Answer = tuple[int, str]

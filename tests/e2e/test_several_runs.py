@@ -16,7 +16,7 @@ from e2e.session import await_in, closed, committed, ended, run_of, started, suc
 from faults.kit.cluster import held_after, let_go, sabotaged
 
 from core.broker.embedded import EmbeddedServer
-from embq import cli
+from embq.cli import entry_point
 
 QUICK = f"stub:{DIM}?ms_per_sample=3"
 """Where a gate sees to it that a run is not over too early."""
@@ -152,7 +152,7 @@ def test_who_asks_for_what_is_not_there_is_told_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("EMBQ_BROKER_URL", own_server.url)
-    assert cli.run([verb, "0123456789abcdef"]) == 65
+    assert entry_point.run([verb, "0123456789abcdef"]) == 65
     assert "the broker knows no run 0123456789abcdef" in capsys.readouterr().err
-    assert cli.run([verb, str(short_tmp)]) == 65
+    assert entry_point.run([verb, str(short_tmp)]) == 65
     assert "is not an embq output folder" in capsys.readouterr().err

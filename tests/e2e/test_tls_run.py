@@ -16,7 +16,7 @@ from e2e.session import await_in, closed, committed, ended, process_ended, start
 from tls_servers import HOSTS, Relay, TlsServer, needs_tls_server, tls_server
 
 from core.errors import Exit
-from embq.brokering.certificates import make
+from embq.broker_admin.certificates import make
 
 pytestmark = needs_tls_server
 

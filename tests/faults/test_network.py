@@ -12,7 +12,7 @@ from run_case import LEASE_S, RunCase, make_case
 
 from core.broker.client import connect
 from core.settings import Settings
-from embq.resident import service_client
+from embq.services.startup import service_client
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.netns import Cable

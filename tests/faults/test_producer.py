@@ -20,7 +20,7 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.settings import Settings
-from embq.gc import collect
+from embq.gc.collect import collect
 from faults.kit.cluster import DIM, SAMPLES, Cluster
 from faults.kit.strace import Call, Zygote, attached, calls_in, zygote_in
 from faults.kit.table import Recovery

@@ -13,7 +13,7 @@ import pytest
 from indexes_that_grow import add_part, rows
 
 from core.errors import Exit
-from embq.cli import run
+from embq.cli.entry_point import run
 from indexer.searcher import Searcher
 from indexer.version import read_current
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from core.errors import Exit
-from embq import cli
+from embq.cli import entry_point
 from indexer.report import plain
 from indexer.report_text import summary
 from indexer.version import read_current
@@ -56,7 +56,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def embq_index(root: Path, to: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """Exit status and report of a build."""
-    status = cli.run(["index", str(root), "--to", str(to), "--quiet", *options])
+    status = entry_point.run(["index", str(root), "--to", str(to), "--quiet", *options])
     version = read_current(to)
     infos = json.loads((version.path / "infos.json").read_bytes())
     assert summary(infos, report=version.path)

@@ -18,7 +18,7 @@ from indices_made import index_of
 import embq
 from core.errors import EmbqError, Exit, InputError, ModelError
 from core.rows.spec import RowSpec
-from embq.cli import run
+from embq.cli.entry_point import run
 from indexer.version import read_current
 from worker.embedders.stub import stub_vector
 
@@ -241,8 +241,8 @@ def test_importing_embq_imports_no_more_than_before() -> None:
 
 def test_a_question_imports_none_of_the_libraries_that_it_does_not_need(out: Path) -> None:
     script = (
-        "import sys; import embq.cli, embq.verbs.search; assert 'numpy' not in sys.modules;"
-        "status = embq.cli.run(sys.argv[1:]); print(*sys.modules, file=sys.stderr); sys.exit(status)"
+        "import sys; import embq.cli.entry_point, embq.verbs.search; assert 'numpy' not in sys.modules;"
+        "status = embq.cli.entry_point.run(sys.argv[1:]); print(*sys.modules, file=sys.stderr); sys.exit(status)"
     )
     arguments = [sys.executable, "-c", script, "search", str(out), "words", "--json"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)

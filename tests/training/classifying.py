@@ -141,7 +141,7 @@ def _member(arguments: list[str], environment: Mapping[str, str], notes: str, wa
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     import torch
 
-    from embq.cli import show_error
+    from embq.cli.entry_point import show_error
     from training.launch.member import attempt
 
     torch.set_num_threads(1)

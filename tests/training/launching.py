@@ -70,7 +70,7 @@ def descendants(pid: int) -> list[int]:
 
 if __name__ == "__main__":
     from core.errors import EmbqError
-    from embq.cli import show_error
+    from embq.cli.entry_point import show_error
     from training.launch.launcher import launch
     from training.launch.options import Where, launch_options
 

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from core.errors import InputError, UsageError
-from embq.cli import cli
+from embq.cli.entry_point import cli
 from tests.training.classifying import class_shards
 from training.kit_commands import called, local_command, ray_command
 

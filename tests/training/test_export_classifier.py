@@ -16,7 +16,7 @@ from core.errors import EmbqError, InputError, ModelError
 from core.models import ModelConfig
 from core.units import Sample
 from demo.collect import photographs
-from embq import cli
+from embq.cli import entry_point
 from tests.training.classifying import TINY, class_shards, trained
 from training.classify.models import built
 from training.data.images import validation_pixels
@@ -133,12 +133,12 @@ def test_what_cannot_be_exported_is_told(classifier: Path, tmp_path: Path) -> No
 def test_the_verb_finds_out_what_a_folder_is(
     classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["train", "export", str(classifier), str(tmp_path / "model")]) == 0
+    assert entry_point.run(["train", "export", str(classifier), str(tmp_path / "model")]) == 0
     assert f"-m hf:{tmp_path}/model" in capsys.readouterr().out
     assert is_classifier(classifier / "checkpoints")
     assert not is_classifier(tmp_path)
     other = str(tmp_path / "other")
-    assert cli.run(["train", "export", str(classifier / "modle.safetensors"), other]) == 65
+    assert entry_point.run(["train", "export", str(classifier / "modle.safetensors"), other]) == 65
     assert "there is no such file or folder" in capsys.readouterr().err
-    assert cli.run(["train", "export", str(classifier), other, "--model", "ViT-B-32"]) == 2
+    assert entry_point.run(["train", "export", str(classifier), other, "--model", "ViT-B-32"]) == 2
     assert "--model is for trainings by open_clip" in capsys.readouterr().err

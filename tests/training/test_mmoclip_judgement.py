@@ -9,7 +9,7 @@ import pytest
 from mmoclip_logs import FIRST_S, NEXT_S, PUBLISHED, line, params, whole, write
 
 from core.errors import Exit
-from embq.cli import run
+from embq.cli.entry_point import run
 from training.mmoclip import folder, required, table
 from training.mmoclip.judgement import FAIL, NOT_COMPARABLE, PASS, UNFINISHED, UNSOUND, Given, Judgement, judge
 

@@ -9,7 +9,7 @@ import pytest
 from mmoclip_logs import params, whole, write
 
 from core.errors import Exit, InputError
-from embq.cli import run
+from embq.cli.entry_point import run
 from training.mmoclip import folder, scaling
 from training.mmoclip.judgement import Given, Judgement, judge
 

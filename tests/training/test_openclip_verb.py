@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from embq import cli
+from embq.cli import entry_point
 from tests.tiny_clip import captioned_shards, tiny_clip
 from tests.waiting import wait_until
 
@@ -49,7 +49,7 @@ def test_a_dry_run_says_the_command_and_makes_no_folder(tmp_path: Path, capsys: 
     captioned_shards(tmp_path / "shards", [4, 4])
     tiny_clip(tmp_path / "tiny")
     arguments = command(tmp_path, "--batch-size", "4", "--loader-workers", "1", "--dry-run", "--", "--local-loss")
-    assert cli.run(arguments) == 0
+    assert entry_point.run(arguments) == 0
     said = capsys.readouterr().out
     assert "training.openclip" in said
     assert "--local-loss" in said

@@ -494,7 +494,7 @@ def test_pictures_are_converted_and_verified_where_neither_torch_nor_webdataset_
 ) -> None:
     script = (
         "import sys; sys.modules |= dict.fromkeys(('torch', 'webdataset', 'numpy', 'PIL'))\n"
-        "from embq.cli import run\n"
+        "from embq.cli.entry_point import run\n"
         f"sys.exit(run(['shards', 'convert', {str(tree)!r}, '{tmp_path}/t-%06d.tar'])\n"
         f"         or run(['shards', 'verify', {str(tmp_path)!r}]))"
     )

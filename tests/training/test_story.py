@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from core.run.reader import row_tables
-from embq import cli
+from embq.cli import entry_point
 from tests.e2e.session import process_ended
 from tests.picture_files import encoded
 from tests.tiny_clip import tiny_clip
@@ -68,7 +68,7 @@ class Story:
     def here(self, step: str, *arguments: object) -> str:
         """A command that does its own work, in this process."""
         with self.step(step), redirect_stdout(io.StringIO()) as out:
-            status = cli.run([str(argument) for argument in arguments])
+            status = entry_point.run([str(argument) for argument in arguments])
         assert status == 0, f"embq {' '.join(map(str, arguments))} -> {status}\n{out.getvalue()}"
         return out.getvalue()
 

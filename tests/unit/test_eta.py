@@ -11,7 +11,7 @@ import pytest
 
 from core.run.unit_sizes import Extent, extent_of
 from core.units import Retry, Unit
-from embq.eta import NO_ETA, Eta, predict, share_of
+from embq.status.eta import NO_ETA, Eta, predict, share_of
 from worker.meter.speed import WINDOW_S, Speed
 from writer.workload import Workload
 

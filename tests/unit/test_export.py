@@ -28,7 +28,7 @@ from core.run.manifest import Manifest
 from core.run.reader import row_tables, vectors
 from core.run.run_info import load_run
 from embq import export as exporting
-from embq.cli import run
+from embq.cli.entry_point import run
 from embq.export import Export, Wish, export
 from worker.embedders.registry import load
 from writer.commit import Committer

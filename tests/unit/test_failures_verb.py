@@ -11,7 +11,7 @@ from build_output import build, file_path, write_jsonl, write_tar
 from core.errors import Exit
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from embq.cli import run
+from embq.cli.entry_point import run
 
 
 def failing_run(folder: Path) -> Path:

@@ -23,7 +23,7 @@ def test_the_base_install_has_nothing_of_other_roles() -> None:
 
 def test_the_help_of_every_verb_needs_none_of_the_large_packages() -> None:
     script = (
-        "import sys; import click; from embq.cli import VERBS, cli\n"
+        "import sys; import click; from embq.cli.entry_point import VERBS, cli\n"
         "for verb in VERBS:\n"
         "    group = cli.get_command(click.Context(cli), verb)\n"
         "    for name in getattr(group, 'later', ()):\n"

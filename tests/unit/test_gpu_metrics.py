@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import Card, NVMLError, fake_nvml
 
 from core.service.metrics import Readings
-from embq.metering.gpus import GpuMeter
+from embq.services.worker_metrics import GpuMeter
 
 
 def read(meter: GpuMeter) -> list[str]:

@@ -13,7 +13,7 @@ from core.process.limits import container_bytes, machine_bytes
 
 AT_THE_BOUNDARY = """
 import resource, sys, threading
-from embq import cli
+from embq.cli import entry_point
 
 def starved(*_, **__):
     with open("/proc/self/statm") as statm:
@@ -21,8 +21,8 @@ def starved(*_, **__):
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, used + 2**20))
     threading.Thread(target=print).start() if sys.argv[1] == "thread" else bytearray(2**30)
 
-cli.cli.main = starved
-sys.exit(cli.run(["status"]))
+entry_point.cli.main = starved
+sys.exit(entry_point.run(["status"]))
 """
 
 

@@ -23,7 +23,7 @@ from core.queue.service_registry import Device, Service, report_service
 from core.queue.uploads import Upload, announce
 from core.run.layout import Layout
 from core.run.run_info import load_run
-from embq.precision import of_sent
+from embq.cli.precision import of_sent
 from embq.verbs.enqueue import command
 from producer.precision import choose, registered_devices
 from worker.embedders.device.hardware import precisions_of

@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import EmbqError, ModelError
 from core.models import ModelSpec
-from embq.request import request_from
+from embq.cli.run_options import request_from
 from embq.verbs.run import command
 
 

@@ -12,7 +12,7 @@ from core.errors import Exit
 from core.run.control import Control, save_control
 from core.run.layout import Layout
 from core.run.run_info import load_run
-from embq.cli import run
+from embq.cli.entry_point import run
 
 
 def failing_run(folder: Path, **options: object) -> Path:

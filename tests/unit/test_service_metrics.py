@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from core.errors import UnwellError
 from core.service.health import Health
 from core.service.metrics import EVERY_ROLE, METRICS, Metric, Readings, Role, Spread
-from embq.metering.service import FRESH_S, Monitored
-from embq.metering.worker import Odometer
+from embq.services.monitoring import FRESH_S, Monitored
+from embq.services.worker_metrics import Odometer
 
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
 ROLES: tuple[Role, ...] = ("producer", "writer", "worker")

@@ -11,7 +11,7 @@ import redis
 from core.errors import EmbqError, Exit
 from core.queue.service_registry import Device, Heard, Service
 from core.settings import Settings
-from embq.machines import Fleet as Machines
+from embq.status.fleet import Fleet as Machines
 from worker.context import WorkerOptions
 from worker.meter.progress_board import ProgressBoard, Span
 from worker.supervisor.devices import Gpu

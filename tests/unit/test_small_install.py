@@ -17,7 +17,7 @@ class Missing:
         if name.partition(".")[0] in {"numpy", "torch", "h5py", "faiss", "psutil", "starlette", "uvicorn", "PIL"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-from embq.cli import run
+from embq.cli.entry_point import run
 sys.exit(run(sys.argv[1:]))
 """
 

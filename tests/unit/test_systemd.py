@@ -12,7 +12,7 @@ import click
 import pytest
 
 from core.errors import Exit
-from embq.cli import cli
+from embq.cli.entry_point import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "systemd"

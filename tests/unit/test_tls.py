@@ -16,7 +16,7 @@ import core.broker.retry_policy
 from core.broker.client import check, connect
 from core.broker.tls import context
 from core.errors import BrokerError, ConfigError, EmbqError, Exit
-from embq.brokering.certificates import make
+from embq.broker_admin.certificates import make
 
 pytestmark = needs_tls_server
 
@@ -59,7 +59,7 @@ def later(days: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return datetime.now(UTC) + timedelta(days=days)
 
     with monkeypatch.context() as patch:
-        patch.setattr("embq.brokering.certificates.datetime", Later)
+        patch.setattr("embq.broker_admin.certificates.datetime", Later)
         yield
 
 

@@ -16,7 +16,7 @@ from core.errors import EmbqError, InputError, ModelError, UsageError
 from core.models import ModelSpec
 from core.rows.spec import DTYPES, RowSpec
 from core.rows.vectors import restored, similarities, stored
-from embq.request import request_from
+from embq.cli.run_options import request_from
 from embq.verbs.run import command
 from embq.verification.stored import differing, wrong_cosines, wrong_norms
 from producer.enqueue import prepare

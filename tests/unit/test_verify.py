@@ -36,7 +36,7 @@ from core.run.manifest import Manifest, first_segment_writer
 from core.run.reader import committed, row_tables, vectors
 from core.run.standing_failures import standing_failures
 from core.units import Unit
-from embq.cli import run
+from embq.cli.entry_point import run
 from embq.verification.findings import KEPT, Findings
 from embq.verification.rereading import reread
 from embq.verify import Report, verify

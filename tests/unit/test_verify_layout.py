@@ -13,7 +13,7 @@ import pytest
 from build_output import build, write_jsonl
 
 from core.errors import Exit, InputError
-from embq.cli import run
+from embq.cli.entry_point import run
 from embq.verify import verify
 
 

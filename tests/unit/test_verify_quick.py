@@ -15,7 +15,7 @@ from build_output import build, data_record, file_path, record_path, records, re
 from core.errors import Exit, OutputError
 from core.run.layout import Layout
 from core.run.manifest import Manifest, first_segment_writer
-from embq.cli import run
+from embq.cli.entry_point import run
 from embq.verification.stopwatch import Stopwatch
 from embq.verify import verify
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from embq.display import PLAIN_EVERY_S, duration
+from embq.status.display import PLAIN_EVERY_S, duration
 from training.classify.checkpoint import Moment
 from training.classify.plan import Schedule
 from training.classify.process_group import Member

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.storage.durable import drop, publish
-from embq.display import duration
+from embq.status.display import duration
 from training.run.folder import FORMAT, save, write_json, writing
 from training.run.journal import lines
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 from core.errors import EmbqError, Exit
 from core.process.children import die_with_parent
 from core.redaction import masked
-from embq.cli import show_error
+from embq.cli.entry_point import show_error
 from training.launch.outcomes import ENDED_WELL, Outcome
 from training.launch.torchrun import LOOPBACK, stay_on_loopback
 

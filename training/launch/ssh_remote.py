@@ -18,7 +18,7 @@ from dataclasses import asdict
 
 from core.errors import EmbqError, Exit
 from core.service.stopping import REPEAT_S
-from embq.cli import show_error
+from embq.cli.entry_point import show_error
 from training.launch.child_process import run
 from training.launch.launcher import LOG, STDERR, kept_in, outcome_folder
 from training.launch.outcomes import Outcome, verdict

@@ -16,8 +16,8 @@ from typing import Any
 
 from core.errors import ConfigError, InputError, OutputError
 from core.settings import Settings
-from embq.display import PLAIN_EVERY_S, duration
 from embq.experiments.report import make_folder, unwritable, versions, write
+from embq.status.display import PLAIN_EVERY_S, duration
 from training.launch import child_process
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge

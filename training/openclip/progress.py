@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from embq.display import PLAIN_EVERY_S, duration
+from embq.status.display import PLAIN_EVERY_S, duration
 from training.openclip.log import Iteration, iteration
 
 

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from embq.display import PLAIN_EVERY_S, duration
+from embq.status.display import PLAIN_EVERY_S, duration
 from training.shards.shard_set import size_of
 
 SETTLED_S = 2.0

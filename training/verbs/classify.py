@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.options import json_option
+from embq.cli.options import json_option
 from training.classify.config import Config, classify_options
 from training.launch.options import launch_options
 

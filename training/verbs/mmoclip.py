@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import Exit, UsageError
-from embq.options import json_option
+from embq.cli.options import json_option
 
 if TYPE_CHECKING:
     from training.mmoclip.judgement import Judgement

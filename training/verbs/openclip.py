@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.errors import Exit
-from embq.options import json_option
+from embq.cli.options import json_option
 from training.launch.options import launch_options
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.lazy import Lazy
+from embq.cli.lazy_group import Lazy
 
 LATER = {
     "convert": ("training.verbs.shards_convert", "Write pictures as shards, with their classes and captions."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.lazy import Lazy
+from embq.cli.lazy_group import Lazy
 
 LATER = {
     "classify": ("training.verbs.classify", "Train a classifier of timm or torchvision on shards."),

@@ -25,7 +25,7 @@ from e2e.session import LOOK_S, Command, Ledger, committed, ended, run_of, succe
 from core.broker.client import connect
 from core.broker.embedded import server_binary
 from core.process.children import die_with_parent
-from embq.cli import VERBS
+from embq.cli.entry_point import VERBS
 from faults.kit.table import Recovery
 
 SEED = int(os.environ.get("EMBQ_TEST_SEED") or "20240611")

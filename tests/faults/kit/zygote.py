@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 import writer.daemon  # noqa: F401 - imported here so that a command need not
 from core.process.children import die_with_parent
-from embq.cli import run
+from embq.cli.entry_point import run
 
 
 def child(request: dict[str, object]) -> int:

@@ -1,0 +1,197 @@
+"""The command line: finds the verb, and maps every error to one message and one exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from core.errors import ConfigError, EmbqError, Exit
+from core.process.limits import exhausted
+from core.redaction import masked, printable
+from core.service.log import Events, is_json
+from core.settings import child_environment
+from embq.cli.lazy_group import Lazy
+
+_OPTION = "--broker"
+
+
+def keep_off_the_process_list(arguments: Sequence[str]) -> None:
+    """Start this command anew where --broker names a password, so that `ps` does not show it any longer.
+
+    The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
+    `embq.cli.options.settings_with` takes the one for the other. Returns where there is nothing to hide.
+
+    Args:
+        arguments: of the command, without its name.
+    """
+    shown, url = list(arguments), ""
+    for at, argument in enumerate(arguments):
+        name, given, value = argument.partition("=")
+        if argument == _OPTION and at + 1 < len(arguments):
+            shown[at + 1], url = _hidden(arguments[at + 1], url)
+        elif name == _OPTION and given:
+            hidden, url = _hidden(value, url)
+            shown[at] = f"{_OPTION}={hidden}"
+    if shown == list(arguments):
+        return
+    # What Python was started with besides: the script, or -m embq, and its own options.
+    own = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *own, *shown], child_environment(EMBQ_BROKER_URL=url))
+
+
+def _hidden(value: str, before: str) -> tuple[str, str]:
+    """(what may be shown of it, the URL to keep): the last one with a password counts, as of options given twice."""
+    return (masked(value), value) if masked(value) != value else (value, before)
+
+
+VERBS = {
+    "run": "Embed inputs on this machine, from start to finish.",
+    "enqueue": "Plan a run and hand it to resident workers.",
+    "pause": "Let a run rest.",
+    "resume": "Go on with an interrupted, paused or cancelled run.",
+    "cancel": "Stop a run; what is committed stays.",
+    "search": "Ask an index for what is nearest to a text, an image or a vector.",
+    "status": "Show how far a run is.",
+    "verify": "Re-read inputs and outputs and check every invariant.",
+    "export": "Write committed rows as files for other tools.",
+    "index": "Make the embeddings searchable, with the recall asked for.",
+    "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
+    "failures": "List what has no embedding, grouped by cause.",
+    "retry": "Do again what failed, after its cause was mended.",
+    "gc": "Remove what nobody will use any more.",
+    "doctor": "Check broker, devices, models and storage.",
+    "health": "Ask a service of this machine how it is.",
+    "bench": "Measure workers, devices, units and images on this machine.",
+    "shards": "Make, count, check and serve webdataset shards.",
+    "train": "Train models on shards, to embed with them after.",
+    "broker": "Make users, passwords and certificates for a broker.",
+    "producer": "Run the resident feeder.",
+    "worker": "Run one worker process per device.",
+    "writer": "Run the single writer.",
+}
+"""Every verb with its one line of help, so that the list needs no verb's imports."""
+
+ELSEWHERE = {"shards": "training.verbs.shards", "train": "training.verbs.train"}
+"""Verbs of a package that nothing else of embq imports, by the names of their modules."""
+
+FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
+"""What clip-retrieval calls it."""
+
+HELP = ("-h", "--help")
+
+TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "failures", "index", "export"}
+"""Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.libraries`."""
+
+OPTIONAL = {
+    *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
+    "uvicorn",
+}
+"""Packages that come with extras, and that some verbs import without asking first."""
+
+
+@click.group(
+    cls=Lazy,
+    later={verb: (ELSEWHERE.get(verb, f"embq.verbs.{verb}"), line) for verb, line in VERBS.items()},
+    foreign=FOREIGN_VERBS,
+    heading="Verbs",
+    context_settings={"help_option_names": list(HELP)},
+    epilog="Example: embq run ./photos --output ./out --model open_clip:ViT-B-32/laion2b_s34b_b79k",
+)
+@click.version_option(package_name="embq", prog_name="embq")
+def cli() -> None:
+    """Turn images and texts into embeddings, exactly once each, on whatever GPUs there are."""
+
+
+def main() -> NoReturn:
+    """Entry point of the command `embq`."""
+    keep_off_the_process_list(sys.argv[1:])
+    if TABLES.intersection(sys.argv[1:2]) and not set(HELP).intersection(sys.argv):
+        from core.process.libraries import leave_out_pandas
+
+        leave_out_pandas()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; gives its exit status. Every error ends here, as one message on stderr."""
+    try:
+        result: Any = cli.main(arguments, prog_name="embq", standalone_mode=False)
+        return int(result) if isinstance(result, int) else Exit.DONE
+    except click.ClickException as error:
+        error.show()
+        return Exit.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return Exit.INTERRUPTED
+    except (BrokenPipeError, SystemExit):
+        # Nobody reads on: no matter to us. click has made a SystemExit of it, which it makes of nothing else here.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+    except EmbqError as error:
+        show_error(error)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the boundary to the user
+        if (told := _nobodys_bug(error)) is not None:
+            show_error(told)
+            return told.exit_code
+        details = masked(traceback.format_exc())
+        with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
+            report.write(details)
+        if is_json():
+            Events("embq").error("bug", report=report.name, traceback=details)
+            return Exit.BUG
+        click.echo(
+            f"error[bug]: embq has a bug; the details are in {report.name}\n"
+            f"  {details.strip().splitlines()[-1]}\n  next:  report it with that file",
+            err=True,
+        )
+        return Exit.BUG
+
+
+def _nobodys_bug(error: Exception) -> EmbqError | None:
+    """The error for a user where the disk or the broker refused something, or a package of an extra is not there.
+
+    The same where memory or threads are used up. None for any other.
+    """
+    if (known := exhausted(error)) is not None:
+        return known
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in OPTIONAL:
+        return ConfigError(
+            f"this needs the package {package}, which is not installed here",
+            next_step="pip install 'embq[all]', or the extra of what this machine is for: README.md has the list",
+        )
+    if isinstance(error, OSError):
+        from core.storage.durable import NO_SPACE, NOT_WRITABLE, output_error
+
+        return output_error(error, Path(error.filename or "a file")) if error.errno in NO_SPACE + NOT_WRITABLE else None
+    if any(base.__module__.startswith("redis.") for base in type(error).__mro__):
+        from redis.exceptions import RedisError
+
+        from core.broker.client import refusal
+
+        return refusal(error) if isinstance(error, RedisError) else None
+    return None
+
+
+def show_error(error: EmbqError) -> None:
+    """Print an error the way every embq command does: what, then what to do next. A log in JSON stays one."""
+    if is_json():
+        Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
+        return
+    click.echo(f"error[{error.code}]: {_lines(error.message)}", err=True)
+    if error.next_step:
+        click.echo(f"  next:  {_lines(error.next_step)}", err=True)
+
+
+def _lines(text: str) -> str:
+    """Lines of text that may hold names and reasons from elsewhere."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -1,0 +1,310 @@
+"""Options of a run, and the request that they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import embq
+from core.errors import UsageError
+from core.models import MODALITIES, Chunking, ModelSpec
+from embq.cli.options import decode_option, precision_option, stacked
+
+if TYPE_CHECKING:
+    from core.rows.spec import RowSpec
+    from producer.enqueue import Request
+
+INPUT_FORMATS = {
+    "webdataset": "tar",
+    "files": "files",
+    "parquet": "parquet",
+    "arrow": "arrow",
+    "hdf5": "hdf5",
+    "csv": "csv",
+    "jsonl": "jsonl",
+    "text": "lines",
+}
+"""--input-format, with clip-retrieval's words where it has one -> kind of input."""
+
+run_options = stacked(
+    click.option(
+        "--output",
+        "-o",
+        required=True,
+        type=click.Path(file_okay=False),
+        help="Folder for the result, or s3://BUCKET/PREFIX.",
+    ),
+    click.option(
+        "--model",
+        "-m",
+        required=True,
+        multiple=True,
+        metavar="[NAME=]SPEC",
+        help="For example minilm or open_clip:ARCH/TAG; several embed each sample, which is decoded once.",
+    ),
+    click.option(
+        "--modality",
+        default="",
+        metavar="LIST",
+        help="image, text or image,text.  [what the inputs hold]",
+    ),
+    click.option(
+        "--prompt",
+        default=None,
+        metavar="NAME",
+        help="Prompt of an st: model before each text: query, document, or another name that the model has.  "
+        "[the model's default]",
+    ),
+    click.option(
+        "--prompt-text",
+        default=None,
+        metavar="TEXT",
+        help="The prompt itself, for st: and hf: models, with the space at its end; '' for none.",
+    ),
+    precision_option,
+    decode_option,
+    click.option(
+        "--dtype",
+        type=click.Choice(["float16", "float32", "int8", "binary"]),
+        default="float16",
+        show_default=True,
+        help="What is stored of a vector; binary is the signs of its numbers, eight in a byte.",
+    ),
+    click.option(
+        "--truncate-dim",
+        type=click.IntRange(min=1),
+        default=None,
+        metavar="N",
+        help="Store the first N numbers of a vector, brought to length 1 again (matryoshka models).  [all]",
+    ),
+    click.option(
+        "--normalize/--no-normalize",
+        "normalize",
+        default=None,
+        help="Store vectors of length 1, or of the length that they have before the model changes it.  "
+        "[as the model gives them; length 1 with int8 and --truncate-dim]",
+    ),
+    click.option(
+        "--int8-range",
+        type=float,
+        default=None,
+        metavar="X",
+        help="int8 stores numbers from -X to X in equal steps, and those beyond as if they were X.  [1]",
+    ),
+    click.option(
+        "--similarity",
+        is_flag=True,
+        help="A column image_text_similarity: the cosine of a row's image and text.",
+    ),
+    click.option(
+        "--output-format",
+        type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
+        default="parquet",
+        show_default=True,
+        help="Format of the parts.",
+    ),
+    click.option(
+        "--write-batch-size",
+        type=click.IntRange(min=1),
+        default=1_000_000,
+        show_default=True,
+        metavar="N",
+        help="Most rows of one part.",
+    ),
+    click.option(
+        "--unit-size",
+        type=click.IntRange(min=1, max=100_000),
+        default=1000,
+        show_default=True,
+        metavar="N",
+        help="Samples per unit where the input is not sharded.",
+    ),
+    click.option(
+        "--input-format",
+        type=click.Choice(sorted(INPUT_FORMATS)),
+        help="What the inputs are.  [what their names say]",
+    ),
+    click.option(
+        "--image-key",
+        default="",
+        metavar="LIST",
+        help="Extensions of images in shards and folders, the best first: 'jpg;png'.  [all that are known]",
+    ),
+    click.option(
+        "--caption-key",
+        default="",
+        metavar="LIST",
+        help="Extensions of captions in shards and folders.  [txt]",
+    ),
+    click.option(
+        "--chunk-tokens",
+        type=click.IntRange(min=16),
+        default=None,
+        metavar="N",
+        help="Cut long texts into chunks of at most N tokens of the model, special ones included: a row for "
+        "each.  [a text is one row, cut off at what the model reads]",
+    ),
+    click.option(
+        "--chunk-overlap",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        metavar="M",
+        help="At most M tokens of a chunk are repeated in the next one; M is at most half of N.",
+    ),
+    click.option("--text-column", default="", metavar="NAME", help="Column or field that holds the text."),
+    click.option("--id-column", default="", metavar="NAME", help="Column or field that holds the key."),
+    click.option(
+        "--image-column", default="", metavar="NAME", help="Column of images, or of their paths in the folder."
+    ),
+    click.option(
+        "--metadata-columns",
+        default="",
+        metavar="LIST",
+        help="Columns kept as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
+    ),
+    click.option(
+        "--include",
+        multiple=True,
+        metavar="PATTERN",
+        help="Take only files whose path, or its end after a slash, matches; repeatable.",
+    ),
+    click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out such files; repeatable."),
+    click.option(
+        "--sample",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        default=1.0,
+        metavar="FRACTION",
+        help="Take this part of the images of a folder, else of the units; always the same ones.",
+    ),
+    click.option(
+        "--limit",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Take N images of a folder, units of texts until they hold N, or N shards, from the first one on.",
+    ),
+)
+"""What decides the content of a run: frozen in its run.json."""
+
+
+def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
+    """The request that `run_options` describe; UsageError for options that contradict each other."""
+    from core.run.control import PRIORITY
+    from core.storage.paths import is_url, place
+    from producer.enqueue import Request
+    from producer.selection import Selection
+    from sources.base import ReadOptions
+
+    modalities = _parts(options["modality"])
+    for modality in modalities:
+        if modality not in MODALITIES:
+            raise UsageError(f"unknown modality {modality!r}", next_step="use --modality image, text or image,text")
+    return Request(
+        inputs=inputs,
+        output=place(options["output"]) if is_url(options["output"]) else Path(options["output"]),
+        models=_models(options["model"], options["prompt"], options["prompt_text"]),
+        modalities=tuple(m for m in MODALITIES if m in modalities),
+        precision=options["precision"],
+        rows=_rows(options, modalities),
+        format=options["output_format"],
+        part_rows=options["write_batch_size"],
+        options=ReadOptions(
+            unit_samples=options["unit_size"],
+            text_column=options["text_column"],
+            id_column=options["id_column"],
+            image_column=options["image_column"],
+            metadata_columns=_parts(options["metadata_columns"]),
+            image_keys=extensions(options["image_key"]),
+            caption_keys=extensions(options["caption_key"]),
+            kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
+        ),
+        version=embq.__version__,
+        selection=Selection(
+            include=options["include"],
+            exclude=options["exclude"],
+            sample=options["sample"],
+            limit=options["limit"],
+        ),
+        priority=options["priority"] or PRIORITY,
+        chunking=_chunking(options["chunk_tokens"], options["chunk_overlap"]),
+        decode=options["decode"],
+    )
+
+
+def _models(specs: tuple[str, ...], prompt: str | None, prompt_text: str | None) -> tuple[str, ...]:
+    """The specs, with the prompt that is asked for in the one to which it belongs."""
+    if prompt is None and prompt_text is None:
+        return specs
+    if prompt is not None and prompt_text is not None:
+        raise UsageError(
+            "--prompt names a prompt, and --prompt-text gives another one", next_step="leave out one of them"
+        )
+    if len(specs) > 1:
+        raise UsageError(
+            "--prompt and --prompt-text are for one model, and several are asked for",
+            next_step="write it into the spec of each: --model NAME=st:FOLDER?prompt=query",
+        )
+    return (str(ModelSpec.parse(specs[0]).with_prompt(prompt, prompt_text)),)
+
+
+def _rows(options: dict[str, Any], modalities: tuple[str, ...]) -> RowSpec:
+    """The stored form of vectors; UsageError where options contradict each other."""
+    from core.rows.spec import INT8_RANGE, LEAST_RANGE, MOST_RANGE, RowSpec
+
+    dtype, truncate_dim, normalize = options["dtype"], options["truncate_dim"] or 0, options["normalize"]
+    int8_range, similarity = options["int8_range"], options["similarity"]
+    if int8_range is not None and dtype != "int8":
+        raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
+    if int8_range is not None and not LEAST_RANGE <= int8_range <= MOST_RANGE:  # which is also said of NaN
+        raise UsageError(
+            f"--int8-range {int8_range:g} is not between {LEAST_RANGE:g} and {MOST_RANGE:g}",
+            next_step="give the largest number that the vectors hold; 1 is right for vectors of length 1",
+        )
+    if dtype == "int8" and normalize is False and int8_range is None:
+        raise UsageError(
+            "--dtype int8 --no-normalize needs --int8-range: how large the numbers of the vectors are, only you know",
+            next_step="add --int8-range with the largest of them, or leave out --no-normalize",
+        )
+    if dtype == "binary" and truncate_dim % 8:
+        raise UsageError(
+            f"--dtype binary stores 8 numbers in a byte, and --truncate-dim {truncate_dim} leaves one half empty",
+            next_step=f"use --truncate-dim {max(8, truncate_dim // 8 * 8)}",
+        )
+    if similarity and modalities and set(modalities) != set(MODALITIES):
+        raise UsageError(
+            f"--similarity compares a row's image with its text, and --modality {modalities[0]} embeds one of them",
+            next_step="use --modality image,text, or leave out --similarity",
+        )
+    return RowSpec(
+        dtype=dtype,
+        truncate_dim=truncate_dim,
+        normalize=normalize,
+        int8_range=INT8_RANGE if int8_range is None else int8_range,
+        similarity=similarity,
+    )
+
+
+def _chunking(tokens: int | None, overlap: int) -> Chunking | None:
+    if tokens is None:
+        if overlap:
+            raise UsageError("--chunk-overlap needs --chunk-tokens", next_step="for example --chunk-tokens 256")
+        return None
+    if 2 * overlap > tokens:
+        raise UsageError(
+            f"--chunk-overlap {overlap} is more than half of --chunk-tokens {tokens}",
+            next_step=f"use --chunk-overlap {tokens // 2} or less; a tenth of the chunk is usual",
+        )
+    return Chunking(tokens=tokens, overlap=overlap)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def extensions(text: str) -> tuple[str, ...]:
+    """The extensions in a list with commas or semicolons, as webdataset has it, in lower case and without dots."""
+    return tuple(part.lower().lstrip(".") for part in _parts(text.replace(";", ",")))

@@ -1,0 +1,93 @@
+"""What `embq worker --check` looks at: everything that would keep this machine from working for a broker."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import redis
+
+import embq
+from core.broker.client import connect, user_of
+from core.errors import EmbqError
+from core.settings import Settings, model_cache
+from embq.cli.authorization import require
+from embq.doctor import probes
+from embq.doctor.broker_checks import broker
+from embq.doctor.check import Check, guarded
+from embq.doctor.fleet_checks import fleet, libraries
+from embq.doctor.run_checks import runs
+from worker.embedders.device.hardware import simulated_speed
+from worker.supervisor.devices import find_devices, why_no_gpu
+from worker.supervisor.machine import room
+
+CACHE_LOW_BYTES = 10 * 1024**3
+"""Large models take some gigabytes each."""
+SCRATCH_LOW_BYTES = 1024**3
+"""Compilers and libraries leave some hundred megabytes there."""
+
+
+def examine_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Check]:
+    """All checks, in the order in which a worker would meet them.
+
+    Args:
+        settings: with the broker.
+        wanted: as `--devices`.
+        load: load the model of each run.
+    """
+    checked = list(broker(settings))
+    yield from checked
+    first, rows = _devices(settings, wanted)
+    yield from rows
+    yield _folder("cache", model_cache(), CACHE_LOW_BYTES, "models are kept there: set HF_HOME to a folder")
+    yield _folder("scratch", Path(tempfile.gettempdir()), SCRATCH_LOW_BYTES, "set TMPDIR to a folder")
+    if any(check.name == "broker" and check.state == "fail" for check in checked):
+        return
+    with connect(settings.broker_url, password=settings.broker_password) as client:
+        yield from guarded("rights", lambda: [_rights(client)])
+        yield from guarded("services", lambda: list(fleet(client, embq.__version__)))
+        yield from guarded("libraries", lambda: list(libraries(client)))
+        yield from runs(client, first, settings.cuda_visible, load=load)
+
+
+def _rights(client: redis.Redis) -> Check:
+    """Whether our user may do what a worker does; nothing of it is done."""
+    require(client, "worker")
+    return Check("rights", "ok", f"the user {user_of(client) or 'default'} may do what a worker does")
+
+
+def _devices(settings: Settings, wanted: str) -> tuple[str, list[Check]]:
+    """(the first device that a worker would use, rows on all)."""
+    try:
+        names = find_devices(wanted, settings.cuda_visible)
+    except EmbqError as error:
+        return "cpu", [Check("devices", "fail", error.message, error.next_step)]
+    if all(simulated_speed(name) for name in names):
+        return names[0], [Check("devices", "ok", f"{', '.join(names)}: simulated, for stub models")]
+    if importlib.util.find_spec("torch") is None:
+        return names[0], [Check("devices", "fail", "torch is not installed", "pip install 'embq[worker]'")]
+    rows = [row for row in probes.devices(settings.cuda_visible) if row.name == "devices" or row.name in names]
+    if wanted == "auto" and names == ("cpu",):
+        why, mend = why_no_gpu(settings.cuda_visible)
+        rows = [replace(row, state="warn", detail=f"{row.detail}: {why}", fix=mend) for row in rows]
+    return names[0], rows
+
+
+def _folder(name: str, folder: Path, low_bytes: int, fix: str) -> Check:
+    """Whether files can be kept in a folder, or in one that would be made."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        return Check(name, "fail", f"{folder} cannot be written: {error.strerror}", f"{fix} that can be written")
+    free = room(folder)
+    detail = f"{folder}: {free / 1024**3:,.0f} GiB free"
+    return (
+        Check(name, "warn", detail, f"make room; {fix} on a larger disk")
+        if free < low_bytes
+        else Check(name, "ok", detail)
+    )

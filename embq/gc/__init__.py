@@ -1,0 +1,1 @@
+"""Garbage collection: orphaned files, and Redis keys of finished runs."""

@@ -1,0 +1,140 @@
+"""What nobody will use any more: files that no record names, and what a finished run left in the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import redis
+from rq.utils import as_text
+
+from core.broker.client import connect, reach
+from core.broker.embedded import EmbeddedServer, kept_off
+from core.errors import BrokerError, ConfigError
+from core.queue.hints import HintJob, hint_queue
+from core.queue.keys import RUN_PARTS, RUNS, run_key
+from core.queue.registry import registered
+from core.run.commit_log import CommitLog
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.settings import Settings
+from core.storage.paths import Place
+from embq.cli.authorization import require
+from embq.gc.orphans import Found, find, remove
+
+
+def live_tokens(client: redis.Redis, run: str) -> set[str]:
+    """The tokens of leases and of results that wait for the writer, as they stand in names of staging files."""
+    values = [value for part in ("owner", "spare", "pub") for value in client.hvals(run_key(run, part))]
+    # A published result stands as its token and, behind a blank, its place in the stream.
+    texts = (cast("bytes", value).decode(errors="replace") for value in values)
+    return {text.partition(" ")[0].replace(":", "_") for text in texts}
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What a run had in the broker: keys of its ledger and its entry in the list of runs; and hints."""
+
+    keys: int
+    hints: int
+
+
+def forget(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Forgotten:
+    """Remove what a finished run left in the broker; workers and other runs stay as they are.
+
+    The run is taken off the list first, so that no service takes it up again while its keys go.
+    """
+    queue = hint_queue(client, info.model.queue_key)
+    lists = (queue.key, queue.intermediate_queue.key)
+    keys = [run_key(info.run, part) for part in (*RUN_PARTS, "writer", "asked")]
+    there = int(client.hexists(RUNS, info.run)) + int(client.exists(*keys))
+    prefix = f"{info.run}-"
+    hints = {as_text(raw) for key in lists for raw in client.lrange(key, 0, -1) if as_text(raw).startswith(prefix)}
+    # A popped hint that its worker did not live to drop is in no list once RQ has cleaned up.
+    jobs = client.scan_iter(match=HintJob.key_for(f"{prefix}*"), count=5000)
+    hints |= {as_text(raw).removeprefix(HintJob.redis_job_namespace_prefix) for raw in jobs}
+    if not dry_run:
+        client.hdel(RUNS, info.run)
+        with client.pipeline() as pipe:
+            pipe.delete(*keys, *(HintJob.key_for(job_id) for job_id in hints))
+            for job_id in hints:
+                for key in lists:
+                    pipe.lrem(key, 0, job_id)
+            pipe.execute()
+        if not client.llen(queue.key) and all(record.model != info.model for record in registered(client).values()):
+            queue.delete(delete_jobs=False)  # or `rq info` would list it for ever
+    return Forgotten(there, len(hints))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What was removed, or would be.
+
+    Attributes:
+        broker: what the run had in the broker; None where it stays there, or no broker was asked.
+        notes: what a user should know, one sentence each.
+    """
+
+    run: str
+    found: Found
+    broker: Forgotten | None
+    notes: tuple[str, ...]
+
+
+def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float, dry_run: bool) -> Collected:
+    """Remove the litter of an output folder and, once its run is finished, what the broker keeps of it.
+
+    Safe while others work on the run.
+
+    Args:
+        settings: with the broker that may know the run.
+        asked: the user named that broker, so it must answer.
+    """
+    layout = Layout(root)
+    info = load_run(root)
+    notes: list[str] = []
+    with kept_off(layout.broker) as alone:
+        client = _resident(settings, notes, asked=asked) if alone else _embedded(layout)
+        state = CommitLog(layout).replay(info.units)
+
+        def live() -> set[str] | None:
+            if client is not None:
+                return live_tokens(client, info.run)
+            # The leases of `embq run` end with its server; of others nothing is known.
+            return set() if alone and layout.broker.exists() else None
+
+        found = find(layout, info, state, live=live, older_than_s=older_than_s)
+        if not dry_run:
+            remove(layout, found)
+        if found.uploads:
+            notes.append(f"{len(found.uploads):,} uploads that were begun and never completed are among what goes")
+        if found.in_use and live() is None:
+            notes.append("no broker was asked whose they are, so staged results stay until the run is finished")
+        forgotten = None
+        if client is not None and alone and state.closed:
+            if client.exists(run_key(info.run, "writer")):
+                notes.append("a writer holds the run, so the broker keeps it: stop that writer, and repeat this")
+            else:
+                forgotten = forget(client, info, dry_run=dry_run)
+    return Collected(run=info.run, found=found, broker=forgotten, notes=tuple(notes))
+
+
+def _embedded(layout: Layout) -> redis.Redis | None:
+    """A client of the server of the `embq run` that is at work on the folder."""
+    url = EmbeddedServer.find(layout.broker)
+    return connect(url) if url else None
+
+
+def _resident(settings: Settings, notes: list[str], *, asked: bool) -> redis.Redis | None:
+    if not settings.broker_url:
+        return None
+    client = connect(settings.broker_url, password=settings.broker_password)
+    try:
+        reach(client, settings.broker_url)
+        require(client, "gc")
+    except (BrokerError, ConfigError) as error:
+        if asked or (isinstance(error, ConfigError) and error.code != "role"):
+            raise
+        notes.append(error.message)
+        return None
+    return client

@@ -1,0 +1,206 @@
+"""Files of an output folder that no record names, and who may still need them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.formats.files import row_folders
+from core.run.commit_log import CommitLog, LogState
+from core.run.generations import leftovers
+from core.run.layout import PLANNED, Layout, record_number
+from core.run.run_info import RunInfo, load_run
+from core.storage import beneath
+from core.storage.durable import output_error
+from core.storage.objects import ObjectPath, Status, Unfinished, unfinished
+from core.storage.paths import Place
+
+NONCE = ".shared"
+PLANNING_S = 24 * 3600.0
+"""Segments on an object store that nothing names are of a plan that is at work, for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Litter:
+    """A file that no record names.
+
+    Attributes:
+        path: relative to the output folder; absolute where it is a file of this machine for an object store.
+        bytes: its size.
+        age_s: by the clock of the storage.
+    """
+
+    path: str
+    bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What no record names.
+
+    Attributes:
+        litter: what may go.
+        young: number of files that are not old enough.
+        in_use: number of files that a writer or a worker may still need.
+        uploads: what was begun to be sent to an object store and never completed, and may go.
+    """
+
+    litter: tuple[Litter, ...]
+    young: int
+    in_use: int
+    uploads: tuple[Unfinished, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """The size of all of the litter."""
+        return sum(item.bytes for item in self.litter)
+
+
+def find(
+    layout: Layout, info: RunInfo, state: LogState, *, live: Callable[[], set[str] | None], older_than_s: float
+) -> Found:
+    """The litter of an output folder.
+
+    Args:
+        state: the log as it was before.
+        live: gives what `live_tokens` gives, or None where nobody can say. Asked, like the log, after the files are
+            listed, so that what gets its lease or its record meanwhile is seen to have it.
+        older_than_s: files younger than this stay.
+    """
+    rows = row_folders(layout, info)
+    folders = (*rows, layout.failures, layout.temporary, layout.staging, layout.manifest)
+    listed = {folder: list(_files(folder)) for folder in folders}
+    abandoned: list[Unfinished] = []
+    uploads = unfinished(layout.root) if isinstance(layout.root, ObjectPath) else []
+    unnamed = set(leftovers(layout.manifest, load_run(layout.root).segments))
+    planning = _is_planned(layout)
+    named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
+    users = _Users(layout, state, planning, live())
+    litter: list[Litter] = []
+    young = in_use = 0
+    for folder, files in listed.items():
+        now = _storage_time(folder) if files else 0.0
+        for path, status in files:
+            if path in named or path == layout.staging / NONCE:
+                continue
+            if folder == layout.manifest and path not in unnamed:
+                continue
+            age_s = max(0.0, now - status.st_mtime)
+            if users.need(folder, path, age_s):
+                in_use += 1
+            elif age_s < older_than_s:
+                young += 1
+            else:
+                litter.append(Litter(layout.relative(path), status.st_size, age_s))
+    for upload in uploads:
+        if users.may_name(upload.path):
+            in_use += 1
+        elif (age_s := max(0.0, _storage_time(layout.writer) - upload.began)) < older_than_s:
+            young += 1
+        else:
+            abandoned.append(upload)
+    return Found(tuple(litter), young, in_use, tuple(abandoned))
+
+
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """Who may still need files that no record names.
+
+    Attributes:
+        state: the log as it was before the files were listed.
+        planning: whether somebody adds units to the run now.
+        tokens: see `embq.gc.collect.live_tokens`; None where nobody can say.
+    """
+
+    layout: Layout
+    state: LogState
+    planning: bool
+    tokens: set[str] | None
+
+    def need(self, folder: Place, path: Place, age_s: float) -> bool:
+        """Whether a file of one of the run's folders may still be needed."""
+        layout = self.layout
+        if folder == layout.manifest or (folder == layout.temporary and path.name.startswith(PLANNED)):
+            # No lock says whether another machine plans for an object store.
+            return self.planning or (isinstance(path, ObjectPath) and age_s < PLANNING_S)
+        if folder == layout.staging:
+            return _token_part(path.name) in self.tokens if self.tokens is not None else not self.state.closed
+        return self.may_name(path)
+
+    def may_name(self, path: Place) -> bool:
+        """Whether the record to come may name a file, because it has that record's number."""
+        return not self.state.closed and record_number(path.name) > self.state.n
+
+
+def _is_planned(layout: Layout) -> bool:
+    """Whether somebody adds units to the run now."""
+    try:
+        with beneath.reader(layout.home, f"{layout.plan_lock.parent.name}/{layout.plan_lock.name}") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def remove(layout: Layout, found: Found) -> None:
+    """Delete files and unfinished uploads; one that is gone already is no error."""
+    for upload in found.uploads:
+        upload.abort()
+    for item in found.litter:
+        path = Path(item.path) if os.path.isabs(item.path) else layout.root / item.path
+        try:
+            if isinstance(path, ObjectPath):
+                path.unlink(missing_ok=True)
+            else:  # in one of the run's folders, which stand in the output folder, its home or the spool
+                beneath.unlink(path.parent.parent, f"{path.parent.name}/{path.name}", missing_ok=True)
+        except OSError as error:
+            raise output_error(error, path) from error
+
+
+def _files(folder: Place) -> Iterator[tuple[Place, os.stat_result | Status]]:
+    try:
+        if isinstance(folder, ObjectPath):
+            yield from folder.listing()
+            return
+        for name, status in beneath.listing(folder.parent, folder.name):
+            if stat.S_ISREG(status.st_mode):
+                yield folder / name, status
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise output_error(error, folder) from error
+
+
+def _storage_time(folder: Place) -> float:
+    """What time it is for the storage of a folder, whose clock may not be that of this machine."""
+    name = f".gc-{secrets.token_hex(4)}"
+    probe = folder / name
+    try:
+        if isinstance(probe, ObjectPath):
+            probe.create(b"")
+            try:
+                return probe.stat().st_mtime
+            finally:
+                probe.unlink(missing_ok=True)
+        with beneath.folder(probe.parent.parent, probe.parent.name) as descriptor:
+            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=descriptor)
+            try:
+                return os.fstat(file).st_mtime
+            finally:
+                os.close(file)
+                os.unlink(name, dir_fd=descriptor)
+    except OSError as error:
+        raise output_error(error, probe) from error
+
+
+def _token_part(name: str) -> str:
+    """What the name of a staging file, finished or not, says of the token of its lease."""
+    return name.removeprefix(".").partition(".")[2].removesuffix(".arrow")

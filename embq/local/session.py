@@ -1,0 +1,284 @@
+"""A run on this machine from start to finish: server, producer, writer and workers, started and stopped together."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import redis
+
+from core.broker.client import check, connect
+from core.broker.embedded import EmbeddedServer, keep_to_ourselves
+from core.errors import AwayError, Exit
+from core.queue.ledger import Ledger
+from core.queue.service_registry import Device
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.service.stopping import REPEAT_S, StopFlag
+from core.settings import Settings
+from core.storage.paths import Place
+from embq.cli.authorization import require
+from embq.cli.options import settings_with
+from embq.local.service_process import Child
+from embq.status.display import Display, duration, stages_line
+from embq.status.run_monitor import Watch
+from embq.status.run_progress import Progress
+from producer.announce import announce
+from sources.reach import hosts_named
+
+
+def work(
+    info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool, inputs: Sequence[str] = ()
+) -> Outcome:
+    """Bring a planned run to its end on this machine; at once where nothing is left to do.
+
+    Args:
+        inputs: as the user names them: their hosts may be private ones.
+    """
+    before = Watch(root, None).look()  # the run that stands in the folder, with all that was added
+    if before.state == "done":
+        if not quiet:
+            click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)
+        return Outcome(before, False)
+    # Whoever starts a run that was paused or cancelled wants it to go on.
+    wishes = {"state": "running"}
+    if options.get("priority") is not None:
+        wishes["priority"] = str(options["priority"])
+    if not quiet:
+        click.echo(
+            f"run {info.run}: {info.units - before.done - before.quarantined:,} of {info.units:,} units to do with "
+            f"{info.model.spec} in {info.model.precision} -> {root}",
+            err=True,
+        )
+    settings = settings_with(broker)
+    settings = replace(settings, private_hosts=(*settings.private_hosts, *hosts_named(inputs)))
+    stopped = StopFlag()
+    stopped.install()
+    with Display(quiet=quiet) as display:
+        return Session(
+            info,
+            root,
+            wishes=wishes,
+            worker_arguments=_worker_arguments(options),
+            settings=settings,
+            drain_s=options["drain_timeout"],
+            stops=lambda: stopped.count,
+            display=display,
+        ).run()
+
+
+def _worker_arguments(options: dict[str, Any]) -> list[str]:
+    names = ("devices", "workers_per_device", "batch_size", "prepare_threads", "prefetch", "transport", "drain_timeout")
+    return [part for name in names for part in (f"--{name.replace('_', '-')}", str(options[name]))]
+
+
+def own_devices(wanted: str) -> list[Device]:
+    """The devices of this machine that `--devices` names; torch is not imported in this process."""
+    from worker.supervisor.devices import find_devices
+    from worker.supervisor.machine import described
+
+    visible = Settings.from_environment().cuda_visible
+    return list(described(find_devices(wanted, visible), visible).values())
+
+
+def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:
+    """Print what went in and what came out; gives the exit status."""
+    progress = outcome.progress
+    if as_json:
+        click.echo(json.dumps(progress.to_json()))
+    else:
+        for line in account_lines(progress, root):
+            click.echo(line)
+    if progress.state != "done":
+        if outcome.interrupted:
+            click.echo(f"stopped; go on with: embq resume {root}", err=True)
+        return Exit.INTERRUPTED
+    return Exit.SOME_FAILED if progress.failures else Exit.DONE
+
+
+def account_lines(progress: Progress, root: Place) -> list[str]:
+    """The account of a run: in = rows + failures, where it is, how long it took."""
+    from core.formats.files import row_folders
+
+    total = progress.rows + progress.failures
+    lines = [f"in {total:,} = rows {progress.rows:,} + failures {progress.failures:,}"]
+    if progress.state != "done":
+        left = progress.units_total - progress.done - progress.quarantined
+        lines[0] += f" so far; {left:,} of {progress.units_total:,} units are left"
+    elif progress.quarantined:
+        lines[0] += f" ({progress.quarantined:,} units failed as a whole; what they hold is not counted)"
+    elif not total:
+        lines[0] += ": the inputs hold no sample"
+    if progress.truncated:
+        lines.append(
+            f"truncated {progress.truncated:,}: longer than the model reads, so only their beginnings were embedded; "
+            "to embed whole texts, run with --chunk-tokens and another --output"
+        )
+    timing = progress.timing
+    if progress.state == "done" and timing.get("wall_s"):
+        lines.append(
+            f"{progress.rows_per_s:,.1f} rows/s from the first unit to the last commit; "
+            f"{duration(timing['wall_s'])} in all, {timing.get('load_s', 0):.1f} s of them loading the model"
+        )
+    if progress.limits.so_far.name:
+        lines.append(f"limited by {progress.limits.so_far.sentence()}")
+        lines.append(f"stages: {stages_line(progress.limits.so_far)}")
+    lines.append(f"rows in {', '.join(map(str, row_folders(Layout(root), load_run(root))))}")
+    if progress.failures:
+        lines.append(f"failures in {root / 'failures'}; list them with: embq failures {root}")
+    return lines
+
+
+LOOK_S = 0.25
+LOOK_FAR_S = 2.0
+"""Between two looks at an object store, each of which is a few requests."""
+HURRY_S = 1.5 * REPEAT_S
+"""After which a second request to stop is taken for a second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a session ended: the last look at the run, and whether a user stopped it."""
+
+    progress: Progress
+    interrupted: bool
+
+
+class Session:
+    """Brings one planned run to its end, or to a clean stop.
+
+    Args:
+        info: the run.
+        root: its output folder.
+        wishes: what is asked of the run at the start, see `core.run.control`.
+        worker_arguments: options for `embq worker`.
+        settings: with `broker_url` set where the user named a broker; otherwise a server is started beside the output.
+        stops: number of times the user has asked to stop so far.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        root: Place,
+        *,
+        wishes: Mapping[str, str],
+        worker_arguments: list[str],
+        settings: Settings,
+        drain_s: float,
+        stops: Callable[[], int],
+        display: Display,
+    ) -> None:
+        self.info = info
+        self.layout = Layout(root)
+        self.wishes = wishes
+        self.worker_arguments = worker_arguments
+        self.settings = settings
+        self.drain_s = drain_s
+        self.stops = stops
+        self.display = display
+        self.server: EmbeddedServer | None = None
+        self._last: Progress | None = None
+
+    def run(self) -> Outcome:
+        """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
+        with ExitStack() as stack:
+            url = self.settings.broker_url or self._start_server(stack)
+            if self.server is None:
+                # Whatever the broker is: of two sessions on one output the second is sent away.
+                stack.callback(keep_to_ourselves(self.layout.broker).close)
+            # Not a patient one: whoever is to start a server that died must not wait for it.
+            client = connect(url, password=self.settings.broker_password)
+            check(client, url)
+            require(client, "run")
+            announce(client, self.info, self.layout.root)
+            Ledger(client, self.info.run).ask(self.wishes)
+            self.layout.logs.mkdir(exist_ok=True)
+            children = self._children(url)
+            watch = Watch(self.layout.root, client)
+            try:
+                for child in children:
+                    child.start()
+                interrupted = self._until_closed(children, watch)
+            finally:
+                self._stop(children)
+            return Outcome(Watch(self.layout.root, None).look().ended_after(self._last), interrupted)
+
+    def _start_server(self, stack: ExitStack) -> str:
+        server = EmbeddedServer(self.layout.broker)
+        # On the stack first: what `start` has taken hold of must be let go even where it fails.
+        stack.callback(server.stop)
+        server.start()
+        self.server = server
+        return server.url
+
+    def _children(self, url: str) -> list[Child]:
+        only = ["--run", self.info.run]
+        # Nobody else has a server that we hold: leases and locks of before are void, the queue is built anew.
+        first, again = (["--rebuild", "--takeover"], ["--takeover"]) if self.server is not None else ([], [])
+        logs = self.layout.logs
+
+        def child(verb: str, arguments: list[str], later: list[str]) -> Child:
+            return Child(
+                verb,
+                [*only, *arguments],
+                again=[*only, *later],
+                log=logs / f"{verb}.log",
+                broker_url=url,
+                environment={"EMBQ_PRIVATE_HOSTS": ",".join(self.settings.private_hosts)},
+            )
+
+        return [
+            child("writer", first, again),
+            child("producer", [], []),
+            child("worker", self.worker_arguments, self.worker_arguments),
+        ]
+
+    def _until_closed(self, children: list[Child], watch: Watch) -> bool:
+        """True where the user stopped it."""
+        while True:
+            if self.stops():
+                self.display.say("stopping: begun units are finished and committed (Ctrl-C again: at once)")
+                return True
+            if self.server is not None and not self.server.running():
+                self.display.say("the embedded server died; starting it again")
+                self.server.start()
+            for child in children:
+                child.look_after()
+            # Without an answer the server is being started again, or a child is about to say what is wrong with it.
+            with suppress(redis.exceptions.RedisError, AwayError):
+                progress = watch.look()
+                self.display.show(progress)
+                self._last = progress if progress.limits.so_far.name else self._last
+                if progress.state == "cancelled":
+                    self.display.say("the run was cancelled: what is published is committed, the rest is left")
+                    return True
+            with suppress(AwayError):  # the writer waits for it as well
+                if watch.log_state().closed:
+                    return False
+            time.sleep(LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S)
+
+    def _stop(self, children: list[Child]) -> None:
+        """Workers first, so that the writer commits all that they still publish; then producer and writer."""
+        writer, producer, worker = children
+        asked = self.stops()
+        if worker.process is not None and worker.process.poll() is None:
+            worker.process.terminate()
+            deadline = time.monotonic() + self.drain_s + 20
+            # Where the writer has given up, nobody takes what workers finish, and they may have no room to leave it.
+            hurry_at = time.monotonic() + HURRY_S if writer.ended() else deadline
+            while worker.process.poll() is None and time.monotonic() < deadline:
+                if self.server is not None and not self.server.running():
+                    self.server.start()
+                if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
+                    worker.hurry()
+                    asked, hurry_at = self.stops(), deadline
+                time.sleep(0.05)
+            worker.stop(1.0)
+        producer.stop(10.0)
+        writer.stop(120.0)

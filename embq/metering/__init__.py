@@ -1,1 +1,0 @@
-"""What resident services tell Prometheus, and whether they are well."""

@@ -1,0 +1,1 @@
+"""Start-up, metrics and health endpoints of the resident services."""

@@ -1,0 +1,1 @@
+"""State of runs, uploads and services: read, derived, rendered and changed."""

@@ -1,0 +1,212 @@
+"""The machines of the fleet as `embq status` shows them: services, with what their workers say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import redis
+from rich.table import Table
+from rich.text import Text
+
+from core.queue.keys import VERSION, run_key
+from core.queue.registry import live_workers, measured_rates, registered
+from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
+from core.queue.service_registry import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
+from core.redaction import printable
+from embq.status.display import cell, duration
+
+OF_A_SERVICE = (
+    *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
+    *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
+)
+"""What `embq status --json` tells of each service, of what it says of itself."""
+OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """One look at the machines.
+
+    Attributes:
+        heard: the services.
+        workers: name of a worker process -> what it says of itself.
+        measured: name of a device -> model -> rows per second that were last measured of a known run's model.
+        foreign: runs of another protocol version.
+        wanted: models of the runs that are not over.
+    """
+
+    heard: list[Heard] = field(default_factory=list)
+    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    foreign: list[ForeignRun] = field(default_factory=list)
+    wanted: set[str] = field(default_factory=set)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The shape of "services" that `embq status --json` promises."""
+        return [
+            {
+                **{name: getattr(one.service, name) for name in OF_A_SERVICE},
+                "up_s": round(max(0, one.last_ms - one.service.began_ms) / 1000, 1) if one.service.began_ms else 0.0,
+                "silent_s": one.silent_s,
+                "devices": [self._device(device) for device in one.service.devices],
+            }
+            for one in self.heard
+        ]
+
+    def warnings(self) -> list[str]:
+        """What a person should know of the fleet, a line each."""
+        lines = [
+            f"two services of the kind {pair[0].role} serve the same runs, on {whereabouts(pair)}: "
+            f"{TWO_NEXT[pair[0].role]}"
+            for pair in two_of_a_kind(self.heard)
+        ]
+        spoken = sorted({one.service.speaks for one in self.heard})
+        if len(spoken) > 1:
+            lines.append(f"the services differ in version ({'; '.join(spoken)}): `embq doctor` tells what it means")
+        lines += [
+            f"run {run.run} for {run.output} was announced under protocol version {run.protocol}, and this embq "
+            f"speaks {VERSION}: {FOREIGN_NEXT}"
+            for run in self.foreign
+        ]
+        return [
+            *map(printable, lines),
+            *self.given_up(),
+            *self.unseen(),
+            *(line for model in sorted(self.wanted) for line in self.refusals(model)),
+        ]
+
+    def given_up(self) -> list[str]:
+        """Which devices are not used any more, and why; a line for each."""
+        told = {
+            (one.service.host, device.device, device.name): device.why
+            for one in self.heard
+            for device in one.service.devices
+            if device.why
+        }
+        return [
+            printable(
+                f"{host} has given up {device}{f' ({name})' if name else ''}, until the worker there is started "
+                f"again: {why}"
+            )
+            for (host, device, name), why in told.items()
+        ]
+
+    def unseen(self, run: str = "") -> list[str]:
+        """Which inputs of a run, or of all, a machine lacks, so that it leaves units to others; a line for each."""
+        lacks = {
+            (str(worker.get("host")), of_run): source
+            for worker in self.workers.values()
+            for of_run, source in worker.get("unseen", {}).items()
+            if run in ("", of_run)
+        }
+        return [
+            printable(f"{host} has no {source} of run {of_run}, and leaves its units to other machines")
+            for (host, of_run), source in sorted(lacks.items())
+        ]
+
+    def refusals(self, model: str) -> list[str]:
+        """Where a model cannot be loaded, and why; a line for each machine."""
+        return [
+            printable(f"{model} cannot be loaded on {one.service.host}, until the worker there is started again: {why}")
+            for one in self.heard
+            if (why := one.service.refused.get(model))
+        ]
+
+    def _device(self, device: Device) -> dict[str, Any]:
+        said = self.workers.get(device.worker, {})
+        # The process that computes on it knows its name also where the supervisor could not ask for it.
+        name = str(said.get("device_name") or device.name)
+        measured = [{"model": model, "rows_per_s": rate} for model, rate in self.measured.get(name, {}).items()]
+        return {
+            **asdict(device),
+            "name": name,
+            **{key: said.get(key) for key in OF_A_WORKER},
+            "measured": measured,
+        }
+
+
+def look(client: redis.Redis) -> Fleet:
+    """The machines now. Raises redis.exceptions.RedisError where the broker is away."""
+    heard = services(client)
+    records = registered(client)
+    models = {record.model.queue_key: record.model for record in records.values()}
+    measured: dict[str, dict[str, float]] = {}
+    for model in models.values() if heard else ():
+        for rate in measured_rates(client, model):
+            measured.setdefault(rate.device, {})[model.spec] = rate.rows_per_s
+    return Fleet(
+        heard=heard,
+        workers={str(worker.get("name")): worker for worker in live_workers(client)},
+        measured=measured,
+        foreign=foreign_runs(client),
+        wanted={record.model.spec for record in records.values() if not _is_over(client, record.run)},
+    )
+
+
+def _is_over(client: redis.Redis, run: str) -> bool:
+    return client.hget(run_key(run, "meta"), "state") in (b"done", b"cancelled")
+
+
+def table(fleet: Fleet) -> Table:
+    """A row for each service, and for each device of a worker."""
+    rows = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("role", "host", "version", "device", "state", "rows/s", "measured", "unit"):
+        rows.add_column(name, justify="right" if name == "rows/s" else "left", overflow="fold")
+    for one, told in zip(fleet.heard, fleet.to_json(), strict=True):
+        first = [told["role"], _host(told), _version(told)]
+        if not told["devices"]:
+            rows.add_row(*_cells([*first, "-", told["state"], "-", "-", "-"]))
+        for device in told["devices"]:
+            name = f"{device['device']}  {device['name']}" if device["name"] else device["device"]
+            state = "draining" if one.service.state == "draining" else _device_state(device)
+            rate = f"{device['rows_per_s']:,.1f}" if device["rows_per_s"] else "-"
+            rows.add_row(*_cells([*first, name, state, rate, _measured(device), _unit(device)]))
+            first = ["", "", ""]
+    return rows
+
+
+def plain_lines(fleet: Fleet) -> list[str]:
+    """A line for each service, for logs."""
+    return [
+        printable(
+            f"machine role={one['role']} host={one['host']} version={one['version']} state={one['state']} "
+            f"devices={','.join(device['device'] + ':' + device['state'] for device in one['devices']) or '-'} "
+            f"rate={sum(device['rows_per_s'] or 0.0 for device in one['devices']):.1f}/s"
+        )
+        for one in fleet.to_json()
+    ]
+
+
+def _cells(texts: Iterable[Any]) -> list[Text]:
+    """Texts that came from other machines: shown as they are, and never as markup."""
+    return [cell(text) for text in texts]
+
+
+def _version(told: dict[str, Any]) -> str:
+    return str(told["version"]) if told["protocol"] == VERSION else f"{told['version']} (protocol {told['protocol']})"
+
+
+def _host(told: dict[str, Any]) -> str:
+    ahead_s = told["clock_s"]
+    if abs(ahead_s) <= CLOCK_OFFSET_S:
+        return str(told["host"])
+    return f"{told['host']} (clock {duration(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'})"
+
+
+def _device_state(device: dict[str, Any]) -> str:
+    if device["state"] != "serving" or not device["model"]:
+        return str(device["state"])
+    return f"serving {device['model']}" if device["unit"] else f"idle, {device['model']} loaded"
+
+
+def _measured(device: dict[str, Any]) -> str:
+    """The last measured rate of the model that is loaded, or of the first of the others."""
+    told = sorted(device["measured"], key=lambda one: one["model"] != device["model"])
+    more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+    return f"{told[0]['rows_per_s']:,.1f}/s {told[0]['model']}{more}" if told else "-"
+
+
+def _unit(device: dict[str, Any]) -> str:
+    return f"{device['unit'][:8]} {duration(device['age_s'] or 0.0)}" if device["unit"] else "-"

@@ -1,0 +1,156 @@
+"""Who looks at a run: at its commit log, or from far away at the broker alone."""
+
+from __future__ import annotations
+
+import click
+import redis
+
+from core.errors import EmbqError
+from core.queue.ledger import Ledger
+from core.queue.registry import RunRecord
+from core.queue.scripts import load_scripts
+from core.run import checkpoint, generations
+from core.run.commit_log import CommitLog, LogState
+from core.run.control import Control, load_control
+from core.run.layout import Layout
+from core.run.run_info import RunInfo, load_run
+from core.storage.paths import Place, is_folder, place
+from embq.status.broker_snapshot import Seen, see
+from embq.status.run_progress import Counts, Progress, reckon
+
+
+class Watch:
+    """Looks at one run again and again, reading each commit record once.
+
+    Args:
+        root: output folder.
+        client: the broker, or None where none answers.
+    """
+
+    def __init__(self, root: Place, client: redis.Redis | None) -> None:
+        self.info: RunInfo = load_run(root)
+        self.root = root
+        self.client = client
+        self._log = CommitLog(Layout(root))
+        self._state = checkpoint.load(Layout(root), self.info.units)
+        self._timing: dict[str, float] = {}
+        self._scripts = load_scripts(client) if client is not None else {}
+        # Once: listing all records is too much for every look.
+        self._log.ends_with(self.log_state().n)
+
+    def log_state(self) -> LogState:
+        """What the commit log says now, and what was added to the run; the truth about what is done."""
+        for commit in self._log.read(after=self._state.n):
+            self._log.advance(self._state, commit)
+            self._timing = commit.timing or self._timing
+        if generations.exists(self._log.layout.manifest, len(self.info.added) + 1):
+            self.info = load_run(self.root)
+            self._state.grow(self.info.units)
+        return self._state
+
+    def look(self) -> Progress:
+        """The run now. Raises redis.exceptions.RedisError where the broker is away."""
+        log = self.log_state()
+        seen = Seen()
+        if self.client is not None and not log.closed:
+            seen = see(Ledger(self.client, self.info.run, scripts=self._scripts))
+        # The broker is ahead of the folder until the writer has noted what was asked for.
+        control = load_control(Layout(self.root)).with_wishes(seen.meta | seen.asked)
+        return reckon(
+            self.info.run,
+            str(self.root),
+            self.info.model,
+            _counts(self.info, log),
+            control,
+            seen,
+            timing=self._timing if log.closed else None,
+        )
+
+
+class BrokerWatch:
+    """Looks at a run whose folder cannot be seen from here, from a laptop say: all comes from the broker.
+
+    Args:
+        record: the run as it was announced.
+        client: the broker.
+    """
+
+    def __init__(self, record: RunRecord, client: redis.Redis) -> None:
+        self.record = record
+        self.client = client
+        self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
+
+    def look(self) -> Progress:
+        """The run now. Raises redis.exceptions.RedisError where the broker is away."""
+        return progress_of(self.record, see(self._ledger))
+
+
+def nearest_watch(record: RunRecord, client: redis.Redis) -> Watch | BrokerWatch:
+    """Looks at a run's folder where that can be read from here, and else at what the broker knows of the run."""
+    try:
+        return Watch(place(record.output), client)
+    except EmbqError as error:
+        # Somebody else's folder is not expected to be here: a laptop has none of the box's.
+        if is_folder(record.output):
+            click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
+        return BrokerWatch(record, client)
+
+
+def progress_of(record: RunRecord, seen: Seen) -> Progress:
+    """A run as far as the broker alone tells.
+
+    Args:
+        record: the run as it was announced.
+        seen: one look into the broker.
+    """
+    rows, failures, done = map(seen.number, ("rows", "failures", "done"))
+    units = seen.number("total") or record.units
+    closed = seen.meta.get("state") == "done"
+    counts = Counts(
+        rows=rows,
+        failures=failures,
+        truncated=seen.number("truncated"),
+        tokens=seen.number("tokens"),
+        units=units,
+        committed=done,
+        quarantined=seen.number("quarantined"),
+        samples=rows + failures if closed else _estimate(rows + failures, done, units - record.retries),
+        exact=closed,
+        closed=closed,
+    )
+    control = Control().with_wishes(seen.meta | seen.asked)
+    return reckon(record.run, record.output, record.model, counts, control, seen)
+
+
+def _counts(info: RunInfo, log: LogState) -> Counts:
+    samples, exact = _samples(info, log)
+    return Counts(
+        rows=log.rows,
+        failures=log.failures,
+        truncated=log.truncated,
+        tokens=log.tokens,
+        units=info.units,
+        committed=log.count,
+        quarantined=log.quarantined,
+        samples=samples,
+        exact=exact,
+        closed=log.closed,
+    )
+
+
+def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
+    """Samples of a run, and whether that is known exactly."""
+    if info.samples is not None and info.model.chunking is None:
+        return info.samples, True
+    if log.count == info.units:
+        return log.rows + log.failures, True
+    # Retries add no sample, so they say nothing of how many a unit holds.
+    done, units = log.count - log.retries, info.units - info.retries
+    if done > 0:
+        return round((log.rows + log.failures) / done * max(units, done)), False
+    return None, False
+
+
+def _estimate(samples: int, done: int, units: int) -> int | None:
+    """Samples of `units` units, from those of the units that are done; retries, which come last, add none."""
+    return round(samples / min(done, units) * units) if done and units > 0 else None

@@ -1,0 +1,248 @@
+"""One look at a run, as `embq status` and the display show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from core.models import ModelConfig
+from core.run.control import Control
+from embq.status.bottleneck import Limit, limit_now, limit_so_far
+from embq.status.broker_snapshot import Seen
+from embq.status.eta import NO_ETA, Eta, predict, share_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What is committed of a run, and what there is to do.
+
+    Attributes:
+        rows, failures, truncated, tokens: committed; of texts that were cut off, the number.
+        units: of the whole run.
+        committed: units; `quarantined` are among them.
+        samples: of the whole run; None where that cannot be said yet.
+        exact: whether `samples` is counted, and not estimated.
+        closed: whether the run is over.
+    """
+
+    rows: int
+    failures: int
+    truncated: int
+    tokens: int
+    units: int
+    committed: int
+    quarantined: int
+    samples: int | None
+    exact: bool
+    closed: bool
+
+
+def reckon(
+    run: str,
+    output: str,
+    model: ModelConfig,
+    counts: Counts,
+    control: Control,
+    seen: Seen,
+    *,
+    timing: Mapping[str, float] | None = None,
+) -> Progress:
+    """One look at a run.
+
+    Args:
+        run, output, model: its id, its folder, and what it computes with.
+        control: state and priority, with what was asked for last.
+        seen: one look into the broker.
+        timing: where it is recorded; otherwise the broker's counters give it.
+    """
+    queued = max(0, counts.units - counts.committed - seen.received - seen.in_flight)
+    workers, others = _by_model(seen.workers, model.spec)
+    waits_for = others if queued and control.state == "running" and not workers else []
+    eta = NO_ETA
+    if control.state == "running" and not counts.closed:
+        eta = _predicted(run, counts, seen, workers, queued=queued)
+    rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
+    timing = seen.timing(workers) if timing is None else timing
+    limits = Limits() if counts.closed else Limits(now=limit_now(workers), so_far=limit_so_far(workers))
+    return Progress(
+        run=run,
+        output=output,
+        model=model.spec,
+        precision=model.precision,
+        state=_state(control, closed=counts.closed, at_work=bool(workers or waits_for)),
+        priority=control.priority,
+        rows=counts.rows,
+        rows_total=counts.samples,
+        rows_total_exact=counts.exact,
+        failures=counts.failures,
+        units_total=counts.units,
+        done=counts.committed - counts.quarantined,
+        received=seen.received,
+        in_flight=seen.in_flight,
+        queued=queued,
+        quarantined=counts.quarantined,
+        rows_per_s=rows_per_s,
+        embedding_per_s=_rate(workers),
+        eta_s=0.0 if counts.closed else eta.seconds,
+        eta_basis=eta.basis,
+        tokens=counts.tokens,
+        tokens_total=counts.tokens if counts.closed else _tokens_expected(seen),
+        tokens_per_s=round(eta.per_s, 1) if eta.basis == "tokens" else 0.0,
+        limit="turn" if waits_for else limits.now.name,
+        limits=limits,
+        waits_for=waits_for,
+        truncated=counts.truncated,
+        workers=sorted(workers, key=lambda worker: str(worker.get("name"))),
+        timing={name: value for name, value in timing.items() if name != "rows_per_s"},
+    )
+
+
+def _predicted(run: str, counts: Counts, seen: Seen, workers: list[dict[str, Any]], *, queued: int) -> Eta:
+    left = None if counts.samples is None else max(0, counts.samples - counts.rows - counts.failures)
+    return predict(
+        share_of(workers, run),
+        tokens_left=None if seen.tokens_left is None else seen.tokens_left - seen.number("tokens_waiting"),
+        begun=seen.begun,
+        samples_left=left,
+        exact=counts.exact,
+        samples_per_s=_rate(workers),
+        queued=queued,
+        worked_s=seen.worked_s,
+    )
+
+
+def _rate(workers: list[dict[str, Any]]) -> float:
+    return sum(float(worker.get("rows_per_s", 0)) for worker in workers)
+
+
+def _tokens_expected(seen: Seen) -> int | None:
+    """Tokens of all units, by the writer's estimate of those that are left; None where it has none."""
+    return None if seen.tokens_left is None else seen.number("tokens") + seen.tokens_left
+
+
+def _by_model(workers: list[dict[str, Any]], model: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The workers that serve a model, and the models of the others that will serve it when it is its turn."""
+    others = {str(w.get("model")) for w in workers if w.get("model") != model and not w.get("serves")}
+    return [w for w in workers if w.get("model") == model], sorted(others)
+
+
+def _state(control: Control, *, closed: bool, at_work: bool) -> str:
+    if closed:
+        return "done"
+    return control.state if at_work or control.state != "running" else "stopped"
+
+
+OF_A_WORKER = (
+    *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
+    *("padding", "memory_full", "recomputed", "limit"),
+)
+"""What `embq status --json` tells of each worker, of what it says of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What limits a run now, and what has since its workers have work."""
+
+    now: Limit = field(default_factory=Limit)
+    so_far: Limit = field(default_factory=Limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One look at a run.
+
+    Attributes:
+        precision: that the model is computed in.
+        state: "running", "paused", "cancelled", "done", or "stopped" where it is to go on and nobody works on it.
+        priority: its weight among runs that share the devices.
+        rows: committed rows.
+        rows_total: samples of the run; estimated from the units done so far where only reading tells.
+        truncated: texts among them of which only the beginning was embedded: the model reads no more.
+        failures: committed failures.
+        done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
+        rows_per_s: committed rows per second, from the first unit to the last commit.
+        embedding_per_s: what the workers report for the last 20 seconds, together.
+        eta_s: seconds until the last commit, or None where that cannot be predicted yet.
+        eta_basis: what that counts: "tokens", "samples" or "units"; "" where nothing can be counted.
+        tokens: of committed units, as far as workers said.
+        tokens_total: of all units; estimated until all are committed, None where nothing is known.
+        tokens_per_s: what the workers do now for this run, together.
+        limit: what bounds the speed now, in one word; of a run that has ended under our eyes, what did.
+        limits: what that follows from, now and since the workers have work.
+        waits_for: the models that are served now, where the run's own has to wait for its turn.
+        workers: what each worker says of itself.
+        timing: load_s, embed_s, wall_s.
+    """
+
+    run: str
+    output: str
+    model: str
+    state: str
+    priority: int
+    rows: int
+    rows_total: int | None
+    rows_total_exact: bool
+    failures: int
+    units_total: int
+    done: int
+    received: int
+    in_flight: int
+    queued: int
+    quarantined: int
+    rows_per_s: float
+    embedding_per_s: float
+    eta_s: float | None
+    limit: str
+    precision: str = ""
+    limits: Limits = field(default_factory=Limits)
+    waits_for: list[str] = field(default_factory=list)
+    truncated: int = 0
+    tokens: int = 0
+    tokens_total: int | None = None
+    tokens_per_s: float = 0.0
+    eta_basis: str = ""
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    timing: dict[str, float] = field(default_factory=dict)
+
+    def ended_after(self, before: Progress | None) -> Progress:
+        """This last look at a run, with what limited it according to the look before, when its workers were there."""
+        if before is None or not before.limits.so_far.name:
+            return self
+        return replace(self, limit=before.limits.so_far.name, limits=before.limits)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that `embq status --json` promises."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "output": self.output,
+            "model": self.model,
+            "precision": self.precision,
+            "state": self.state,
+            "priority": self.priority,
+            "rows": self.rows,
+            "rows_total": self.rows_total,
+            "rows_total_exact": self.rows_total_exact,
+            "failures": self.failures,
+            "truncated": self.truncated,
+            "units": {
+                "done": self.done,
+                "received": self.received,
+                "in_flight": self.in_flight,
+                "queued": self.queued,
+                "quarantined": self.quarantined,
+                "total": self.units_total,
+            },
+            "rows_per_s": self.rows_per_s,
+            "tokens": self.tokens,
+            "tokens_total": self.tokens_total,
+            "tokens_per_s": self.tokens_per_s,
+            "eta_s": self.eta_s,
+            "eta_basis": self.eta_basis,
+            "limit": self.limit,
+            "limit_detail": {"now": self.limits.now.describe(), "so_far": self.limits.so_far.describe()},
+            "waits_for": self.waits_for,
+            "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
+            "timing": self.timing,
+        }
