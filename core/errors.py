@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -77,6 +78,26 @@ class EmbqError(Exception):
 def _restored(kind: type[EmbqError], args: tuple[Any, ...], fields: dict[str, Any]) -> EmbqError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
+    return error
+
+
+def error_fields(error: EmbqError) -> dict[str, Any]:
+    """An error as JSON-ready values, for another process; `error_of` is the inverse."""
+    fields = {"kind": type(error).__name__, "code": error.code, "message": error.message, "next_step": error.next_step}
+    return {**fields, "transient": error.transient} if isinstance(error, SourceError) else fields
+
+
+def error_of(fields: Mapping[str, Any]) -> EmbqError:
+    """The error that `error_fields` described; a plain EmbqError where its class is not known."""
+    kind: Any = globals().get(str(fields.get("kind")))
+    if not (isinstance(kind, type) and issubclass(kind, EmbqError)):
+        kind = EmbqError
+    message, next_step, code = (str(fields.get(name, "")) for name in ("message", "next_step", "code"))
+    if kind is SourceError:
+        return SourceError(message, next_step=next_step, code=code, transient=fields.get("transient") is True)
+    if kind is SampleError:
+        return SampleError(code, message)
+    error: EmbqError = kind(message, next_step=next_step, code=code)
     return error
 
 

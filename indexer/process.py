@@ -16,7 +16,7 @@ import traceback
 from importlib import import_module
 from typing import Any
 
-from core.errors import EmbqError
+from core.errors import ConfigError, EmbqError, error_fields
 from core.process.libraries import leave_out_pandas
 from core.service.log import configure
 from indexer.sidecar import Sidecar
@@ -37,27 +37,21 @@ def answer(line: str, *, threads: int, memory_bytes: int, worker: str, on_gpu: b
         sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
         return {"digest": sidecar.digest, "ok": True}
     except EmbqError as error:
-        return _told(type(error).__name__, error.code, error.message, error.next_step)
+        return {"error": error_fields(error)}
     except MemoryError:
-        return _told(
-            "ConfigError",
-            "out_of_memory",
+        full = ConfigError(
             "the machine has no memory left for this step of the index",
-            "give a smaller --current-memory-available or fewer --workers",
+            next_step="give a smaller --current-memory-available or fewer --workers",
+            code="out_of_memory",
         )
+        return {"error": error_fields(full)}
     except Exception as error:  # noqa: BLE001 - process boundary
         with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
             traceback.print_exc(file=report)
-        return _told(
-            "EmbqError",
-            "bug",
-            f"embq has a bug, {error!r}; the details are in {report.name}",
-            "report it with that file",
+        bug = EmbqError(
+            f"embq has a bug, {error!r}; the details are in {report.name}", next_step="report it with that file"
         )
-
-
-def _told(kind: str, code: str, message: str, next_step: str) -> dict[str, Any]:
-    return {"error": {"kind": kind, "code": code, "message": message, "next_step": next_step}}
+        return {"error": error_fields(bug)}
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from core.queue.result_stream import MOST_TEXT_BYTES, Entry, Sender
 from core.queue.scripts import Loader, Script, load_scripts
 from core.service.log import Events
 from core.units import content_hash
-from indexer.runners import Done, told_error
+from indexer.runners import Done
 from indexer.sidecar import Sidecar, find
 from indexer.units import IndexUnit
 from indexer.workshop import write_current
@@ -290,10 +290,7 @@ def _seen_within(unit: IndexUnit, seconds: float) -> Sidecar | None:
 def _error_in(fields: dict[str, str], unit: IndexUnit) -> EmbqError:
     """The error with which a unit ended; without a kind it is what its last attempt left behind."""
     if "kind" in fields:
-        told = {name: fields.get(name, "") for name in ("kind", "code", "message", "next_step")}
-        error = told_error({"error": told})
-        assert error is not None
-        return error
+        return errors.error_of(fields)
     return errors.OutputError(
         f"the unit {unit.number} of the stage {unit.stage} was given up after {fields.get('attempts', 'some')} "
         f"attempts: {fields.get('message', '')}",

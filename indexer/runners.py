@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import queue
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from core import errors
-from core.errors import EmbqError
-from core.process.children import die_with_parent
-from core.settings import child_environment
+from core.errors import EmbqError, OutputError, error_of
+from core.process.children import ChildEndedError, JsonChild
 from indexer.process import do
 from indexer.sidecar import Sidecar, find
 from indexer.units import IndexUnit
 
 ATTEMPTS = 3
 """After so many processes that ended with a unit in hand, another one is not worth trying."""
+
+LOOK_S = 0.2
+"""How often a thread that waits for an answer looks whether the stage was given up."""
 
 Done = Callable[[IndexUnit, Sidecar], None]
 
@@ -90,7 +89,7 @@ class Processes:
                 if error is not None:
                     raise error
                 if sidecar is None:
-                    raise errors.OutputError(f"{unit.sidecar} is not there after its unit was done")
+                    raise OutputError(f"{unit.sidecar} is not there after its unit was done")
                 done(unit, sidecar)
         finally:
             halt.set()
@@ -104,7 +103,9 @@ class Processes:
         answers: queue.SimpleQueue[tuple[IndexUnit, EmbqError | None] | None],
         halt: threading.Event,
     ) -> None:
-        child = UnitProcess(name, threads=self._threads, memory_bytes=self._memory_bytes)
+        options = ("--worker", name, "--threads", str(self._threads), "--memory", str(self._memory_bytes))
+        command = [sys.executable, "-m", "indexer.process", *options]
+        child = JsonChild(command, OMP_NUM_THREADS=str(self._threads))
         try:
             while (unit := waiting.get()) is not None and not halt.is_set():
                 answers.put((unit, self._attempted(child, unit, halt)))
@@ -112,94 +113,24 @@ class Processes:
             child.close()
             answers.put(None)
 
-    def _attempted(self, child: UnitProcess, unit: IndexUnit, halt: threading.Event) -> EmbqError | None:
-        status: int | None = None
+    def _attempted(self, child: JsonChild, unit: IndexUnit, halt: threading.Event) -> EmbqError | None:
+        ended = ""
         for _ in range(ATTEMPTS):
+            child.ask(unit.describe())
             try:
-                return child.do(unit, halt)
-            except ChildEndedError as ended:
-                status = ended.status
-                if halt.is_set():
-                    break
-        return errors.OutputError(
-            f"the process that did the unit {unit.number} of the stage {unit.stage} ended {ATTEMPTS} times, "
-            f"with status {status}",
+                while (told := child.answer(LOOK_S)) is None:
+                    if halt.is_set():
+                        child.kill()
+                        return None  # nobody waits for it any more
+                return error_of(told["error"]) if "error" in told else None
+            except ChildEndedError as error:
+                ended = str(error)
+        return OutputError(
+            f"the process that did the unit {unit.number} of the stage {unit.stage} died {ATTEMPTS} times, "
+            f"at last it {ended}",
             next_step="where memory ran out, give a smaller --current-memory-available or fewer --workers",
             code="index_process",
         )
-
-
-class ChildEndedError(Exception):
-    """A unit process has ended while it had a unit in hand."""
-
-    def __init__(self, status: int | None) -> None:
-        super().__init__(status)
-        self.status = status
-
-
-class UnitProcess:
-    """One process that does units, started when it is first needed."""
-
-    def __init__(self, name: str, *, threads: int, memory_bytes: int) -> None:
-        self._name = name
-        self._threads = threads
-        self._memory_bytes = memory_bytes
-        self.process: subprocess.Popen[str] | None = None
-
-    def do(self, unit: IndexUnit, halt: threading.Event) -> EmbqError | None:
-        """Have a unit done; gives the error that it ended with. ChildEndedError where the process died, or `halt`."""
-        if self.process is None:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "indexer.process"),
-                    *("--worker", self._name, "--threads", str(self._threads), "--memory", str(self._memory_bytes)),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=child_environment(OMP_NUM_THREADS=str(self._threads)),
-                preexec_fn=die_with_parent,
-            )
-            threading.Thread(target=_kill_when, args=(self.process, halt), daemon=True).start()
-        process = self.process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(unit.describe()) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:
-            line = ""
-        if not line:
-            self.process = None
-            raise ChildEndedError(process.wait())
-        return told_error(json.loads(line))
-
-    def close(self) -> None:
-        """Let the process end."""
-        if self.process is not None and self.process.stdin is not None:
-            with self.process:
-                self.process.stdin.close()
-            self.process = None
-
-
-def _kill_when(process: subprocess.Popen[str], halt: threading.Event) -> None:
-    while process.poll() is None:
-        if halt.wait(0.2):
-            process.kill()
-            return
-
-
-def told_error(answer: dict[str, Any]) -> EmbqError | None:
-    """The error in what a unit process said; None where the unit is done."""
-    said = answer.get("error")
-    if said is None:
-        return None
-    kind = getattr(errors, str(said.get("kind")), EmbqError)
-    if not (isinstance(kind, type) and issubclass(kind, EmbqError)) or kind in (errors.SourceError, errors.SampleError):
-        kind = EmbqError
-    error: EmbqError = kind(said["message"], next_step=said["next_step"], code=said["code"])
-    return error
 
 
 def local(workers: int, *, threads: int, memory_bytes: int) -> Runner:
@@ -212,6 +143,3 @@ def local(workers: int, *, threads: int, memory_bytes: int) -> Runner:
     if workers <= 1:
         return InProcess(threads=threads, memory_bytes=memory_bytes)
     return Processes(workers, threads=max(1, threads // workers), memory_bytes=memory_bytes // workers)
-
-
-__all__ = ["ChildEndedError", "InProcess", "Processes", "Runner", "UnitProcess", "local", "told_error"]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from core.process.children import ChildEndedError
 from core.queue import hints
 from core.queue.hints import IndexHint
 from core.queue.index_builds import SHARED, IndexBuild, announced
@@ -163,7 +164,7 @@ class IndexService:
         if unit.answer is None:
             try:
                 told = self._child.answer(LOOK_S)
-            except EOFError as ended:
+            except ChildEndedError as ended:
                 if self._child.leave_gpu():
                     # faiss ends the process on most errors of a GPU.
                     self.log.warning("index_on_cpu", why=f"the process that used the GPU {ended}")

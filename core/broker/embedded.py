@@ -28,12 +28,15 @@ import redis
 
 from core.broker.client import connect
 from core.errors import BrokerError, ConfigError, OutputError, TryLaterError
-from core.process.children import die_with_parent
+from core.process.children import start, stop
 from core.storage import beneath
 from core.storage.durable import output_error
 
 SOCKET_PATH_MAX_BYTES = 107
 """Longest path of a unix socket on Linux, less the terminating zero."""
+
+STOP_S = 15.0
+"""Time that the server gets to write its append-only file before it is killed."""
 
 _CONFIG = """\
 port 0
@@ -260,22 +263,17 @@ class EmbeddedServer:
         try:
             with open(writing, "w") as pipe:
                 pipe.write(config)
-            self.process = subprocess.Popen(
+            self.process = start(
                 [str(server_binary()), "-"],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                process_group=0,
-                preexec_fn=self._enter,
+                # The state folder is where it was checked, whatever has its name now.
+                enter=lambda: os.fchdir(self._state),
             )
         finally:
             os.close(reading)
         self._wait_until_up()
-
-    def _enter(self) -> None:
-        """In the child: the state folder is where it was checked, whatever has its name now."""
-        die_with_parent()
-        os.fchdir(self._state)
 
     def _wait_until_up(self, deadline_s: float = 60.0) -> None:
         assert self.process is not None
@@ -307,13 +305,8 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """Stop the server in order, so that its append-only file is complete, and free the folder."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(15)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        if self.process is not None:
+            stop(self.process, STOP_S)
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from core.errors import EmbqError, Exit, ModelError
-from core.process.children import die_with_parent
+from core.process.children import start, stop
 from core.settings import child_environment
 from core.storage.beneath import open_file
 
@@ -69,15 +69,12 @@ class Child:
         # The folder may hold links that lead anywhere.
         name = f"{self.log.parent.name}/{self.log.name}"
         with open(open_file(self.log.parent.parent, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), "ab") as log:
-            self.process = subprocess.Popen(
+            self.process = start(
                 [sys.executable, "-m", "embq", self.verb, *arguments],
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 # In text, whatever EMBQ_LOG says: what a service said last is read from there.
-                env=child_environment(**self._environment, EMBQ_LOG="text"),
-                process_group=0,
-                preexec_fn=die_with_parent,
+                environment=child_environment(**self._environment, EMBQ_LOG="text"),
             )
 
     def look_after(self) -> None:
@@ -142,14 +139,8 @@ class Child:
 
     def stop(self, timeout_s: float) -> None:
         """Ask the service to end in order; after `timeout_s` end it."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            stop(self.process, timeout_s)
 
     def hurry(self) -> None:
         """A second request to stop: begun units are given back instead of finished."""

@@ -12,6 +12,7 @@ import redis
 from run_case import make_case
 
 from core.errors import MalformedError
+from core.process.children import ChildEndedError
 from core.queue import index_builds
 from core.queue.hints import Hint, HintJob, IndexHint, hint_queue, pop, push
 from core.queue.index_builds import SHARED, IndexBuild, IndexStage, announce, announced, forget_abandoned
@@ -159,7 +160,7 @@ def test_a_unit_process_that_dies_says_how_and_another_one_takes_its_place() -> 
     child.ask({"no": "unit"})
     first = child.pid
     os.kill(first, 9)
-    with pytest.raises(EOFError, match="signal 9"):
+    with pytest.raises(ChildEndedError, match="signal 9"):
         child.answer(60.0)
     child.ask({"no": "unit"})
     assert child.pid != first

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import Exit
-from core.process.children import die_with_parent
+from core.process.children import start as start_process
 from core.process.limits import cores
 from core.settings import Settings, child_environment
 from worker.embedders.device.hardware import simulated_speed
@@ -164,7 +164,7 @@ class Slot:
         self.board_fd = ProgressBoard.allocate()
         self.board = ProgressBoard(self.board_fd)
         try:
-            self.process = subprocess.Popen(
+            self.process = start_process(
                 [
                     sys.executable,
                     "-m",
@@ -184,11 +184,8 @@ class Slot:
                     *("--without", ",".join(sorted(self.paths.without))),
                     *(("--guest",) if self.host is not None else ()),
                 ],
-                stdin=subprocess.DEVNULL,
                 pass_fds=(report_for_child, self.board_fd),
-                env=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),
-                process_group=0,
-                preexec_fn=die_with_parent,
+                environment=self.paths.begin(self.device, _child_env(fleet, self.device, self.gpu)),
             )
         finally:
             os.close(report_for_child)

@@ -1,0 +1,118 @@
+"""Child processes that end with their parent and answer in JSON lines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from core.errors import (
+    EmbqError,
+    MalformedError,
+    OutsideError,
+    SampleError,
+    SourceError,
+    TryLaterError,
+    error_fields,
+    error_of,
+)
+from core.process.children import ChildEndedError, JsonChild, start, stop
+from core.settings import child_environment
+
+ECHO = "import json, sys\nfor line in sys.stdin: print(json.dumps({'echo': json.loads(line)}), flush=True)"
+DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_a_child_is_killed_when_its_parent_is(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+from core.process.children import start
+child = start([sys.executable, "-c", "import time; time.sleep(600)"])
+with open({str(tmp_path / "pid")!r}, "w") as file:
+    print(child.pid, file=file)
+time.sleep(600)
+"""
+    parent = start(python(program), environment=child_environment())
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
+    grandchild = int((tmp_path / "pid").read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not Path(f"/proc/{grandchild}").exists() or "Z" in _state_of(grandchild))
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_a_child_that_ignores_a_request_to_stop_is_killed_after_the_grace_period() -> None:
+    child = start(python(DEAF), stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    began = time.monotonic()
+    assert stop(child, 0.2) == -signal.SIGKILL
+    assert time.monotonic() - began < 30
+    assert stop(child, 0.2) == -signal.SIGKILL, "stopping it again changes nothing"
+    child.stdout.close()
+
+
+def test_answers_come_one_for_each_request() -> None:
+    child = JsonChild(python(ECHO))
+    assert child.pid == 0
+    for number in range(3):
+        child.ask({"n": number})
+        assert child.answer(60.0) == {"echo": {"n": number}}
+    pid = child.pid
+    child.close()
+    assert child.pid == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_answer_that_is_late_is_none_and_a_dead_child_says_how_it_ended() -> None:
+    child = JsonChild(python("import sys, time; sys.stdin.readline(); time.sleep(600)"))
+    child.ask({})
+    assert child.answer(0.05) is None
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(ChildEndedError, match="signal 9") as ended:
+        child.answer(60.0)
+    assert ended.value.status == -signal.SIGKILL
+    child.ask({})
+    assert child.pid, "another process was started"
+    child.kill()
+    assert child.pid == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EmbqError("a", next_step="b", code="c"),
+        TryLaterError("a"),
+        OutsideError("a", next_step="b"),
+        SourceError("a", code="c", transient=True),
+        SampleError("c", "a"),
+        MalformedError("a"),
+    ],
+)
+def test_an_error_crosses_to_another_process_whole(error: EmbqError) -> None:
+    found = error_of(error_fields(error))
+    assert type(found) is type(error)
+    assert found.__dict__ == error.__dict__
+    assert str(found) == str(error)
+
+
+@pytest.mark.parametrize("kind", ["Exit", "masked", "IntEnum", "nothing", "", 3, None])
+def test_an_error_of_no_class_of_ours_is_a_plain_one(kind: object) -> None:
+    assert type(error_of({"kind": kind, "message": "a"})) is EmbqError
