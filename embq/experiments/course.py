@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.status import Status
 
 from core.process.limits import cores
-from embq.status.display import duration
+from core.service.progress_line import duration
 
 BETWEEN_S = 1.5
 """From the end of one run to the beginning of the next, before that was seen."""

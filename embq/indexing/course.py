@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import click
 
-from embq.status.display import duration
+from core.service.progress_line import ProgressLine, duration
 from indexer.building import BuildSpec
 from indexer.growth import Growth
 from indexer.plan import describe_plan
@@ -28,7 +27,7 @@ STAGE_WORDS = {
 """Stage -> what it does, for people."""
 
 SAY_S = 10.0
-"""Between two lines on a stage where they do not overwrite each other."""
+"""Least time between two lines on a stage in a log."""
 
 
 class Shown:
@@ -40,10 +39,10 @@ class Shown:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
+        self._line = ProgressLine(quiet=quiet, every_s=SAY_S)
         self._planned: dict[str, float] = {}
         self._stage = ""
-        self._began = self._stage_began = self._said_at = time.monotonic()
+        self._began = self._stage_began = time.monotonic()
 
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
         """See `indexer.build.Course`."""
@@ -70,19 +69,12 @@ class Shown:
         """See `indexer.build.Course`."""
         now = time.monotonic()
         if name != self._stage:
-            self._stage, self._stage_began, self._said_at = name, now, now
-        if self._quiet:
-            return
-        whole = done == units
-        if self._terminal or whole or now - self._said_at >= SAY_S:
-            self._said_at = now
-            took = (
-                f"{duration(now - self._stage_began)}"
-                if whole
-                else f"{done:,} of {units:,} units{self._left(done, units)}"
-            )
-            text = f"{name:<8} {STAGE_WORDS.get(name, name)}: {took}"
-            click.echo(f"\r\033[K{text}" if self._terminal else text, nl=whole or not self._terminal, err=True)
+            self._stage, self._stage_began = name, now
+        title = f"{name:<8} {STAGE_WORDS.get(name, name)}"
+        if done == units:
+            self._line.say(f"{title}: {duration(now - self._stage_began)}")
+        elif self._line.due:
+            self._line.show(f"{title}: {done:,} of {units:,} units{self._left(done, units)}")
 
     def _left(self, done: int, units: int) -> str:
         """What the build will take from here on, by the plan and by how much faster or slower it has been so far."""

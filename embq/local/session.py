@@ -20,13 +20,14 @@ from core.queue.ledger import Ledger
 from core.queue.service_registry import Device
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
+from core.service.progress_line import duration
 from core.service.stopping import REPEAT_S, StopFlag
 from core.settings import Settings
 from core.storage.paths import Place
 from embq.cli.authorization import require
 from embq.cli.options import settings_with
 from embq.local.service_process import Child
-from embq.status.display import Display, duration, stages_line
+from embq.status.display import Display, stages_line
 from embq.status.run_monitor import Watch
 from embq.status.run_progress import Progress
 from producer.announce import announce

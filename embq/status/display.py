@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -14,24 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from core.redaction import printable
+from core.service.progress_line import ProgressLine, duration
 from embq.status.bottleneck import MEANING, Limit
 from embq.status.run_progress import Progress
 
-PLAIN_EVERY_S = 30.0
-
 STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
 """Stage of a worker -> what a person calls it."""
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 45 s, 12 min, 3 h 20 min."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 86400 * 2:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    return f"{seconds / 86400:.1f} days"
 
 
 def count(rows: int | None, exact: bool = True) -> str:
@@ -177,7 +164,7 @@ class Display:
         self.console = Console(stderr=True, highlight=False)
         self.quiet = quiet
         self._live: Live | None = None
-        self._plain_at = time.monotonic()
+        self._line = ProgressLine(quiet=quiet)
 
     def __enter__(self) -> Display:
         if self.console.is_terminal and not self.quiet:
@@ -189,9 +176,8 @@ class Display:
         """Show the latest look at the run."""
         if self._live is not None:
             self._live.update(panel(progress))
-        elif not self.quiet and time.monotonic() - self._plain_at >= PLAIN_EVERY_S:
-            self._plain_at = time.monotonic()
-            print(plain_line(progress), file=sys.stderr, flush=True)  # noqa: T201 - the one place that prints progress
+        elif self._line.due:
+            self._line.show(plain_line(progress))
 
     def say(self, message: str) -> None:
         """A line above the live panel."""

@@ -15,7 +15,8 @@ from core.queue.registry import live_workers, measured_rates, registered
 from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.queue.service_registry import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
 from core.redaction import printable
-from embq.status.display import cell, duration
+from core.service.progress_line import duration
+from embq.status.display import cell
 
 OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),

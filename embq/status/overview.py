@@ -17,8 +17,9 @@ from rich.text import Text
 
 from core.queue.registry import registered
 from core.queue.uploads import UnderWay
+from core.service.progress_line import PLAIN_EVERY_S
 from embq.status import fleet, upload_status
-from embq.status.display import PLAIN_EVERY_S, cell, panel, plain_line
+from embq.status.display import cell, panel, plain_line
 from embq.status.fleet import Fleet
 from embq.status.run_monitor import BrokerWatch, Watch, nearest_watch
 from embq.status.run_progress import Progress

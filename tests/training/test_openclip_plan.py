@@ -275,11 +275,9 @@ def test_a_log_on_another_machine_is_told(tmp_path: Path) -> None:
 def test_the_pace_is_told_from_the_second_iteration_on() -> None:
     now = [0.0]
     stream = io.StringIO()
-    line = Line(Pace(2, lambda: now[0]), stream)
-    line._plain_at = -1e9
+    line = Line(Pace(2, lambda: now[0]), stream, every_s=0.0)
     for samples, at in ((15, 100.0), (30, 101.0)):
         now[0] = at
-        line._plain_at = -1e9
         line.emit(logging.LogRecord("root", logging.INFO, "", 0, LINE.format(epoch=0, samples=samples), (), None))
     line.emit(logging.LogRecord("root", logging.INFO, "", 0, "Start epoch 0", (), None))
     line.emit(logging.LogRecord("root", logging.WARNING, "", 0, "look at this", (), None))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from embq.status.display import PLAIN_EVERY_S, duration
+from core.service.progress_line import ProgressLine, duration
 from training.classify.checkpoint import Moment
 from training.classify.plan import Schedule
 from training.classify.process_group import Member
@@ -102,13 +99,13 @@ class Log:
         self._journal.cut(since.epoch, since.step)
         self._member = member
         self._schedule = schedule
-        self._line = _Line()
+        self._line = ProgressLine()
         self._made = self._validations = 0
         self._made_s = self._validations_s = 0.0
 
     def say(self, text: str) -> None:
         """A sentence for whoever watches."""
-        self._line.keep(text)
+        self._line.say(text)
 
     def train(self, moment: Moment, meter: Meter, lr: float) -> None:
         """The steps up to this one, whose line it is."""
@@ -146,7 +143,7 @@ class Log:
     def epoch(self, moment: Moment, said: dict[str, Any]) -> None:
         """An epoch is over; `moment` is behind its last step."""
         self._journal.add(moment.epoch, moment.step, {"kind": "epoch", **said})
-        self._line.keep(
+        self._line.say(
             f"epoch {moment.epoch + 1}/{self._schedule.epochs}: {said['samples']:,} samples in "
             f"{duration(said['seconds'])}, {said['samples_per_s']:,.0f} samples/s"
             + (f" of {self._member.world} processes" if self._member.world > 1 else "")
@@ -175,7 +172,7 @@ class Log:
                 "seconds": round(seconds, 3),
             },
         )
-        self._line.keep(
+        self._line.say(
             f"epoch {moment.epoch + 1}/{self._schedule.epochs}: validation loss {measured.loss:.3f}, "
             f"top-1 {measured.top1:.1%}, top-5 {measured.top5:.1%} of {measured.samples:,} samples"
         )
@@ -187,27 +184,3 @@ class Log:
     def close(self) -> None:
         """Write no more."""
         self._journal.close()
-
-
-class _Line:
-    """One line that is written over on a terminal; elsewhere one every 30 seconds."""
-
-    def __init__(self) -> None:
-        self._on_terminal = sys.stderr.isatty()
-        self._shown_at = time.monotonic()
-
-    def show(self, text: str) -> None:
-        """A text that the next one replaces."""
-        if self._on_terminal:
-            self._write(f"\r\x1b[2K{text[: shutil.get_terminal_size().columns - 1]}")
-        elif time.monotonic() - self._shown_at >= PLAIN_EVERY_S:
-            self.keep(text)
-
-    def keep(self, text: str) -> None:
-        """A text that stays, in place of what was shown."""
-        self._shown_at = time.monotonic()
-        self._write(f"\r\x1b[2K{text}\n" if self._on_terminal else f"{text}\n")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.service.progress_line import duration
 from core.storage.durable import drop, publish
-from embq.status.display import duration
 from training.run.folder import FORMAT, save, write_json, writing
 from training.run.journal import lines
 

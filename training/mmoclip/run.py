@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from core.errors import ConfigError, InputError, OutputError
+from core.service.progress_line import ProgressLine, duration
 from core.settings import Settings
 from embq.experiments.report import make_folder, unwritable, versions, write
-from embq.status.display import PLAIN_EVERY_S, duration
 from training.launch import child_process
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge
@@ -86,20 +85,10 @@ class Following:
                 self._rate = found.per_s
 
     def _watch(self) -> None:
-        terminal = sys.stderr.isatty()
-        shown_at = self._clock()
-        while not self._over.wait(LOOK_S):
-            self.look()
-            if terminal:
-                sys.stderr.write(f"\r\x1b[K{self.line()}")
-                sys.stderr.flush()
-            elif self._clock() - shown_at >= PLAIN_EVERY_S:
-                shown_at = self._clock()
-                sys.stderr.write(self.line() + "\n")
-                sys.stderr.flush()
-        if terminal:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        with ProgressLine() as shown:
+            while not self._over.wait(LOOK_S):
+                self.look()
+                shown.show(self.line())
 
 
 CONSOLE = "console.log"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from embq.status.display import PLAIN_EVERY_S, duration
+from core.service.progress_line import PLAIN_EVERY_S, ProgressLine, duration
 from training.openclip.log import Iteration, iteration
 
 
@@ -45,46 +45,26 @@ class Pace:
 class Line(logging.Handler):
     """Shows the pace in place of what open_clip logs; warnings are shown as they are.
 
-    On a terminal one line is written over again and again, elsewhere one is written every 30 seconds.
+    On a terminal one line is redrawn, elsewhere one is written every 30 seconds.
     """
 
-    def __init__(self, pace: Pace, stream: TextIO) -> None:
+    def __init__(self, pace: Pace, stream: TextIO, *, every_s: float = PLAIN_EVERY_S) -> None:
         super().__init__()
         self.pace = pace
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._plain_at = -PLAIN_EVERY_S
-        self._width = 0
+        self._line = ProgressLine(stream=stream, every_s=every_s)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show what a record tells, if anything."""
         message = record.getMessage()
         if record.levelno >= logging.WARNING:
-            self._say(message)
+            self._line.say(message)
         elif (now := iteration(message, 0)) is not None:
-            self._show(self.pace.line(now))
+            self._line.show(self.pace.line(now))
 
     def close(self) -> None:
         """End the line."""
-        if self._width:
-            self._stream.write("\n")
-            self._width = 0
+        self._line.close()
         super().close()
-
-    def _show(self, line: str) -> None:
-        if self._is_terminal:
-            self._stream.write(f"\r{line:<{self._width}}")
-            self._width = len(line)
-        elif time.monotonic() - self._plain_at >= PLAIN_EVERY_S:
-            self._plain_at = time.monotonic()
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
-
-    def _say(self, message: str) -> None:
-        before = "\n" if self._width else ""
-        self._width = 0
-        self._stream.write(f"{before}{message}\n")
-        self._stream.flush()
 
 
 @contextmanager

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
-import click
-
-from embq.status.display import PLAIN_EVERY_S, duration
+from core.service.progress_line import ProgressLine, duration
 from training.shards.shard_set import size_of
 
 SETTLED_S = 2.0
 """Before it an end is not predicted."""
-
-REDRAWN_S = 0.2
 
 
 class Course:
@@ -29,20 +24,15 @@ class Course:
     def __init__(self, what: str, total: int = 0, total_bytes: int = 0, *, quiet: bool) -> None:
         self._what, self._total, self._total_bytes = what, total, total_bytes
         self._done = self._bytes = 0
-        self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
-        self._began = self._said_at = time.monotonic()
+        self._line = ProgressLine(quiet=quiet)
+        self._began = time.monotonic()
 
     def add(self, count: int, size: int) -> None:
         """So many more are done, of so many bytes."""
         self._done += count
         self._bytes += size
-        now = time.monotonic()
-        if self._quiet or now - self._said_at < (REDRAWN_S if self._terminal else PLAIN_EVERY_S):
-            return
-        self._said_at = now
-        line = self.line(now - self._began)
-        click.echo(f"\r\033[K{line}" if self._terminal else line, nl=not self._terminal, err=True)
+        if self._line.due:
+            self._line.show(self.line(time.monotonic() - self._began))
 
     def skip(self, count: int, size: int) -> None:
         """So many were done before, and do not count for the speed."""
@@ -69,5 +59,4 @@ class Course:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._terminal and not self._quiet:
-            click.echo("\r\033[K", nl=False, err=True)
+        self._line.close()
