@@ -20,10 +20,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 
 from bench.report import table, write
-from sources.ahead import ReadAhead
-from sources.base import ReadOptions, unwatched
+from sources.access.files import load_unchanged
+from sources.access.read_ahead import ReadAhead
+from sources.interface import unwatched
 from sources.kinds import SOURCES
-from sources.storage import load_unchanged
+from sources.options import ReadOptions
 
 ROUNDS = 3
 PIECE_BYTES = 256 * 1024

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import webdataset
 
 from bench.report import table, write
-from sources.base import ReadOptions
 from sources.kinds import SOURCES
+from sources.options import ReadOptions
 
 ROUNDS = 5
 LARGE_MEMBERS = 64

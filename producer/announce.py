@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import redis
 
 from core.broker.embedded import in_use, kept_off
+from core.errors import UsageError
 from core.queue.ledger import Ledger
 from core.queue.registry import RunRecord, register
+from core.redaction import masked
 from core.run.layout import Layout
 from core.run.run_info import RunInfo
 from core.storage.paths import Place, place
-from sources.credentials import refuse_secrets
 
 
 def announce(client: redis.Redis, info: RunInfo, output: Place) -> None:
@@ -48,3 +49,27 @@ def record_of(info: RunInfo, output: Place) -> RunRecord:
         units=info.units,
         retries=info.retries,
     )
+
+
+def refuse_secrets(inputs: Iterable[str]) -> None:
+    """UsageError for the first input that holds a secret, which the message does not repeat."""
+    for text in inputs:
+        scheme, is_url, rest = text.partition("://")
+        if not is_url:
+            continue
+        place, _, query = rest.partition("?")
+        netloc, slash, path = place.partition("/")
+        user, _, host = netloc.rpartition("@")
+        if ":" in user:
+            what = "a password"
+        elif masked(f"?{query}") != f"?{query}":
+            what = "a signature or a token"
+        else:
+            continue
+        raise UsageError(
+            f"the input {scheme}://{host}{slash}{path} has {what} in its URL, which would travel through the broker "
+            "and stand in the run's files",
+            next_step="name it without, and give each worker credentials of its own, as the storage's tools take them "
+            "(AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS); or embed it on this machine alone: embq run",
+            code="secret_in_url",
+        )

@@ -13,6 +13,7 @@ from core.formats.files import refuse_dtype
 from core.models import REFERENCE, Chunking, ModelConfig
 from core.queue.uploads import Grown
 from core.rows.spec import RowSpec
+from core.run.commit_log import CommitLog
 from core.run.control import PRIORITY, Control, save_control
 from core.run.layout import Layout, refuse_foreign_files
 from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
@@ -20,16 +21,11 @@ from core.run.run_info import RunInfo, load_run, run_id
 from core.storage.durable import drop
 from core.storage.paths import Place, place
 from core.units import Unit
-from producer.additions import Additions, Differences
-from producer.columns import first_columns
-from producer.dimensions import check_rows
-from producer.growing import Asked, alone, grow, now
-from producer.mismatch import changed, refuse_other_run, vanished
-from producer.naming import asked_models, config_of
-from producer.plan import Plan, plan
-from producer.recorded import CUT_UNIT_BYTES, recorded
-from producer.selection import SELECTED, Selection
-from sources.base import ReadOptions
+from producer.additions import Additions, Differences, PlanRecord, alone, grow, now
+from producer.model_args import asked_models, check_rows, config_of
+from producer.plan import Plan, first_columns, plan
+from producer.selection import SELECTED, Selection, recorded
+from sources.options import CUT_UNIT_BYTES, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +99,11 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
         return _extend(layout, there, asked, planned)
 
 
-def asked_for(request: Request) -> Asked:
+def asked_for(request: Request) -> PlanRecord:
     """What a user's request says of its plan."""
-    return Asked(inputs=request.inputs, options=recorded(request.options, request.selection), version=request.version)
+    return PlanRecord(
+        inputs=request.inputs, options=recorded(request.options, request.selection), version=request.version
+    )
 
 
 def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> Grown:
@@ -124,7 +122,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
     """
     there, other = load_run(root), load_run(arrived)
     refuse_other_run(root, there, model=other.model, rows=other.rows, format_=other.format)
-    asked = Asked(inputs=other.inputs, options=other.options, version=other.version)
+    asked = PlanRecord(inputs=other.inputs, options=other.options, version=other.version)
 
     def units() -> Iterator[Unit]:
         for unit in Manifest(Layout(arrived)):
@@ -213,7 +211,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
 def _extend(
     layout: Layout,
     there: RunInfo,
-    asked: Asked,
+    asked: PlanRecord,
     planned: Plan,
     *,
     ready: Callable[[], None] = lambda: None,
@@ -241,7 +239,7 @@ def _extend(
     )
 
 
-def _named_again(there: RunInfo, asked: Asked) -> set[int]:
+def _named_again(there: RunInfo, asked: PlanRecord) -> set[int]:
     """The generations whose inputs are all asked for once more, with the same taken of them."""
     recorded = [(there.inputs, there.options), *((one.inputs, one.options) for one in there.added)]
     selection = {pair for pair in asked.options if pair[0] in SELECTED}
@@ -265,3 +263,55 @@ def _known_sources(layout: Layout) -> Callable[[str], bool]:
 def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
     model = config if config.modalities else there.model
     refuse_other_run(request.output, there, model=model, rows=request.rows, format_=request.format)
+
+
+def refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows: RowSpec, format_: str) -> None:
+    """InputError where the run in a folder is of another model, or stores something else."""
+    if not (differences := _differences_of(there, model, rows, format_)):
+        return
+    begun = CommitLog(Layout(place(output))).replay(there.units).count > 0
+    raise InputError(
+        f"{output} holds another run: " + "; ".join(differences),
+        next_step=f"choose another --output, or go on with the run that is there: embq resume {output}"
+        + ("" if begun else " (or remove the folder: nothing of it is committed)"),
+        code="other_run",
+    )
+
+
+def _differences_of(there: RunInfo, model: ModelConfig, rows: RowSpec, format_: str) -> list[str]:
+    old, new = there.identity(), replace(there, model=model, rows=rows, format=format_).identity()
+    return [
+        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
+
+
+def changed(output: Place, there: RunInfo, asked: PlanRecord, differences: Differences) -> InputError:
+    """The error for inputs that say something else than when they were planned; it names the first of them."""
+    more = differences.changed_count - len(differences.changed)
+    wanted = dict(asked.options)
+    differing = [
+        f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
+        for name, value in there.options
+        if name not in SELECTED and wanted.get(name, value) != value
+    ]
+    return InputError(
+        f"inputs are not what was planned for {output}: "
+        + ", ".join(differences.changed)
+        + (f" and {more:,} more" if more else "")
+        + (f"; options differ: {'; '.join(differing)}" if differing else "")
+        + "; nothing was added",
+        next_step="put the planned files back or leave the changed ones out, or choose another --output; "
+        "rows of the old and the new content are never mixed",
+        code="input_changed",
+    )
+
+
+def vanished(differences: Differences) -> tuple[str, ...]:
+    """The warning for inputs that were asked for again and are gone; () where there are none."""
+    if not differences.vanished_count:
+        return ()
+    more = differences.vanished_count - len(differences.vanished)
+    named = ", ".join(differences.vanished) + (f" and {more:,} more" if more else "")
+    return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)

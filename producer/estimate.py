@@ -15,10 +15,10 @@ from core.models import Chunking, ModelConfig, ModelSpec
 from core.rows.spec import DTYPES, Column, RowSpec
 from core.run.run_info import load_run
 from core.units import Sample, Unit
-from producer.columns import first_columns
-from producer.dimensions import vector_dim
 from producer.enqueue import Request, additions_to, plan_of
-from sources.kinds import read
+from producer.model_args import vector_dim
+from producer.plan import first_columns
+from sources.unit_reader import read
 
 LOOKED_AT = 3
 """Units that are read where only reading tells how many samples they have."""

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from braceexpand import braceexpand
 
-from core.errors import InputError, UsageError
+from core.errors import EmbqError, InputError, UsageError
 from core.models import MODALITIES
+from core.rows.metadata import find_columns
+from core.rows.spec import Column
+from core.service.log import Events
 from core.units import Unit
+from producer.input_scan import Survey
 from producer.selection import Selection
-from producer.survey import Survey
-from sources.base import ReadOptions
-from sources.kinds import SUPPORTED, check_source
-from sources.listings import listed_once
-from sources.storage import absolute, has_magic, match
-from sources.urls import is_url
+from sources.access.files import absolute, has_magic, match
+from sources.access.listings import listed_once
+from sources.access.urls import check_source, is_url
+from sources.kinds import SUPPORTED
+from sources.options import ReadOptions
+from sources.unit_reader import first_metadata, may_have_metadata
+
+log = Events("producer")
+
+
+LOOK_UNITS = 8
+"""Units that are looked into."""
+
+
+LOOK_AMONG = 64
+"""First units among which they are looked for, so that planning still streams where few can have metadata."""
+
+
+LOOK_SAMPLES = 100
+"""Samples of each of them."""
+
+
+LOOK_S = 10.0
+"""So long all of it may take; inputs that are slower than this get the columns that were seen until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +177,29 @@ def _choose_modalities(
     if not wanted:
         return ("image",) if with_images else ("text",)
     return tuple(modality for modality in MODALITIES if modality in wanted)
+
+
+def first_columns(units: Iterator[Unit]) -> tuple[tuple[Column, ...], Iterator[Unit]]:
+    """The columns of a run of `units`, and all the units again.
+
+    The same inputs give the same columns. A unit that cannot be read, or ends its reader, says nothing; it will fail
+    when its turn comes. Raises what taking the first units does.
+    """
+    first = list(islice(units, LOOK_AMONG))
+    deadline = time.monotonic() + LOOK_S
+    texts: list[str] = []
+    looked = 0
+    for unit in first:
+        if looked == LOOK_UNITS:
+            break
+        if (left_s := deadline - time.monotonic()) <= 0:
+            log.warning("metadata_slow", source=unit.source, after_s=LOOK_S)
+            break
+        if not may_have_metadata(unit):
+            continue
+        looked += 1
+        try:
+            texts += first_metadata(unit, LOOK_SAMPLES, wait_s=left_s)
+        except EmbqError as error:
+            log.warning("metadata_unseen", source=unit.source, code=error.code, why=error.message)
+    return find_columns(texts), chain(first, units)

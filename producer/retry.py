@@ -20,10 +20,10 @@ from core.run.run_info import RunInfo, load_run
 from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
 from core.storage.paths import Place
 from core.units import UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
-from producer.growing import Asked, alone, grow
-from producer.mended import Mended
-from sources.listings import listed_once
-from sources.storage import base_name
+from producer.additions import PlanRecord, alone, grow
+from producer.retry_planner import Mended
+from sources.access.files import base_name
+from sources.access.listings import listed_once
 
 SHOWN = 3
 RANGES_MIN_BYTES = 8_000
@@ -101,7 +101,7 @@ def retry(root: Place, chosen: Chosen, *, version: str) -> Retried:
     layout.make()
     with alone(layout), listed_once():
         planning = _Planning(layout, chosen)
-        asked = Asked(inputs=(), options=(), version=version)
+        asked = PlanRecord(inputs=(), options=(), version=version)
         summary = grow(layout, planning.info, asked, planning.units(), check=lambda _: planning.check())
         planning.found.units, planning.found.info = summary.units, load_run(root)
     return planning.found

@@ -19,8 +19,8 @@ from core.run.run_info import RunInfo, load_run, run_id
 from core.storage.durable import file_sha256
 from core.units import Unit
 from producer.announce import record_of
+from sources.access.files import source_errors
 from sources.extensions import extensions_of
-from sources.storage import source_errors
 
 LOOK_S = 0.05
 LISTEN_S = 2.5

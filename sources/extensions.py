@@ -6,8 +6,8 @@ import os
 from typing import NamedTuple
 
 from core.units import Unit
-from sources.base import ReadOptions
-from sources.fields import IMAGE_EXTENSIONS
+from sources.decode import IMAGE_EXTENSIONS
+from sources.options import ReadOptions
 
 
 class Extensions(NamedTuple):

@@ -9,22 +9,12 @@ from typing import Any
 
 from core.errors import SampleError, SourceError
 from core.units import Sample, Unit
-from sources.base import Moved, unwatched
+from sources.access.files import base_name, join, read_inside
+from sources.access.ranged_reads import fetch_all
+from sources.access.urls import check_url, is_inside, is_url
 from sources.columns import Choice
-from sources.compressed import DAMAGE_CODES
-from sources.fields import compact_json, decode_text
-from sources.inside import read_inside
-from sources.inspection import DIED
-from sources.remote import fetch_all
-from sources.storage import SAMPLE_MAX_BYTES, base_name, join
-from sources.urls import check_url, is_inside, is_url
-
-COLUMN_CODES = ("missing_column", "ambiguous_column", "wrong_column_type")
-"""What can be wrong with the columns of one file while all others are as they should be."""
-
-UNUSABLE_CODES = (*COLUMN_CODES, "table_damaged", DIED, *DAMAGE_CODES)
-"""What makes the units of one file fail, and leaves those of all others alone."""
-
+from sources.decode import compact_json, decode_text
+from sources.interface import SAMPLE_MAX_BYTES, Moved, unwatched
 
 _ROOTS = "roots"
 """The option that is put on a unit, where it is read: the URLs that those in its rows must be below, one a line."""
@@ -192,12 +182,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         raise SampleError("bad_metadata", "bytes cannot become metadata, which is JSON")
     return str(value)
-
-
-def readable_now(unit: Unit) -> SourceError:
-    """The error for a file that could not be planned, and now can be read: its rows are not in the manifest."""
-    return SourceError(
-        f"{unit.source}: could not be read when the run was planned, and can be now",
-        code="source_changed",
-        next_step="make a new run of it",
-    )

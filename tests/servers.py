@@ -328,15 +328,15 @@ def gcs_server() -> Iterator[Server]:
 @contextmanager
 def environment(variables: dict[str, str]) -> Iterator[None]:
     """Variables of this process and its children until the block ends."""
-    from sources import inspection
+    from sources.reader_process import client
 
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    inspection.close()  # or one that was started before would look with other variables
+    client.close()  # or one that was started before would look with other variables
     try:
         yield
     finally:
-        inspection.close()
+        client.close()
         for name, value in before.items():
             os.environ.pop(name, None)
             if value is not None:

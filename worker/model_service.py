@@ -20,7 +20,7 @@ from core.queue.registry import Rate, report_rate
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 from core.units import Unit
-from sources.kinds import fetchable
+from sources.unit_reader import fetchable
 from worker.claim.claim_policy import MOST_AHEAD, ClaimPolicy
 from worker.claim.claimer import Claimer
 from worker.claim.heartbeat import Heartbeat

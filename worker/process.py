@@ -23,7 +23,7 @@ from core.queue.index_builds import IndexBuild
 from core.service.log import Events, configure
 from core.service.stopping import StopFlag
 from core.settings import Settings
-from sources.reach import Reach, limit
+from sources.access.allowed_hosts import Reach, limit
 from worker.claim.input_locality import InputLocality
 from worker.claim.scheduler import Scheduler, Turn
 from worker.context import WorkerContext, WorkerOptions

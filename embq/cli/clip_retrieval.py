@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import UsageError
-from producer.naming import split_name
+from producer.model_args import split_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ def settled(
         there: the precision of the run that the output holds; "" where it holds none.
         devices: of those that will compute it. Not called where the run is there.
     """
-    from producer.precision import choose
+    from producer.model_args import choose_precision
 
     if request.precision != AUTO:
         return request, ""
     if precision := there(request.output):
         return replace(request, precision=precision), ""
-    choice = choose(devices())
+    choice = choose_precision(devices())
     return replace(request, precision=choice.precision), choice.reason
 
 

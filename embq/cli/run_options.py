@@ -196,7 +196,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     from core.storage.paths import is_url, place
     from producer.enqueue import Request
     from producer.selection import Selection
-    from sources.base import ReadOptions
+    from sources.options import ReadOptions
 
     modalities = _parts(options["modality"])
     for modality in modalities:

@@ -17,7 +17,7 @@ from core.errors import ModelError
 from core.models import ModelSpec
 from core.settings import child_environment
 from embq.doctor.check import Check
-from producer.naming import split_name
+from producer.model_args import split_name
 from worker.supervisor.devices import Gpu, find_gpus, shown, why_no_gpu
 
 AT_ONCE = 4

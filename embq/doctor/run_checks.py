@@ -78,8 +78,8 @@ import json, sys
 from core.errors import EmbqError
 from core.settings import Settings
 from core.units import Unit
-from sources.kinds import read
-from sources.reach import Reach, limit
+from sources.unit_reader import read
+from sources.access.allowed_hosts import Reach, limit
 try:
     settings = Settings.from_environment()
     limit(Reach.of(settings.roots, settings.private_hosts))

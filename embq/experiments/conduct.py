@@ -25,7 +25,7 @@ from embq.experiments.services import Model
 from embq.experiments.texts import texts_for
 from embq.experiments.trials import Condition, Outcome, Setup, check_records, measure
 from embq.local.session import own_devices
-from producer.precision import choose
+from producer.model_args import choose_precision
 from worker.embedders.device.hardware import simulated_speed
 from worker.supervisor.devices import find_devices
 
@@ -111,7 +111,7 @@ def conduct(
 
 def chosen_precision(asked: str, devices: Sequence[str]) -> str:
     """`--precision`, or in place of "auto" what a run on these devices of this machine takes."""
-    return choose(own_devices(",".join(devices))).precision if asked == AUTO else asked
+    return choose_precision(own_devices(",".join(devices))).precision if asked == AUTO else asked
 
 
 def warn_of_load() -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.errors import DeviceFullError, SampleError, SourceError
 from core.units import Sample, Unit
-from sources.kinds import read
+from sources.unit_reader import read
 from worker.embedders.base import Prepared, UnderWay
 
 if TYPE_CHECKING:

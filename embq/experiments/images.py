@@ -18,9 +18,9 @@ from embq.experiments.image_stages import Look, Rate, Tried
 from embq.experiments.report import table
 from embq.status.bottleneck import Limit, limit_now
 from embq.status.display import stages_line
-from producer.naming import asked_models, config_of
+from producer.model_args import asked_models, config_of
 from producer.plan import plan
-from sources.base import ReadOptions
+from sources.options import ReadOptions
 from worker.embedders.base import Embedder, Prepared
 from worker.embedders.device.hardware import device_name
 from worker.embedders.device.tuning import tune

@@ -23,7 +23,7 @@ from embq.local.service_process import Child
 from embq.status.run_monitor import Watch
 from producer.announce import announce
 from producer.enqueue import Request, prepare
-from sources.base import ReadOptions
+from sources.options import ReadOptions
 
 POLL_S = 0.05
 BARE = {"EMBQ_ROOTS": "", "EMBQ_BROKER_PASSWORD_FILE": ""}

@@ -13,8 +13,8 @@ from pathlib import Path
 from core.errors import InputError
 from embq.experiments.docstrings import docstrings
 from producer.plan import plan
-from sources.base import ReadOptions
-from sources.kinds import read
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 BUILT_IN = 2_000
 """Docstrings that are taken; 60 tokens on average, some of them long, as documents are."""

@@ -31,7 +31,7 @@ from embq.status.display import Display, stages_line
 from embq.status.run_monitor import Watch
 from embq.status.run_progress import Progress
 from producer.announce import announce
-from sources.reach import hosts_named
+from sources.access.allowed_hosts import hosts_named
 
 
 def work(

@@ -60,7 +60,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from embq.cli.run_options import extensions
     from embq.experiments import conduct, report
     from embq.experiments.images import Asked, measure
-    from sources.base import ReadOptions
+    from sources.options import ReadOptions
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
     asked = Asked(

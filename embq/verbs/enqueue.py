@@ -54,7 +54,7 @@ def command(
     from core.broker.client import check, connect
     from embq.cli.authorization import require
     from embq.cli.run_options import request_from
-    from sources.credentials import refuse_secrets
+    from producer.announce import refuse_secrets
 
     refuse_secrets(inputs)
     settings = settings_with(broker)
@@ -86,7 +86,7 @@ def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tup
         sent: the output is a folder of the writer's machine.
     """
     from embq.cli.precision import of_output, of_sent, settled
-    from producer.precision import registered_devices
+    from producer.model_args import registered_devices
 
     return settled(
         request,

@@ -11,7 +11,7 @@ from core.units import Unit
 from embq.verification.copying import COPIES
 from embq.verification.decompression import ERRORS
 from embq.verification.rereading_csv import KEPT
-from sources.urls import is_url
+from sources.access.urls import is_url
 
 LINES = ("jsonl", "lines")
 EVERY = 1_000

@@ -28,8 +28,8 @@ from embq.verification.decompression import ERRORS as COMPRESSION_ERRORS
 from embq.verification.decompression import compression_of, opened
 from embq.verification.rereading_csv import KEPT, csv_rows
 from embq.verification.rereading_tables import Row, hdf5_rows, table_rows
-from sources.listings import stat
-from sources.urls import is_url
+from sources.access.listings import stat
+from sources.access.urls import is_url
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Extensions of images; where a key has several, the first in this order is embedded."""

@@ -34,8 +34,9 @@ from PIL import Image
 from pyarrow import ipc
 
 from core.errors import SourceError
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, kind_of, read
+from sources.kinds import SOURCES, kind_of
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -53,8 +54,9 @@ READER = """
 import json, sys
 from collections import Counter
 from core.errors import SampleError, SourceError
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, kind_of, read
+from sources.options import ReadOptions
+from sources.kinds import SOURCES, kind_of
+from sources.unit_reader import read
 
 def codes_of(path, options):
     found = Counter()
@@ -506,8 +508,8 @@ def test_the_bound_is_that_of_the_formula_and_no_limit_of_the_system(
 
 def test_units_of_one_file_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 9: each cut of a compressed text was kept, and a row of a table costs no byte."""
-    monkeypatch.setattr("sources.text_files.FILE_UNITS_MAX", 100)
-    monkeypatch.setattr("sources.tables.FILE_UNITS_MAX", 100)
+    monkeypatch.setattr("sources.formats.text_files.FILE_UNITS_MAX", 100)
+    monkeypatch.setattr("sources.formats.tables.FILE_UNITS_MAX", 100)
     (tmp_path / "a.txt.zst").write_bytes(zstd.compress(b"\n" * 1_000))
     pq.write_table(pa.table({"text": ["a"] * 1_000}), tmp_path / "a.parquet")
     for kind, name in (("lines", "a.txt.zst"), ("parquet", "a.parquet")):

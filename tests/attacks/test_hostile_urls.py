@@ -24,10 +24,11 @@ from core.errors import ConfigError, SourceError
 from core.networks import Hosts, is_public
 from core.settings import Settings
 from core.units import Unit
-from sources import filesystems, reach, remote
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, read
-from sources.reach import Reach
+from sources.access import allowed_hosts, filesystems, ranged_reads
+from sources.access.allowed_hosts import Reach
+from sources.kinds import SOURCES
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 TEXTS = b'{"id": "a", "text": "the secret of the worker\'s network"}\n'
 MOST = 100_000
@@ -39,10 +40,10 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No second attempts, and new connections for each test."""
-    monkeypatch.setattr(remote, "PAUSES_S", ())
-    monkeypatch.setattr(remote, "SAMPLE_MAX_BYTES", MOST)
-    monkeypatch.setattr(reach, "_REACH", [Reach()])
-    monkeypatch.setattr(remote, "_WITHOUT_RANGES", set())
+    monkeypatch.setattr(ranged_reads, "PAUSES_S", ())
+    monkeypatch.setattr(ranged_reads, "SAMPLE_MAX_BYTES", MOST)
+    monkeypatch.setattr(allowed_hosts, "_REACH", [Reach()])
+    monkeypatch.setattr(ranged_reads, "_WITHOUT_RANGES", set())
     filesystems._connect.cache_clear()
     yield
     filesystems._connect.cache_clear()
@@ -171,7 +172,7 @@ def test_a_private_host_that_the_operator_names_is_read(
     """Finding 8: an opt-in list."""
     there = Host(stack)
     monkeypatch.setenv("EMBQ_PRIVATE_HOSTS", f"files.lan, {named.format(port=there.port)}")
-    reach.limit(Reach.of((), Settings.from_environment().private_hosts))
+    allowed_hosts.limit(Reach.of((), Settings.from_environment().private_hosts))
     assert texts_of(f"{there.url}/a.jsonl") == ["the secret of the worker's network"]
 
 
@@ -183,7 +184,7 @@ def test_the_shards_of_the_stack_are_allowed_by_their_url_with_its_port(
     monkeypatch.setenv("EMBQ_ROOTS", f"/data:/out:{there.url}")
     roots = Settings.from_environment().roots
     assert roots == ("/data", "/out", there.url)
-    reach.limit(Reach.of(roots, ()))
+    allowed_hosts.limit(Reach.of(roots, ()))
     assert texts_of(f"{there.url}/a.jsonl", roots) == ["the secret of the worker's network"]
     assert refused(f"{other.url}/a.jsonl", roots).code == "source_denied"
     assert other.asked == []
@@ -220,7 +221,7 @@ def test_a_redirect_does_not_leave_the_roots(stack: ExitStack) -> None:
     secret = Host(stack)
     door = Host(stack, to(f"{secret.url}/secret.jsonl"))
     roots = (door.url,)
-    reach.limit(Reach.of(roots, ()))
+    allowed_hosts.limit(Reach.of(roots, ()))
     assert refused(f"{door.url}/a.jsonl", roots).code == "source_denied"
     assert door.asked
     assert secret.asked == []
@@ -230,7 +231,7 @@ def test_a_redirect_does_not_lead_from_a_public_host_to_a_private_one(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Finding 8: a redirect leads to the worker's own network."""
-    monkeypatch.setattr(reach, "is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
     secret = Host(stack)
     public = Host(stack, to(f"{secret.url}/secret.jsonl"), "127.0.0.2")
     assert refused(f"{public.url}/a.jsonl").code == "source_denied"
@@ -245,7 +246,7 @@ def test_a_redirect_to_a_host_that_the_operator_names_is_followed(stack: ExitSta
     there = Host(stack)
     door = Host(stack, to(f"{there.url}/secret.jsonl"))
     roots = (door.url,)
-    reach.limit(Reach.of(roots, (f"127.0.0.1:{there.port}",)))
+    allowed_hosts.limit(Reach.of(roots, (f"127.0.0.1:{there.port}",)))
     assert texts_of(f"{door.url}/a.jsonl", roots) == ["the secret of the worker's network"]
 
 
@@ -260,7 +261,7 @@ def test_the_address_that_is_checked_is_the_one_that_is_connected_to(
     def rebinding(host: Any, *args: Any, **options: Any) -> Any:
         return resolve(next(answers, "127.0.0.1") if host == "rebinding.test" else host, *args, **options)
 
-    monkeypatch.setattr(reach, "is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
     for _ in range(3):
         refused(f"http://rebinding.test:{secret.port}/secret.jsonl")
@@ -277,7 +278,7 @@ def test_a_name_with_one_private_address_is_refused(stack: ExitStack, monkeypatc
             return resolve(host, *args, **options)
         return [one for name in ("127.0.0.2", "127.0.0.1") for one in resolve(name, *args, **options)]
 
-    monkeypatch.setattr(reach, "is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
     monkeypatch.setattr(socket, "getaddrinfo", both)
     assert refused(f"http://both.test:{secret.port}/secret.jsonl").code == "source_denied"
     assert secret.asked == []
@@ -287,7 +288,7 @@ def test_rows_are_read_below_the_roots_alone(stack: ExitStack, tmp_path: Path) -
     """Finding 8: rows of a table are as bounded as inputs are."""
     there, other = Host(stack), Host(stack)
     roots = (str(tmp_path), f"{there.url}/images")
-    reach.limit(Reach.of(roots, ()))
+    allowed_hosts.limit(Reach.of(roots, ()))
     assert images_of(stack, tmp_path, f"{there.url}/images/a.jpg", roots) == [None]
     for url in (f"{there.url}/a.jpg", f"{there.url}/images/%2e%2e/a.jpg", f"{other.url}/images/a.jpg"):
         ((code, _),) = filter(None, images_of(stack, tmp_path, url, roots))
@@ -301,7 +302,7 @@ def test_an_endless_image_of_a_row_is_one_failure(
 ) -> None:
     """Finding 8: unbounded bodies, more than 7 GB from one row."""
     host = Host(stack, lambda handler: host.endless(handler))
-    reach.limit(Reach(hosts=Hosts(["127.0.0.1"])))
+    allowed_hosts.limit(Reach(hosts=Hosts(["127.0.0.1"])))
     ((code, _),) = filter(None, images_of(stack, tmp_path, f"{host.url}/a.jpg"))
     assert code == "too_large"
     assert host.sent < 50 * MOST
@@ -312,18 +313,18 @@ def test_an_endless_image_of_a_row_is_one_failure(
 def test_an_endless_answer_to_a_range_is_read_no_further_than_the_range(stack: ExitStack, start: int) -> None:
     """Finding 8: unbounded bodies."""
     host = Host(stack, lambda handler: host.endless(handler))
-    reach.limit(Reach(hosts=Hosts(["127.0.0.1"])))
-    assert remote.read_range(f"{host.url}/a", start, 2000) == bytes(2000 - start)
+    allowed_hosts.limit(Reach(hosts=Hosts(["127.0.0.1"])))
+    assert ranged_reads.read_range(f"{host.url}/a", start, 2000) == bytes(2000 - start)
     with pytest.raises(SourceError, match="more bytes came instead of 5000"):
-        remote.load(f"{host.url}/a", 5000)
+        ranged_reads.load(f"{host.url}/a", 5000)
     assert host.sent < 100 * MOST
 
 
 def test_an_endless_file_beside_an_image_is_one_failure(stack: ExitStack) -> None:
     """Finding 8: unbounded bodies."""
     host = Host(stack, lambda handler: host.endless(handler))
-    reach.limit(Reach(hosts=Hosts(["127.0.0.1"])))
-    planned, unplanned = remote.fetch_all([f"{host.url}/a.jpg", f"{host.url}/a.txt"], [1000, None], lambda: None)
+    allowed_hosts.limit(Reach(hosts=Hosts(["127.0.0.1"])))
+    planned, unplanned = ranged_reads.fetch_all([f"{host.url}/a.jpg", f"{host.url}/a.txt"], [1000, None], lambda: None)
     assert isinstance(planned, SourceError)
     assert isinstance(unplanned, SourceError)
     assert (planned.code, unplanned.code) == ("source_changed", "too_large")
@@ -334,12 +335,12 @@ def test_a_name_node_that_nobody_has_named_sends_no_worker_to_a_private_data_nod
 ) -> None:
     """Finding 8: a redirect leads to the worker's own network, by WebHDFS."""
     pytest.importorskip("requests")
-    monkeypatch.setattr(reach, "is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(allowed_hosts, "is_public", lambda address: address == "127.0.0.2")
     secret = Host(stack)
     public = Host(stack, to(f"{secret.url}/webhdfs/v1/a"), "127.0.0.2")
     for url in (f"webhdfs://127.0.0.2:{public.port}/a", f"webhdfs://127.0.0.1:{secret.port}/a"):
         with pytest.raises(SourceError) as caught:
-            remote.read_range(url, 0, 10)
+            ranged_reads.read_range(url, 0, 10)
         assert caught.value.code == "source_denied"
     assert len(public.asked) == 1
     assert secret.asked == []
@@ -350,7 +351,7 @@ def test_a_worker_of_the_services_reads_from_no_private_host(
     own_server: EmbeddedServer, short_tmp: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finding 8: a run handed over by a laptop makes a worker ask its own network."""
-    monkeypatch.setattr(reach, "_REACH", [reach.ANYWHERE])  # this process is the laptop
+    monkeypatch.setattr(allowed_hosts, "_REACH", [allowed_hosts.ANYWHERE])  # this process is the laptop
     there, root = Host(stack), short_tmp / "out"
     services = Services(stack, own_server, workers=1, environment={"EMBQ_PRIVATE_HOSTS": ""})
     services.call("enqueue", f"{there.url}/secret.jsonl", "-o", root, "-m", "stub:4")

@@ -36,8 +36,8 @@ from embq.verification.rereading import reread
 from embq.verify import verify
 from producer.enqueue import Request, prepare
 from producer.retry import Chosen, retry
-from sources.base import ReadOptions
 from sources.kinds import SOURCES, kind_of
+from sources.options import ReadOptions
 from worker.embedders.base import Embedder
 from worker.embedders.image.decoding import Picture, open_image
 from worker.embedders.image.pixels import pixels_of

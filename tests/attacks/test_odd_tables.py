@@ -31,8 +31,9 @@ from embq.verify import verify
 from producer.enqueue import Request, prepare
 from producer.plan import plan
 from producer.upload import Inputs, pack
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, detect, read
+from sources.kinds import SOURCES, detect
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 POLARS = Path(__file__).parent / "polars.arrow"
 """Ten rows in batches of four, as polars 2.1 writes them: views of strings, a categorical, a schema without prefix."""

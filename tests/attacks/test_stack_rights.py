@@ -20,8 +20,9 @@ from core.errors import SourceError
 from core.run.layout import Layout
 from core.run.reader import row_tables
 from core.settings import Settings
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, read
+from sources.kinds import SOURCES
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("docker-compose.yml", "compose.worker.yml")

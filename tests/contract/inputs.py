@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from pyarrow import feather, ipc
 
 from core.units import Unit
-from sources.base import ReadOptions
 from sources.kinds import SOURCES
+from sources.options import ReadOptions
 
 if sys.version_info >= (3, 14):
     from compression import zstd

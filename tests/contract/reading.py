@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.kinds import read
+from sources.unit_reader import read
 
 CPU_S = 5
 

@@ -15,7 +15,7 @@ import pytest
 from contract.inputs import CASES, ROWS, Case, write_tar
 from contract.reading import CPU_S, UNNAMED, Ended, Reading, ended, reading
 
-import sources.inspection
+import sources.reader_process.client
 from core.errors import InputError
 from core.units import Unit
 
@@ -40,7 +40,7 @@ def reader() -> Iterator[Reading]:
 @pytest.fixture(autouse=True)
 def soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged HDF5 file can keep its library busy for ever."""
-    monkeypatch.setattr(sources.inspection, "CPU_S", CPU_S)
+    monkeypatch.setattr(sources.reader_process.client, "CPU_S", CPU_S)
 
 
 def flipped(data: bytes, count: int, rng: random.Random) -> Iterator[bytes]:

@@ -34,7 +34,7 @@ from embq.gc.collect import collect
 from embq.verify import verify
 from producer.enqueue import Request, prepare
 from producer.retry import Chosen, look, retry
-from sources.base import ReadOptions
+from sources.options import ReadOptions
 from writer.service import RunWriter
 
 

@@ -22,11 +22,14 @@ from servers import http_server
 from core.errors import SourceError
 from core.run.run_info import load_run
 from core.units import Unit
-from producer import columns
+from producer import plan
 from producer.enqueue import Request, prepare
-from sources import base, inspection
-from sources.base import Described, ReadOptions
-from sources.kinds import SOURCES, may_have_metadata, read
+from sources import unit_reader
+from sources.interface import Source
+from sources.kinds import SOURCES
+from sources.options import ReadOptions
+from sources.reader_process import client
+from sources.unit_reader import first_metadata, may_have_metadata, read
 
 METADATA: list[dict[str, Any]] = [{"n": number, "tags": ["a", "b"], "name": f"ä{number}"} for number in range(6)]
 OPTIONS = ReadOptions(unit_samples=4, metadata_columns=("n", "tags", "name"))
@@ -113,9 +116,7 @@ def split(kind: str, path: Path | str) -> list[Unit]:
 
 
 def look(unit: Unit, most: int) -> list[Any]:
-    source = SOURCES[unit.kind]
-    assert isinstance(source, Described)
-    return [json.loads(text) for text in source.first_metadata(unit, most)]
+    return [json.loads(text) for text in SOURCES[unit.kind].first_metadata(unit, most)]
 
 
 def expected(kind: str) -> list[dict[str, Any]]:
@@ -125,7 +126,7 @@ def expected(kind: str) -> list[dict[str, Any]]:
 
 def test_every_kind_whose_samples_have_metadata_is_here() -> None:
     assert {kind for kind, _ in WRITERS.values()} == {
-        kind for kind, one in SOURCES.items() if isinstance(one, Described)
+        kind for kind, one in SOURCES.items() if type(one).first_metadata is not Source.first_metadata
     }
 
 
@@ -166,9 +167,9 @@ def test_of_a_shard_only_the_first_bytes_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path]
 ) -> None:
     (unit,) = split("tar", write(tmp_path))
-    monkeypatch.setattr("sources.tar.LOOKED_AT_BYTES", 512 * 7)  # the json of the first key, half the image of the next
+    # The json of the first key, half the image of the next.
+    monkeypatch.setattr("sources.formats.tar.LOOKED_AT_BYTES", 512 * 7)
     assert look(unit, 100) == METADATA[:1]
-    assert base.LOOKED_AT_BYTES >= 1 << 20
 
 
 def test_samples_that_will_fail_say_nothing(tmp_path: Path) -> None:
@@ -196,7 +197,10 @@ def test_a_remote_unit_is_looked_at_as_well(tmp_path: Path, kind: str) -> None:
 # --- when a run is made ---
 
 
-def request_of(output: Path, *inputs: Path) -> Request:
+FOUR = ReadOptions(unit_samples=4)
+
+
+def request_of(output: Path, *inputs: Path, options: ReadOptions = FOUR) -> Request:
     return Request(
         inputs=tuple(map(str, inputs)),
         output=output,
@@ -204,7 +208,7 @@ def request_of(output: Path, *inputs: Path) -> Request:
         modalities=(),
         precision="fp32",
         part_rows=1000,
-        options=ReadOptions(unit_samples=4),
+        options=options,
         version="test",
     )
 
@@ -230,7 +234,7 @@ def test_a_run_has_the_columns_of_its_first_units_and_keeps_them(tmp_path: Path)
 def test_columns_are_no_part_of_what_a_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = prepare(request_of(tmp_path / "out", write_jsonl(tmp_path))).info
     (tmp_path / "out").rename(tmp_path / "old")
-    monkeypatch.setattr(columns, "LOOK_S", 0.0)
+    monkeypatch.setattr(plan, "LOOK_S", 0.0)
     again = prepare(request_of(tmp_path / "out", tmp_path / "texts.jsonl")).info
     assert (again.run, again.rows.columns) == (made.run, ())
 
@@ -243,9 +247,9 @@ def test_a_damaged_first_shard_holds_up_nothing(tmp_path: Path) -> None:
 
 
 CHILD = """
-from sources import inspection
-from sources.tar import TarSource
-look = TarSource.first_metadata
+from sources.reader_process import server
+from sources.formats.tables import TableSource
+look = TableSource.first_metadata
 def odd(self, unit, most):
     while "spins" in unit.source:
         pass
@@ -253,36 +257,43 @@ def odd(self, unit, most):
         import os
         os.abort()
     return look(self, unit, most)
-TarSource.first_metadata = odd
-inspection.serve()
+TableSource.first_metadata = odd
+server.serve()
 """
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    process = inspection.Process([sys.executable, "-c", CHILD])
-    monkeypatch.setattr(inspection, "_PROCESS", process)
+    process = client.Process([sys.executable, "-c", CHILD])
+    monkeypatch.setattr(client, "_LOOKS", process)
     yield
     process.close()
 
 
 def test_a_shard_that_ends_its_reader_says_nothing_and_the_next_one_does(tmp_path: Path, process: None) -> None:
-    shards = [write_tar(tmp_path).rename(tmp_path / f"{name}.tar") for name in ("a-raises", "b")]
-    assert prepare(request_of(tmp_path / "out", *shards)).info.units == 2
+    tables = [write_parquet(tmp_path).rename(tmp_path / f"{name}.parquet") for name in ("a-raises", "b")]
+    assert prepare(request_of(tmp_path / "out", *tables, options=OPTIONS)).info.units == 4
     assert named(tmp_path / "out") == FOUND
 
 
 def test_a_look_that_comes_to_no_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: None) -> None:
-    path = write_tar(tmp_path).rename(tmp_path / "spins.tar")
-    (unit,) = split("tar", path)
+    path = write_parquet(tmp_path).rename(tmp_path / "spins.parquet")
+    unit = split("parquet", path)[0]
     with pytest.raises(SourceError) as caught:
-        inspection.first_metadata(unit, 1, wait_s=0.5)
+        client.first_metadata(unit, 1, wait_s=0.5)
     assert caught.value.code == "reader_died"
-    monkeypatch.setattr(columns, "LOOK_S", 0.5)
-    assert prepare(request_of(tmp_path / "out", path)).info.rows.columns == ()
-    assert [sample.key for sample in read(unit, ())][:2] == ["0", "1"]
+    monkeypatch.setattr(plan, "LOOK_S", 0.5)
+    assert prepare(request_of(tmp_path / "out", path, options=OPTIONS)).info.rows.columns == ()
+    assert len(list(read(unit, ()))) == 4
 
 
-def test_the_answer_of_a_look_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "ANSWER_CHARS", 10)
-    assert inspection._few(["12345", "12345", "1"]) == ["12345", "12345"]
+def test_the_answer_of_a_look_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (unit,) = split("jsonl", write_jsonl(tmp_path))[:1]
+    texts = first_metadata(unit, 3, wait_s=60.0)
+    monkeypatch.setattr(unit_reader, "METADATA_CHARS", len(texts[0]) + len(texts[1]))
+    assert first_metadata(unit, 3, wait_s=60.0) == texts[:2]
+
+
+def test_a_look_ends_with_the_first_text_behind_its_time(tmp_path: Path) -> None:
+    unit = split("jsonl", write_jsonl(tmp_path))[0]
+    assert len(first_metadata(unit, 3, wait_s=0.0)) == 1

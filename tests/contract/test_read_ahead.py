@@ -20,10 +20,11 @@ from core.errors import SourceError
 from core.queue.hints import Hint
 from core.queue.registry import RunRecord
 from core.units import Unit
-from sources import remote
-from sources.ahead import ReadAhead
-from sources.base import unwatched
-from sources.kinds import SOURCES, fetchable, read
+from sources.access import ranged_reads
+from sources.access.read_ahead import ReadAhead
+from sources.interface import unwatched
+from sources.kinds import SOURCES
+from sources.unit_reader import fetchable, read
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
@@ -39,9 +40,9 @@ DEADLINE_S = 60.0
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
-    monkeypatch.setattr(remote, "SMALL_BYTES", 5000)
-    monkeypatch.setattr(remote, "LARGE_BYTES", 5000)
+    monkeypatch.setattr(ranged_reads, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(ranged_reads, "SMALL_BYTES", 5000)
+    monkeypatch.setattr(ranged_reads, "LARGE_BYTES", 5000)
 
 
 @pytest.fixture
@@ -187,8 +188,8 @@ def test_files_to_come_take_no_more_memory_than_they_may(web: HttpServer) -> Non
 def test_what_nobody_wants_any_more_is_not_fetched_to_its_end_and_not_kept(
     web: HttpServer, ahead: ReadAhead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "SMALL_BYTES", 1000)
-    monkeypatch.setattr(remote, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(ranged_reads, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(ranged_reads, "LARGE_BYTES", 1000)
     first, second = units(web, 2)
     work = SimpleNamespace(lost=False)
 
@@ -203,7 +204,7 @@ def test_what_nobody_wants_any_more_is_not_fetched_to_its_end_and_not_kept(
     ahead.let_go()
     assert ahead.held_bytes == size(second)
     assert ahead.take(first, unwatched) is None
-    assert web.sent_of("0.tar") <= (1 + remote.PARALLEL) * 1000 < size(first)
+    assert web.sent_of("0.tar") <= (1 + ranged_reads.PARALLEL) * 1000 < size(first)
 
 
 def test_only_whole_files_that_may_be_read_are_fetched_before_their_turn() -> None:

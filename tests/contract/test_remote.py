@@ -20,10 +20,11 @@ from core.units import Sample, Unit
 from producer.additions import Additions
 from producer.enqueue import Request, prepare
 from producer.plan import plan
-from sources import listings, remote
-from sources.filesystems import filesystem
-from sources.kinds import SOURCES, detect, read
-from sources.storage import match
+from sources.access import listings, ranged_reads
+from sources.access.files import match
+from sources.access.filesystems import filesystem
+from sources.kinds import SOURCES, detect
+from sources.unit_reader import read
 
 KINDS = [case for case in CASES if not case.form]
 FILE_CASES = [case for case in KINDS if case.kind != "files"]
@@ -32,9 +33,9 @@ FILE_CASES = [case for case in KINDS if case.kind != "files"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between attempts are shorter, and ranges small, so that small files have several."""
-    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
-    monkeypatch.setattr(remote, "SMALL_BYTES", 1000)
-    monkeypatch.setattr(remote, "LARGE_BYTES", 4000)
+    monkeypatch.setattr(ranged_reads, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(ranged_reads, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(ranged_reads, "LARGE_BYTES", 4000)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_server_that_knows_no_ranges_sends_a_shard_twice_and_not_once_for_each
     web.ranges = False
     unit = shard(web)
     assert unit.stop is not None
-    assert unit.stop > 10 * remote.LARGE_BYTES
+    assert unit.stop > 10 * ranged_reads.LARGE_BYTES
     list(read(unit, []))
     assert web.asked["GET 200"] == 2
 
@@ -154,13 +155,13 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_never_mixed(
 ) -> None:
     unit = shard(web)
     other = bytes(len((web.folder / "shard.tar").read_bytes()))
-    load = remote.load
+    load = ranged_reads.load
 
     def replaced(*arguments: object) -> object:
         (web.folder / "shard.tar").write_bytes(other)
         return load(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(remote, "load", replaced)
+    monkeypatch.setattr(ranged_reads, "load", replaced)
     with pytest.raises(SourceError) as caught:
         list(read(unit, []))
     assert caught.value.code == "shard_changed"

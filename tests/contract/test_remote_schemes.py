@@ -16,10 +16,11 @@ from core.errors import InputError, SourceError
 from core.units import Unit
 from producer.enqueue import prepare
 from producer.plan import plan
-from sources import listings, remote
-from sources.filesystems import bare, filesystem
-from sources.kinds import SOURCES, detect, read
-from sources.storage import match
+from sources.access import listings, ranged_reads
+from sources.access.files import match
+from sources.access.filesystems import bare, filesystem
+from sources.kinds import SOURCES, detect
+from sources.unit_reader import read
 
 TAR = next(case for case in CASES if case.kind == "tar")
 
@@ -27,9 +28,9 @@ TAR = next(case for case in CASES if case.kind == "tar")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between attempts are shorter, and ranges small, so that small files have several."""
-    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
-    monkeypatch.setattr(remote, "SMALL_BYTES", 1000)
-    monkeypatch.setattr(remote, "LARGE_BYTES", 4000)
+    monkeypatch.setattr(ranged_reads, "PAUSES_S", (0.01, 0.01, 0.01, 0.01))
+    monkeypatch.setattr(ranged_reads, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(ranged_reads, "LARGE_BYTES", 4000)
 
 
 @dataclass
@@ -151,7 +152,9 @@ def test_a_server_that_stays_in_trouble_is_worth_another_try_later(store: Store,
         list(read(unit, []))
     assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)
     if fault == "busy":  # aiohttp takes a reset for a connection that was too old, and asks once more
-        assert 1000 - store.server.left == 1 + len(remote.PAUSES_S), "no other attempts than those that are watched"
+        assert 1000 - store.server.left == 1 + len(ranged_reads.PAUSES_S), (
+            "no other attempts than those that are watched"
+        )
 
 
 def test_what_may_not_be_read_or_is_gone_is_named_at_once(store: Store, tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ from core.run.standing_failures import standing_failures
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
 from embq.status.run_monitor import Watch
 from embq.verify import verify
+from producer.additions import PlanRecord, grow
 from producer.enqueue import Planned, Request, prepare
-from producer.growing import Asked, grow
 from producer.retry import Chosen, Retried, look, retry
-from sources.base import ReadOptions
+from sources.options import ReadOptions
 from writer.accept import Accepted, Acceptor
 from writer.commit import Committer
 
@@ -515,7 +515,7 @@ def test_a_retry_that_takes_the_place_of_what_did_not_fail_is_found(
     grow(
         Layout(out),
         load_run(out),
-        Asked(inputs=(), options=(), version="0"),
+        PlanRecord(inputs=(), options=(), version="0"),
         [change(unit)],
         check=lambda _: None,
     )
@@ -530,7 +530,7 @@ def test_the_same_failures_retried_by_two_units_are_found(tmp_path: Path) -> Non
     ((_, unit),) = Manifest(Layout(out)).retries()
     assert unit.retry is not None
     twice = replace(unit, retry=replace(unit.retry, attempts=7))
-    grow(Layout(out), load_run(out), Asked(inputs=(), options=(), version="0"), [twice], check=lambda _: None)
+    grow(Layout(out), load_run(out), PlanRecord(inputs=(), options=(), version="0"), [twice], check=lambda _: None)
     go_on(out)
     found = [one.message for one in verify(out).violations if one.invariant == "supersedes"]
     assert found == ["4 failures of unit 0 were retried before it"]

@@ -18,8 +18,8 @@ from core.run.reader import row_tables
 from core.run.run_info import load_run
 from core.units import Failure, Retry, from_ranges, key_digest
 from embq.status.run_monitor import BrokerWatch, Watch
+from producer.additions import PlanRecord, grow
 from producer.announce import record_of
-from producer.growing import Asked, grow
 from writer.service import RunWriter
 
 SAMPLES = 8 * 3
@@ -44,7 +44,7 @@ def retry(case: RunCase, failed: int, *, only: str = "", replaces: int, planned:
         keys=key_digest([f"{u}:{i}" for i in from_ranges(only)]),
     )
     unit = replace(unit_of(u), retry=again)
-    grow(case.layout, there, Asked(inputs=(), options=(), version="test"), [unit], check=lambda _: None)
+    grow(case.layout, there, PlanRecord(inputs=(), options=(), version="test"), [unit], check=lambda _: None)
     return there.units
 
 

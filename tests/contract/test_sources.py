@@ -11,8 +11,9 @@ from contract.inputs import CASES, OPTIONS, Case
 
 from core.errors import InputError, SourceError
 from core.units import Unit
-from sources.kinds import SOURCES, read
-from sources.storage import WatchedFile
+from sources.access.files import WatchedFile
+from sources.kinds import SOURCES
+from sources.unit_reader import read
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -105,7 +106,7 @@ def test_storage_that_fails_is_worth_another_try(case: Case, tmp_path: Path, mon
     def stale(*_: object, **__: object) -> object:
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr("sources.storage.WatchedFile.__init__", stale)
+    monkeypatch.setattr("sources.access.files.WatchedFile.__init__", stale)
     with pytest.raises(SourceError) as caught:
         list(SOURCES[case.kind].read(unit))
     assert (caught.value.code, caught.value.transient) == ("source_unreadable", True)

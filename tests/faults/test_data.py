@@ -757,7 +757,13 @@ def test_a_shard_that_changes_while_it_is_read_is_of_one_version_or_fails_whole(
             os.link(path, planned[path])
     waiting = {name: short_tmp / name for name in changes}
     sabotage = [
-        {"at": "sources.storage:WatchedFile.readinto", "match": f"{name}.tar", "count": 2, "do": "gate", "gate": gate}
+        {
+            "at": "sources.access.files:WatchedFile.readinto",
+            "match": f"{name}.tar",
+            "count": 2,
+            "do": "gate",
+            "gate": gate,
+        }
         for name, gate in waiting.items()
     ]
 
@@ -806,7 +812,7 @@ def test_shards_that_are_rewritten_at_any_moment_never_mix_two_versions(
                     time.sleep(0.02)  # so that it takes about as long as reading does
             recovery.injected()
 
-    slow = {"at": "sources.storage:WatchedFile.readinto", "every": True, "do": "pause", "seconds": 0.1}
+    slow = {"at": "sources.access.files:WatchedFile.readinto", "every": True, "do": "pause", "seconds": 0.1}
     thread = threading.Thread(target=rewrite_all)
     with at_work(cluster, inputs):
         cluster.workers(count=2, sabotage=slow)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import EmbqError, InputError, OutputError, TryLaterError, UsageError
-from sources.base import ReadOptions
-from sources.tar import TarSource
+from sources.formats.tar import TarSource
+from sources.options import ReadOptions
 from tests.faults.kit.disk import DiskError, SmallDisk
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from tests.waiting import wait_until

@@ -28,9 +28,9 @@ from core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
 from embq.cli.run_options import request_from
 from embq.verification.chunks import Documents
 from producer.enqueue import Request, prepare
-from sources import slices
-from sources.base import ReadOptions
+from sources.formats import text_files
 from sources.kinds import SOURCES
+from sources.options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector
@@ -359,7 +359,7 @@ def test_units_of_lines_end_with_the_line_that_reaches_the_bound(
             count = size = 0
     expected += [count] if count else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "_BLOCK", block)
+        patch.setattr(text_files, "_BLOCK", block)
         units = list(SOURCES[kind].split(str(path), ReadOptions(unit_samples=most, unit_bytes=most_bytes)))
     assert [unit.samples for unit in units] == expected
     assert [unit.first for unit in units] == [sum(expected[:n]) for n in range(len(expected))]

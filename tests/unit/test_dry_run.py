@@ -21,8 +21,8 @@ from core.queue.registry import Rate, measured_rates, report_rate, report_worker
 from core.queue.scripts import load_scripts
 from core.rows.spec import RowSpec
 from embq.verbs.enqueue import command
-from producer.dimensions import vector_dim
 from producer.estimate import known_dims
+from producer.model_args import vector_dim
 from worker.claim.heartbeat import Heartbeat
 from worker.claim.lease import Leases
 from worker.embedders.device.hardware import device_name

@@ -14,7 +14,7 @@ from PIL import Image
 from core.errors import ModelError, SampleError
 from core.models import Chunking, ModelConfig
 from core.units import Sample
-from producer.naming import asked_models, config_of
+from producer.model_args import asked_models, config_of
 from worker.embedders.base import Embedder, Truncated
 from worker.embedders.device.warm_up import warm_up
 from worker.embedders.multi_model import Member, SeveralEmbedder

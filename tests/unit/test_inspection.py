@@ -14,37 +14,38 @@ import pytest
 from core.errors import ConfigError, MalformedError, SourceError
 from core.units import Unit
 from producer.plan import plan
-from sources import inspection
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, read
+from sources.kinds import SOURCES
+from sources.options import ReadOptions
+from sources.reader_process import client
+from sources.unit_reader import read
 
 CHILD = """
 import os
-from sources import inspection
-look = inspection._look
+from sources.reader_process import server
+look = server._look
 def fatal(unit, metadata_of):
     if "aborts" in unit.source:
         os.abort()
     while "spins" in unit.source:
         pass
     return look(unit, metadata_of)
-inspection._look = fatal
-inspection.serve()
+server._look = fatal
+server.serve()
 """
 """A process that looks as always, except that two libraries are as bad as some are."""
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[inspection.Process]:
-    process = inspection.Process([sys.executable, "-c", CHILD])
-    monkeypatch.setattr(inspection, "_PROCESS", process)
-    monkeypatch.setattr(inspection, "CPU_S", 0)
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
+    process = client.Process([sys.executable, "-c", CHILD])
+    monkeypatch.setattr(client, "_LOOKS", process)
+    monkeypatch.setattr(client, "CPU_S", 0)
     yield process
     process.close()
 
 
 def test_a_process_that_cannot_start_is_no_ones_damage(tmp_path: Path) -> None:
-    broken = inspection.Process([sys.executable, "-c", "raise SystemExit(3)"])
+    broken = client.Process([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(ConfigError, match="exit status 3"):
         broken.ask(Unit(kind="parquet", source=str(tmp_path)))
 
@@ -54,7 +55,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_a_file_that_ends_its_reader_fails_alone(tmp_path: Path, process: inspection.Process) -> None:
+def test_a_file_that_ends_its_reader_fails_alone(tmp_path: Path, process: client.Process) -> None:
     for name in ("a", "b-aborts", "c"):
         write(tmp_path / f"{name}.parquet")
     units = list(plan([str(tmp_path)], ReadOptions()).units)
@@ -67,7 +68,7 @@ def test_a_file_that_ends_its_reader_fails_alone(tmp_path: Path, process: inspec
 
 @pytest.mark.parametrize(("name", "says"), [("aborts", "SIGABRT"), ("spins", "comes to no end")])
 def test_a_run_of_such_a_file_alone_is_refused_with_how_it_ended(
-    tmp_path: Path, process: inspection.Process, name: str, says: str
+    tmp_path: Path, process: client.Process, name: str, says: str
 ) -> None:
     with pytest.raises(SourceError, match=says) as caught:
         plan([str(write(tmp_path / f"{name}.parquet"))], ReadOptions())
@@ -75,7 +76,7 @@ def test_a_run_of_such_a_file_alone_is_refused_with_how_it_ended(
     assert caught.value.next_step
 
 
-def test_a_process_that_somebody_ends_is_replaced(tmp_path: Path, process: inspection.Process) -> None:
+def test_a_process_that_somebody_ends_is_replaced(tmp_path: Path, process: client.Process) -> None:
     path = str(write(tmp_path / "a.parquet"))
     for _ in range(2):
         (unit,) = SOURCES["parquet"].split(path, ReadOptions())
@@ -88,19 +89,18 @@ def test_a_process_that_somebody_ends_is_replaced(tmp_path: Path, process: inspe
 def test_what_the_other_process_raises_is_raised_here(tmp_path: Path) -> None:
     gone = Unit(kind="parquet", source=str(tmp_path / "gone.parquet"), etag="1-1")
     with pytest.raises(SourceError, match="does not exist") as caught:
-        inspection.inspect(gone)
+        client.inspect(gone)
     assert (caught.value.code, caught.value.transient) == ("source_missing", False)
-    with pytest.raises(RuntimeError, match="KeyError"):
-        inspection.inspect(Unit(kind="unknown", source=str(tmp_path)))
+    with pytest.raises(RuntimeError, match="AttributeError"):
+        client.inspect(Unit(kind="lines", source=str(tmp_path)))
     with pytest.raises(MalformedError, match="kind"):
-        inspection.inspect(Unit(kind="no such kind", source=str(tmp_path)))
+        client.inspect(Unit(kind="no such kind", source=str(tmp_path)))
 
 
 READER = """
 import os, signal
-from sources import kinds
-from sources.inspection import serve
-read = kinds.read_here
+from sources.reader_process import server
+read = server.read_here
 def odd(unit, roots, moved):
     for sample in read(unit, roots, moved=moved):
         yield sample
@@ -112,19 +112,19 @@ def odd(unit, roots, moved):
         os.kill(os.getpid(), signal.SIGTERM)
     if "killed" in unit.source:
         os.kill(os.getpid(), signal.SIGKILL)
-kinds.read_here = odd
-serve()
+server.read_here = odd
+server.serve()
 """
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[inspection.Process]:
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Process]:
     """The process in which units of tables are read."""
-    process = inspection.Process([sys.executable, "-c", READER])
-    monkeypatch.setattr(inspection, "_IDLE", [process])
+    process = client.Process([sys.executable, "-c", READER])
+    monkeypatch.setattr(client, "_IDLE", [process])
     yield process
     process.close()
-    inspection.close()
+    client.close()
 
 
 def units_of(path: Path, count: int) -> list[Unit]:
@@ -135,7 +135,7 @@ def units_of(path: Path, count: int) -> list[Unit]:
 
 @pytest.mark.parametrize(("name", "transient"), [("aborts", False), ("killed", True)])
 def test_a_table_that_ends_its_reader_fails_and_the_worker_reads_on(
-    tmp_path: Path, reader: inspection.Process, name: str, transient: bool
+    tmp_path: Path, reader: client.Process, name: str, transient: bool
 ) -> None:
     """Finding 9: the worker process ended with its library, model and all."""
     (bad,) = units_of(tmp_path / f"{name}.parquet", 1)
@@ -147,7 +147,7 @@ def test_a_table_that_ends_its_reader_fails_and_the_worker_reads_on(
 
 
 def test_units_of_one_table_are_read_by_one_process_and_one_left_halfway_by_none(
-    tmp_path: Path, reader: inspection.Process
+    tmp_path: Path, reader: client.Process
 ) -> None:
     first, second, third = units_of(tmp_path / "good.parquet", 3)
     assert len(list(read(first, ()))) == 2
@@ -161,7 +161,7 @@ def test_units_of_one_table_are_read_by_one_process_and_one_left_halfway_by_none
     assert [sample.key for sample in read(third, ())] == ["good.parquet:5", "good.parquet:6"]
 
 
-def test_a_signal_that_is_meant_for_the_worker_fails_no_table(tmp_path: Path, reader: inspection.Process) -> None:
+def test_a_signal_that_is_meant_for_the_worker_fails_no_table(tmp_path: Path, reader: client.Process) -> None:
     """systemd sends SIGTERM to every process of a service, and the worker finishes what it has begun."""
     (unit,) = units_of(tmp_path / "ended.parquet", 1)
     assert [sample.text for sample in read(unit, ())] == ["a", "b"]

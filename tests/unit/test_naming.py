@@ -7,7 +7,7 @@ import pytest
 from core.errors import EmbqError, ModelError, UsageError
 from core.models import EMBEDS, FAMILIES, Chunking, ModelConfig, NamedModel
 from core.rows.results import embedding_columns
-from producer.naming import asked_models, config_of, split_name
+from producer.model_args import asked_models, config_of, split_name
 
 BOTH = ("image", "text")
 

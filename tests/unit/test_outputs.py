@@ -9,7 +9,7 @@ import pytest
 from core.errors import ConfigError, InputError, UsageError
 from core.settings import Settings
 from core.storage.paths import Outputs
-from sources.credentials import refuse_secrets
+from producer.announce import refuse_secrets
 
 # --- outputs ---
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from bench import pictures
-from sources.base import ReadOptions
 from sources.kinds import SOURCES
+from sources.options import ReadOptions
 
 
 @pytest.mark.parametrize("size", [(256, 256), (512, 384), (1030, 770)])

@@ -14,8 +14,8 @@ from waiting import wait_until
 from core.models import ModelConfig
 from core.queue.hints import Hint
 from core.queue.registry import RunRecord
-from sources.base import ReadOptions
 from sources.kinds import SOURCES
+from sources.options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter

@@ -25,7 +25,7 @@ from core.run.layout import Layout
 from core.run.run_info import load_run
 from embq.cli.precision import of_sent
 from embq.verbs.enqueue import command
-from producer.precision import choose, registered_devices
+from producer.model_args import choose_precision, registered_devices
 from worker.embedders.device.hardware import precisions_of
 from worker.supervisor.devices import Gpu, torch_architectures
 from worker.supervisor.machine import described
@@ -110,7 +110,7 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
         "Tesla V100": (),
         "Tesla K80": (),
     }
-    assert choose(list(told.values())).precision == "bf16"
+    assert choose_precision(list(told.values())).precision == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_has_no_precision(
 def test_a_run_takes_the_first_precision_that_is_fast_on_every_device(
     devices: list[Device], precision: str, told: str
 ) -> None:
-    choice = choose(devices)
+    choice = choose_precision(devices)
     assert choice.precision == precision
     assert choice.reason.startswith(f"precision {precision}: ")
     assert told in choice.reason
@@ -168,7 +168,7 @@ def test_a_report_of_an_older_embq_still_counts_and_as_fp32(own_client: redis.Re
     assert service is not None
     assert [one.precisions for one in service.devices] == [FP32]
     register(own_client, service)
-    assert choose(registered_devices(own_client)).precision == "fp32"
+    assert choose_precision(registered_devices(own_client)).precision == "fp32"
 
 
 # --- what the verbs make of it ---

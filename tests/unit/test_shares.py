@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from producer.feeder import DECAY, MAX_HINTS, MIN_HINTS, WINDOW_S, Window
 from producer.shares import Claimant, Shares
-from producer.window import DECAY, MAX_HINTS, MIN_HINTS, WINDOW_S, Window
 
 
 class Line:

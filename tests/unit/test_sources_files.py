@@ -11,9 +11,9 @@ import pytest
 
 from core.errors import InputError, SourceError
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit, canonical_json
-from sources.base import ReadOptions
-from sources.files import FilesSource
-from sources.storage import PIECE_BYTES
+from sources.access.files import PIECE_BYTES
+from sources.formats.image_folder import FilesSource
+from sources.options import ReadOptions
 
 FILES = FilesSource()
 

@@ -8,8 +8,9 @@ import pytest
 
 from core.errors import InputError, SourceError
 from core.units import Unit
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, detect, read, source_for
+from sources.kinds import SOURCES, detect, source_for
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 
 def touch(root: Path, *names: str) -> None:

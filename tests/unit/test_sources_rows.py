@@ -19,8 +19,9 @@ from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from embq.verify import verify
 from producer.plan import plan
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, detect, read
+from sources.kinds import SOURCES, detect
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -168,14 +169,14 @@ def test_a_compressed_file_is_decompressed_about_once_for_all_its_units(
     path.write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(10_000))))
     units = units_of(path, unit_samples=10)
     opened = 0
-    original = sys.modules["sources.text_files"].TextCursor.__init__  # type: ignore[attr-defined]
+    original = sys.modules["sources.formats.text_files"].TextCursor.__init__  # type: ignore[attr-defined]
 
     def counting(*arguments: Any) -> None:
         nonlocal opened
         opened += 1
         original(*arguments)
 
-    monkeypatch.setattr("sources.text_files.TextCursor.__init__", counting)
+    monkeypatch.setattr("sources.formats.text_files.TextCursor.__init__", counting)
     assert sum(len(list(read(unit, ()))) for unit in units) == 10_000
     assert opened == 1
 

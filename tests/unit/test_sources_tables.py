@@ -17,8 +17,9 @@ from core.errors import InputError, SourceError
 from core.units import Sample, Unit
 from embq.verify import verify
 from producer.plan import plan
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, detect, modalities_of, read, read_here
+from sources.kinds import SOURCES, detect
+from sources.options import ReadOptions
+from sources.unit_reader import read, read_here
 
 
 def write(path: Path, **columns: Any) -> Path:
@@ -127,7 +128,7 @@ def test_columns_are_found_by_name_and_type(
     assert sample.text == (columns[text][0] if text else None)
     assert sample.image == (b"i" if image else None)
     assert sample.key == (str(columns[key][0]) if key else "t.parquet:1")
-    held = modalities_of("parquet", str(path), ReadOptions(**options))  # type: ignore[arg-type]
+    held = SOURCES["parquet"].holds(str(path), ReadOptions(**options))  # type: ignore[arg-type]
     assert held == (("image",) if image else ()) + (("text",) if text else ())
 
 

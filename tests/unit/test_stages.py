@@ -20,8 +20,8 @@ from core.models import Chunking, ModelConfig, NamedModel
 from core.queue.hints import Hint
 from core.queue.registry import RunRecord
 from core.units import Sample, Unit
-from sources.base import ReadOptions
 from sources.kinds import SOURCES
+from sources.options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector

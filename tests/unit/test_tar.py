@@ -18,10 +18,10 @@ import pytest
 from core.errors import SourceError
 from core.units import Sample, Unit
 from embq.verification.rereading import reread
-from sources.base import ReadOptions
-from sources.storage import PIECE_BYTES
-from sources.tar import TarSource, split_name
-from sources.tar_members import BLOCK, Member, walk
+from sources.access.files import PIECE_BYTES
+from sources.formats.tar import TarSource, split_name
+from sources.formats.tar_headers import BLOCK, Member, walk
+from sources.options import ReadOptions
 
 if sys.version_info >= (3, 14):
     from compression import zstd

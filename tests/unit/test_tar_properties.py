@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.errors import SourceError
-from sources.tar_members import BLOCK, DAMAGE_CODES, Member, walk
+from sources.formats.tar_headers import BLOCK, DAMAGE_CODES, Member, walk
 
 EXACT = settings(
     max_examples=60,

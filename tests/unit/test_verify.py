@@ -40,7 +40,7 @@ from embq.cli.entry_point import run
 from embq.verification.findings import KEPT, Findings
 from embq.verification.rereading import reread
 from embq.verify import Report, verify
-from sources.kinds import read
+from sources.unit_reader import read
 from worker.embedders.stub import stub_vector
 
 LINES = [

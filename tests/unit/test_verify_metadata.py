@@ -21,8 +21,9 @@ from core.units import Unit
 from embq.verification.metadata import leaves
 from embq.verification.rereading import reread
 from embq.verify import Report, verify
-from sources.base import ReadOptions
-from sources.kinds import SOURCES, read
+from sources.kinds import SOURCES
+from sources.options import ReadOptions
+from sources.unit_reader import read
 
 LINES: list[dict[str, Any]] = [
     {"id": "a", "text": "one", "n": 1, "size": {"w": 2}, "tags": ["x"], "ok": True, "score": 0.5},
@@ -36,7 +37,7 @@ LINES: list[dict[str, Any]] = [
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose columns come from its first two samples."""
-    monkeypatch.setattr("producer.columns.LOOK_SAMPLES", 2)
+    monkeypatch.setattr("producer.plan.LOOK_SAMPLES", 2)
     root = build(tmp_path / "out", [write_jsonl(tmp_path / "in.jsonl", LINES)], unit_samples=5)
     assert {column.name: column.type for column in load_run(root).rows.columns} == {
         "n": "int64",

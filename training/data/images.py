@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate
 
 from core.errors import SampleError
 from core.units import Sample
-from sources.fields import IMAGE_EXTENSIONS
+from sources.decode import IMAGE_EXTENSIONS
 from training.data.reading import RawSample
 from training.data.split import random_of
 from worker.embedders.image.decoding import Picture

@@ -15,7 +15,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from core.errors import SourceError
 from core.service.log import Events
-from sources.storage import source_errors
+from sources.access.files import source_errors
 from training.data.batch import Failure
 
 HTTP = ("http://", "https://")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sources.tar_members import Member
+    from sources.formats.tar_headers import Member
 
 
 IMAGES = frozenset({"png", "jpg", "jpeg", "webp"})
@@ -48,7 +48,7 @@ class Looked:
 
     def look(self, members: Iterable[Member]) -> None:
         """Count the samples that members make: neighbours of one key, as open_clip groups them."""
-        from sources.tar import split_name
+        from sources.formats.tar import split_name
 
         key, extensions = "", set[str]()
         for member in members:
@@ -84,12 +84,12 @@ def look_into(urls: Iterable[str]) -> Looked:
 
 
 def _members(url: str) -> list[Member]:
-    from sources.base import LOOKED_AT_BYTES, ReadOptions
-    from sources.compressed import beginning
-    from sources.storage import source_errors
-    from sources.tar import SUFFIX, TarSource, split_name
-    from sources.tar_members import walk, walk_beginning
-    from sources.urls import is_url
+    from sources.access.files import source_errors
+    from sources.access.urls import is_url
+    from sources.formats.compressed import beginning
+    from sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
+    from sources.formats.tar_headers import walk, walk_beginning
+    from sources.options import ReadOptions
 
     if is_url(url) or not url.endswith(SUFFIX):
         (unit,) = TarSource().split(url, ReadOptions())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from core.errors import InputError, SampleError
 from core.units import Sample
-from sources.fields import decode_file
+from sources.decode import decode_file
 from training.shards.pictures import LeftOut, Listing, Picture
 from training.shards.processes import each
 from training.shards.writing import MEMBER_MAX_BYTES, Desk, as_listed, members

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import InputError, UsageError
-from sources.fields import IMAGE_EXTENSIONS
-from sources.storage import source_errors
+from sources.access.files import source_errors
+from sources.decode import IMAGE_EXTENSIONS
 from training.shards.conversion import classes_there
 from training.shards.lists import listed
 from training.shards.pictures import Beside, Listing, Picture, indices, require_pictures

@@ -110,14 +110,14 @@ def expand(expression: str) -> tuple[str, ...]:
 
 def name_of(url: str) -> str:
     """The name of a shard in its folder, as `sizes.json` has it."""
-    from sources.storage import base_name
+    from sources.access.files import base_name
 
     return base_name(url)
 
 
 def folder_of(url: str) -> str:
     """The folder of a shard, local or behind a URL."""
-    from sources.urls import is_url, path_of
+    from sources.access.urls import is_url, path_of
 
     return path_of(url).rpartition("/")[0] if is_url(url) else os.path.dirname(url) or "."
 
@@ -140,7 +140,7 @@ def _part(text: str) -> Iterator[str]:
 
 def _check_kind(text: str) -> None:
     """InputError for what is neither a path of this machine nor behind http, and above all for commands."""
-    from sources.urls import is_http, is_url
+    from sources.access.urls import is_http, is_url
 
     if text.startswith("pipe:") or (is_url(text) and not is_http(text)):
         kind = text.partition(":")[0]
@@ -152,8 +152,8 @@ def _check_kind(text: str) -> None:
 
 def _matches(pattern: str) -> Iterator[str]:
     """The shards of one pattern without braces."""
-    from sources.storage import has_magic, match
-    from sources.urls import is_url, path_of
+    from sources.access.files import has_magic, match
+    from sources.access.urls import is_url, path_of
 
     if is_url(pattern):
         yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_one(pattern)]
@@ -175,8 +175,8 @@ def _matches(pattern: str) -> Iterator[str]:
 
 
 def _one(url: str) -> str:
-    from sources.storage import has_magic
-    from sources.urls import check_url
+    from sources.access.files import has_magic
+    from sources.access.urls import check_url
 
     check_url(url)
     if has_magic(url):

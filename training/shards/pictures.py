@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.errors import InputError
-from sources.base import SAMPLE_MAX_BYTES
+from sources.interface import SAMPLE_MAX_BYTES
 
 
 def indices(names: Iterable[str], known: Sequence[str] | None) -> dict[str, int]:

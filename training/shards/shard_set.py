@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from core.errors import InputError
-from sources.storage import stat_file
+from sources.access.files import stat_file
 from training.shards.names import contract, expand, folder_of, name_of, parts
 from training.shards.sizes import CLASSES, SIZES, sizes_beside
 

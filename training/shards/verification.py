@@ -13,12 +13,13 @@ from pathlib import Path
 
 from core.errors import InputError, SampleError, SourceError, UsageError
 from core.storage.durable import overwrite
-from sources.base import Memory, ReadOptions, unwatched
-from sources.fields import IMAGE_EXTENSIONS, decode_file, decode_metadata
-from sources.storage import SAMPLE_MAX_BYTES, load_unchanged
-from sources.tar import TarSource, split_name, unpacked
-from sources.tar_members import Member
-from sources.urls import is_url
+from sources.access.files import load_unchanged
+from sources.access.urls import is_url
+from sources.decode import IMAGE_EXTENSIONS, decode_file, decode_metadata
+from sources.formats.tar import TarSource, split_name, unpacked
+from sources.formats.tar_headers import Member
+from sources.interface import SAMPLE_MAX_BYTES, Memory, unwatched
+from sources.options import ReadOptions
 from training.shards.names import expand, folder_of, name_of, parts
 from training.shards.processes import each
 from training.shards.shard_set import gone

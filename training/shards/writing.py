@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from core.errors import InputError, SampleError
 from core.storage.durable import drop, publish
-from sources.fields import compact_json, decode_metadata, parse_object
-from sources.storage import source_errors
+from sources.access.files import source_errors
+from sources.decode import compact_json, decode_metadata, parse_object
 from training.shards.pictures import Listing, Picture
 from training.shards.plan import Slice
 

@@ -17,7 +17,7 @@ from core.queue.registry import live_workers
 from core.queue.service_registry import services
 from core.service.log import Events
 from core.units import Unit
-from sources.kinds import is_here
+from sources.unit_reader import is_here
 
 FIRST_REST_S, LONGEST_REST_S = 0.5, 15.0
 """So long does a process that has left a unit to others take no more; twice as long with each further one."""

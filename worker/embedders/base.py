@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from core.errors import SampleError
 from core.models import Chunking
 from core.units import Sample
-from sources.base import Moved
+from sources.interface import Moved
 
 if TYPE_CHECKING:
     import numpy as np

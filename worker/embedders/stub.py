@@ -17,7 +17,7 @@ import numpy as np
 from core.errors import DeviceFullError, ModelError, SampleError
 from core.models import CPU_DECODES, EMBEDS, GPU, Chunking, ModelConfig, ModelSpec
 from core.units import Sample, content_hash
-from sources.base import Moved
+from sources.interface import Moved
 from worker.embedders.base import MAX_CHUNKS, padded_tokens
 from worker.embedders.device.hardware import simulated_speed
 from worker.embedders.members import check_modalities, image_of, prepare_each, text_of

@@ -13,8 +13,8 @@ from functools import partial
 from core.errors import SampleError, SourceError
 from core.service.log import Events
 from core.units import Sample, key_without_chunks
-from sources.ahead import ReadAhead
-from sources.kinds import fetchable, read
+from sources.access.read_ahead import ReadAhead
+from sources.unit_reader import fetchable, read
 from worker.claim.lease import LeasedUnit
 from worker.embedders.base import Cutting, Decoding, Embedder, Prepared
 from worker.embedders.text.splitting import CHARS_PER_TOKEN

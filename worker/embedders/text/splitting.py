@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from core.errors import ModelError, SampleError
 from core.models import Chunking
 from core.units import Passage, Sample, content_hash
-from sources.base import Moved
+from sources.interface import Moved
 from worker.embedders.base import MAX_CHUNKS, Family, Prepared, Splitter
 from worker.embedders.members import text_of
 

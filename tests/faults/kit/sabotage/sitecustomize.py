@@ -305,7 +305,7 @@ def _target_and_wrap(entry):
         return entry["at"], _at_calls(entry)
     if "poison" in entry:
         return {
-            "read": ("sources.kinds:read", _poison_of_read(entry)),
+            "read": ("sources.unit_reader:read", _poison_of_read(entry)),
             "prepare": (f"{STUB}.prepare", _poison_of_prepare(entry)),
             "embed": (f"{STUB}.embed", _poison_of_embed(entry)),
         }[entry["where"]]
@@ -316,7 +316,7 @@ def _target_and_wrap(entry):
     if "set" in entry:
         return entry["set"], lambda _value: entry["to"]
     if "slow_read" in entry:
-        return "sources.kinds:read", _slow_read(entry)
+        return "sources.unit_reader:read", _slow_read(entry)
     if "flat_on_cpu" in entry:
         return "worker.embedders.text.flat_attention:kernel_for", _flat_on_cpu
     if "server" in entry:

@@ -1,0 +1,310 @@
+"""Kind "files": a folder of images, with a caption in a .txt and metadata in a .json beside each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from core.errors import InputError, SampleError, SourceError
+from core.service.log import Events
+from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
+from sources.access import listings
+from sources.access.files import join, read_if_there, read_inside, source_errors
+from sources.access.ranged_reads import fetch_all
+from sources.access.urls import is_url
+from sources.decode import decode_file, decode_metadata
+from sources.extensions import ALL, Extensions, extensions_of, named
+from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
+from sources.options import ReadOptions
+
+log = Events("sources")
+
+
+_ASKED = 10
+"""Images of a unit beside which metadata are looked for, before a unit is looked into."""
+
+
+class FilesSource(Source):
+    """A folder's images in units of at most `unit_samples`, ordered by their paths relative to the folder.
+
+    The key is that path, with "/" between its parts. The user may name the extensions of images and of captions. Linked
+    folders are not entered; a linked file is read only where it stays inside the folder.
+    """
+
+    kind = "files"
+    modalities: tuple[str, ...] = ("image", "text")
+
+    def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
+        """Images and captions. Where the user named the extensions of captions, there must be a file with one.
+
+        Raises SourceError `missing_member` where there is none.
+        """
+        if options.caption_keys:
+            others: Counter[str] = Counter()
+            endings = tuple(f".{key}" for key in options.caption_keys)
+            if not any(name.lower().endswith(endings) for name, _ in counted(path, others)):
+                raise SourceError(
+                    f"{path}: no file ends in {' or '.join(endings)}; found: {shown(others)}",
+                    code="missing_member",
+                    next_step="check --caption-key, or leave the folder out",
+                )
+        return self.modalities
+
+    def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
+        """Units that also fit into a hint, however long the names are."""
+        others: Counter[str] = Counter()
+        wanted = extensions_of(named(options))
+        empty = Unit(kind=self.kind, source=path, options=named(options))
+        files: Iterable[tuple[str, int]] = walk(path, others)
+        if is_url(path):
+            files = list(files)
+            empty = replace(empty, options=(*_extensions_beside(files, wanted), *empty.options))
+        units = cut(empty, images_of(files, others, wanted), options.unit_samples)
+        first = next(units, None)
+        if first is None:
+            raise InputError(
+                f"{path}: no image in this folder or below it; found: {shown(others)}",
+                code="empty_input",
+                next_step=f"image files end in .{', .'.join(wanted.images)}; others are named with --image-key",
+            )
+        yield first
+        yield from units
+
+    def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
+        """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
+        if is_url(unit.source):
+            yield from remote_samples(unit, moved)
+            return
+        with source_errors(unit.source):
+            os.stat(unit.source)
+        root = os.path.realpath(unit.source)
+        wanted = extensions_of(unit.options)
+        for ordinal, (relative, size) in enumerate(unit.items):
+            yield local_sample(root, ordinal, relative, size, wanted, moved)
+
+    def may_have_metadata(self, unit: Unit) -> bool:
+        """Whether a `.json` stands beside one of its images; beside the first ones, on this machine."""
+        if is_url(unit.source):
+            return ".json" in dict(unit.options).get("beside", "").split(",")
+        stem = extensions_of(unit.options).stem
+        paths = (os.path.join(unit.source, f"{stem(relative)}.json") for relative, _ in unit.items[:_ASKED])
+        return any(map(os.path.lexists, paths))
+
+    def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
+        """From the `.json` files beside the first images."""
+        stem = extensions_of(unit.options).stem
+        names = [f"{stem(relative)}.json" for relative, _ in unit.items[:most]]
+        contents: Iterable[bytes | SourceError | None]
+        if is_url(unit.source):
+            contents = fetch_all([join(unit.source, name) for name in names], [None] * len(names), unwatched)
+        else:
+            root = os.path.realpath(unit.source)
+            contents = (read_if_there(root, name, unwatched) for name in names)
+        for data in contents:
+            with suppress(SampleError):
+                if (content := optional(data)) is not None:
+                    yield decode_metadata(content)
+
+
+def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
+    """Units of at most `most` of the files `items`, (path relative to the folder, size in bytes), in their order.
+
+    Args:
+        empty: a unit of the folder; what is said of single files in it is replaced.
+        first: ordinal of the first file.
+    """
+    empty = replace(empty, items=(), samples=None, first=0)
+    # Counted with every non-ASCII character escaped, which is never less than the UTF-8 of `canonical_json`;
+    # the numbers that the empty unit does not have yet take at most 60 bytes.
+    overhead = len(json.dumps(empty.describe(), separators=(",", ":"))) + 60
+    gathered: list[tuple[str, int]] = []
+    length = overhead
+    for item in items:
+        item_length = len(json.dumps(item)) + 1
+        if gathered and (len(gathered) >= most or length + item_length > UNIT_SPEC_MAX_BYTES):
+            yield _unit(empty, gathered, first)
+            first += len(gathered)
+            gathered, length = [], overhead
+        gathered.append(item)
+        length += item_length
+    if gathered:
+        yield _unit(empty, gathered, first)
+
+
+def _unit(empty: Unit, items: list[tuple[str, int]], first: int) -> Unit:
+    return replace(empty, first=first, samples=len(items), items=tuple(items))
+
+
+def _extensions_beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> tuple[tuple[str, str], ...]:
+    """Which files stand beside images in a remote folder: asking for each that may not be there would be slow."""
+    names = [relative.lower() for relative, _ in files]
+    found = [extension for extension in wanted.beside if any(name.endswith(extension) for name in names)]
+    return (("beside", ",".join(sorted(found))),) if found else ()
+
+
+def local_sample(root: str, ordinal: int, relative: str, size: int, wanted: Extensions, moved: Moved) -> Sample:
+    """The sample of the image `relative`, of `size` bytes when it was planned, in a folder of this machine.
+
+    Args:
+        root: the folder, links resolved.
+    """
+    stem = wanted.stem(relative)
+    return _sample(
+        ordinal,
+        relative,
+        wanted,
+        lambda: read_inside(root, relative, size, moved),
+        lambda extension: read_if_there(root, stem + extension, moved),
+    )
+
+
+def remote_samples(unit: Unit, moved: Moved) -> Iterator[Sample]:
+    """One sample per planned file, fetched several at a time. Storage that is away fails the unit."""
+    beside = dict(unit.options).get("beside", "")
+    wanted = extensions_of(unit.options)
+    extensions = ["", *(extension for extension in wanted.beside if extension in beside.split(","))]
+    urls, sizes = [], []
+    for relative, size in unit.items:
+        for extension in extensions:
+            name = wanted.stem(relative) + extension if extension else relative
+            urls.append(join(unit.source, name))
+            sizes.append(None if extension else size)
+    contents = fetch_all(urls, sizes, moved)
+    for ordinal, (relative, size) in enumerate(unit.items):
+        found = {extension: next(contents) for extension in extensions}
+        image = partial(_usable, found[""], join(unit.source, relative), size)
+        yield _sample(ordinal, relative, wanted, image, partial(_beside, found))
+
+
+def walk_images(path: str, others: Counter[str], image_keys: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every image below a folder, sorted by relative path.
+
+    `others` counts the extensions of files that are no images. `image_keys` are those of images; () takes all known.
+    """
+    return images_of(walk(path, others), others, Extensions(images=image_keys) if image_keys else ALL)
+
+
+def is_image(name: str) -> bool:
+    """Whether the name ends in a known image extension, in either case."""
+    return ALL.is_image(name)
+
+
+def walk(path: str, others: Counter[str]) -> Iterable[tuple[str, int]]:
+    """(relative path, bytes) of every file; `others` counts the linked folders that are not entered."""
+    return listings.walk(path) if is_url(path) else _walk_local(path, others)
+
+
+def images_of(files: Iterable[tuple[str, int]], others: Counter[str], wanted: Extensions) -> Iterator[tuple[str, int]]:
+    """Those of the files that are images; `others` counts the extensions of the rest."""
+    endings = tuple(f".{extension}" for extension in wanted.images)
+    for relative, size in files:
+        if relative.lower().endswith(endings):
+            yield relative, size
+        else:
+            others[_extension(relative)] += 1
+
+
+def counted(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """Every file; `others` counts their extensions."""
+    for relative, size in walk(path, others):
+        others[_extension(relative)] += 1
+        yield relative, size
+
+
+def _extension(relative: str) -> str:
+    return os.path.splitext(relative)[1].lower() or "no extension"
+
+
+def shown(others: Counter[str]) -> str:
+    """The most frequent extensions, for a message."""
+    return ", ".join(f"{name} ({count:,})" for name, count in others.most_common(8)) or "nothing"
+
+
+def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
+    """(relative path, bytes) of every file. One folder's names are held at a time, not the tree's."""
+    links: list[str] = []
+    stack: list[tuple[str, os.DirEntry[str] | None]] = [("", None)]
+    while stack:
+        relative, entry = stack.pop()
+        if entry is not None and not relative.endswith("/"):
+            if entry.is_symlink() and os.path.isdir(entry.path):
+                links.append(relative)
+            else:
+                yield relative, _size(entry)
+            continue
+        with source_errors(os.path.join(path, relative)), os.scandir(os.path.join(path, relative)) as entries:
+            # A folder sorts by its name with the slash, so that the whole walk is in order of the full paths.
+            found = [
+                (f"{relative}{child.name}{'/' if child.is_dir(follow_symlinks=False) else ''}", child)
+                for child in entries
+            ]
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        stack.extend(found)
+    if links:
+        others["linked folder, not followed"] += len(links)
+        log.warning("linked_folders_skipped", path=path, folders=len(links), first=links[0])
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """The file's size, or 0 where the entry is a link to nothing: reading it then says so."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0
+
+
+def _beside(found: Mapping[str, bytes | SourceError], extension: str) -> bytes | None:
+    return optional(found.get(extension))
+
+
+def _sample(
+    ordinal: int,
+    relative: str,
+    wanted: Extensions,
+    image_of: Callable[[], bytes],
+    beside: Callable[[str], bytes | None],
+) -> Sample:
+    """The sample of an image, or why it has none.
+
+    Args:
+        beside: what the file holds that stands beside the image with this extension, None where there is none.
+    """
+    image = text = metadata = error = None
+    try:
+        image = image_of()
+        for extension in wanted.texts:
+            if (data := beside(f".{extension}")) is not None:
+                text = decode_file(data)
+                break
+        if (data := beside(".json")) is not None:
+            metadata = decode_metadata(data)
+    except SampleError as problem:
+        error = (problem.code, problem.message)
+    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
+
+
+def _usable(found: bytes | SourceError, url: str, size: int) -> bytes:
+    """The image, or why this one has no row; a SourceError that concerns the storage as a whole is raised again."""
+    if size > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"{url} has {size} bytes, more than {SAMPLE_MAX_BYTES}")
+    if isinstance(found, bytes):
+        if len(found) != size:
+            raise SampleError("source_changed", f"{url} had {size} bytes when planned, now {len(found)}")
+        return found
+    if found.transient:
+        raise found
+    raise SampleError(found.code, found.message) from found
+
+
+def optional(found: bytes | SourceError | None) -> bytes | None:
+    """The content of a file beside an image, None where there is none; raises as `_usable` does."""
+    if isinstance(found, SourceError):
+        if found.code == "source_missing":
+            return None
+        raise found if found.transient else SampleError(found.code, found.message)
+    return found

@@ -1,0 +1,208 @@
+"""Parent side of the reader process: asks for a look at a file, or for the samples of a unit.
+
+A small file can make pyarrow and HDF5 take any amount of memory, end the process, or never return. In a process of
+their own that ends as an error of this one file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from core.errors import ConfigError, EmbqError, SourceError
+from core.process.limits import decoded_bytes
+from core.settings import child_environment
+from core.units import Sample, Unit
+from sources.interface import Moved
+from sources.reader_process.protocol import (
+    END,
+    ERROR,
+    FRAME,
+    FRAME_BYTES,
+    FRAME_MAX_BYTES,
+    SAMPLES,
+    decode_samples,
+    error_from,
+)
+from sources.unusable import DIED, died
+
+CPU_S = 300
+"""Processor time for one request. A sound table takes milliseconds, an HDF5 file of a million datasets two minutes."""
+
+LOOK_IDLE_S = 5.0
+"""A process for planning ends when nothing was asked for so long."""
+
+READ_IDLE_S = 300.0
+"""The same for one that reads units: it keeps the place in the file where the last unit ended."""
+
+
+def inspect(unit: Unit) -> Any:
+    """The result of the `inspect` of the unit's source.
+
+    Raises what that raises, and SourceError `reader_died` where the process died or took too long, and `too_large`
+    where it needed too much memory.
+    """
+    return _LOOKS.ask(unit)
+
+
+def first_metadata(unit: Unit, most: int, *, wait_s: float) -> list[str]:
+    """The result of `Source.first_metadata`; SourceError `reader_died` also where none came within `wait_s`."""
+    found: list[str] = _LOOKS.ask(unit, wait_s=wait_s, first_metadata=most)
+    return found
+
+
+def read(unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
+    """The result of `sources.unit_reader.read_here`; raises as `inspect` does."""
+    process = _IDLE.pop() if _IDLE else Process(_command(READ_IDLE_S))
+    try:
+        yield from process.read(unit, roots, moved)
+    except EmbqError:
+        _IDLE.append(process)
+        raise
+    except BaseException:  # it was not read to its end
+        process.close()
+        raise
+    _IDLE.append(process)
+
+
+class Process:
+    """A reader process, started when it is needed.
+
+    Args:
+        command: starts a process that calls `sources.reader_process.server.serve`.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def ask(self, unit: Unit, *, first_metadata: int = 0, wait_s: float | None = None) -> Any:
+        """The result of `inspect`, or the metadata of so many samples.
+
+        Args:
+            wait_s: longest wait for the answer; None waits as long as it takes.
+        """
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        with self._lock:
+            _, content = self._first_frame(unit, {"first_metadata": first_metadata}, deadline)
+        return json.loads(content)
+
+    def read(self, unit: Unit, roots: Sequence[str], moved: Moved) -> Iterator[Sample]:
+        """The samples of a unit. One iterator at a time; where it is not taken to its end, `close` the process."""
+        kind, content = self._first_frame(unit, {"roots": list(roots)}, None)
+        while kind != END:
+            if kind == SAMPLES:
+                try:
+                    samples = decode_samples(content)
+                except msgspec.DecodeError as error:
+                    self.close()
+                    raise died(unit, -signal.SIGABRT) from error
+                yield from samples
+            moved()
+            kind, content = self._frame(unit)
+
+    def _first_frame(self, unit: Unit, asked: dict[str, Any], deadline: float | None) -> tuple[bytes, bytes]:
+        """Send a request, and give the first frame of the answer."""
+        request = json.dumps({"unit": unit.describe(), "cpu_s": CPU_S, "memory_bytes": decoded_bytes(), **asked})
+        for is_last in (False, True):
+            child = self._child or self._start()
+            assert child.stdin is not None
+            assert isinstance(child.stdout, io.BufferedReader)
+            with suppress(BrokenPipeError):
+                child.stdin.write(request.encode() + b"\n")
+                child.stdin.flush()
+            if deadline is not None:
+                wait_s = max(0.0, deadline - time.monotonic())
+                if not select.select([child.stdout], [], [], wait_s)[0]:
+                    child.kill()
+            if child.stdout.peek(1):
+                return self._frame(unit)
+            status = self._end()
+            if deadline is not None and time.monotonic() >= deadline:
+                raise SourceError(f"{unit.source}: its reader has not answered in time", code=DIED)
+            if is_last or status == -signal.SIGXCPU:
+                raise self._failure(unit, status)
+            # It may have ended for want of requests, or been killed by somebody: a fresh one tells.
+        raise AssertionError("unreachable")
+
+    def _frame(self, unit: Unit) -> tuple[bytes, bytes]:
+        """The next frame of an answer; raises the error that it holds, or that the process has died."""
+        assert self._child is not None
+        assert self._child.stdout is not None
+        head = self._child.stdout.read(FRAME.size)
+        kind, length = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0)
+        if length > FRAME_MAX_BYTES:
+            self._child.kill()
+        content = self._child.stdout.read(length) if length <= FRAME_MAX_BYTES else b""
+        if not kind or len(content) != length:
+            raise self._failure(unit, self._end())
+        if kind == ERROR:
+            raise error_from(json.loads(content))
+        return kind, content
+
+    def _failure(self, unit: Unit, status: int) -> EmbqError:
+        """The error for a process that ended without an answer, or in the midst of one."""
+        if status >= 0:
+            return ConfigError(
+                f"the process that reads tables ends with exit status {status}",
+                next_step=f"check the installation: `{' '.join(self._command)} < /dev/null` says what is wrong",
+            )
+        return died(unit, status)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._child = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pipesize=FRAME_BYTES,
+            stderr=subprocess.DEVNULL,  # what a library prints when it aborts is not for users
+            # Allocators that reserve no more than they use, so that a limit of address space is one of memory.
+            env=child_environment(ARROW_DEFAULT_MEMORY_POOL="system", MALLOC_ARENA_MAX="1", OMP_NUM_THREADS="1"),
+        )
+        return self._child
+
+    def _end(self) -> int:
+        """Close the pipes, which ends the process, and wait for it; its exit status."""
+        child, self._child = self._child, None
+        if child is None:
+            return 0
+        with suppress(BrokenPipeError), child:
+            pass
+        return child.returncode
+
+    def close(self) -> None:
+        """Kill the process."""
+        with suppress(ProcessLookupError):
+            if self._child is not None:
+                self._child.kill()
+        self._end()
+
+
+def _command(idle_s: float) -> list[str]:
+    return [sys.executable, "-P", "-m", "sources.reader_process.server", str(idle_s)]
+
+
+_LOOKS = Process(_command(LOOK_IDLE_S))
+_IDLE: list[Process] = []
+"""Processes for reading that wait for the next unit."""
+
+
+@atexit.register
+def close() -> None:
+    """End the processes; the next look starts one, with the environment as it is then."""
+    _LOOKS.close()
+    while _IDLE:
+        _IDLE.pop().close()
