@@ -25,7 +25,7 @@ from transformers import AutoModel, BertConfig, DistilBertConfig, PretrainedConf
 from core.errors import EmbqError
 from core.models import CPU_DECODES, REFERENCE, ModelConfig
 from core.units import Sample
-from embq.experiments.image_stages import Tried, decode
+from embq.bench.image_stages import Tried, decode
 from worker.embedders.base import UnderWay
 from worker.embedders.device.hardware import free_memory
 from worker.embedders.device.tuning import tune

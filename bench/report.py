@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embq.experiments import report
-from embq.experiments.report import machine
+from core import benchmark_record
+from core.benchmark_record import machine
 
 __all__ = ["RESULTS", "machine", "table", "write"]
 
@@ -17,9 +17,9 @@ RESULTS = Path(__file__).parent / "results"
 def write(name: str, figures: Mapping[str, Any]) -> Path:
     """Write the figures of one benchmark to its result file."""
     RESULTS.mkdir(exist_ok=True)
-    return report.write(RESULTS / f"{name}.json", report.described(name, figures))
+    return benchmark_record.write(RESULTS / f"{name}.json", benchmark_record.described(name, figures))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print figures in columns."""
-    print(report.table(header, rows))
+    print(benchmark_record.table(header, rows))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from embq.experiments.docstrings import docstrings
+from embq.bench.texts import docstrings
 
 __all__ = ["docstrings", "photographs"]
 

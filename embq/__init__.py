@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from os import PathLike
 
-    from embq.question import Result
+    from embq.searching.query import Result
 
 __version__ = "0.1.0"
 
@@ -48,8 +48,8 @@ def search(
     """
     # Here, because `import embq` must stay light.
     from core.errors import UsageError
-    from embq.question import Question, path_of
-    from embq.search_client import ask_server, is_server
+    from embq.searching.query import Question, path_of
+    from embq.searching.remote import ask_server, is_server
 
     question = Question(
         text=text,
@@ -67,7 +67,7 @@ def search(
         return ask_server(str(index), question, name=name, output=output).results
     if name is not None:
         raise UsageError("`name` is of an index of a server", next_step="give the URL of the server as `index`")
-    from embq.searching import ask
+    from embq.searching.local import ask
 
     folder = path_of(index)
     assert folder is not None

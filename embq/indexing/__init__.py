@@ -1,1 +1,1 @@
-"""What `embq index` does beside building: it plans, and shows how far a build is."""
+"""`embq index`: plans and builds an index, grows it, deletes from it, compacts it."""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from core.errors import Exit, InputError, UsageError
-from embq.indexing.course import Shown
+from embq.indexing.progress import Shown
 from indexer.collection import Collection
 from indexer.compaction import Compaction, compact
 from indexer.deletes import NAMED, Deletion, delete

@@ -1,7 +1,6 @@
-"""`embq serve`: indices over HTTP, under the names of clip-retrieval's back end and for `embq search`.
+"""`embq serve`: indexes over HTTP, with the endpoints of clip-retrieval's back end and `/search` for `embq search`.
 
-A request's way: `door` (may it come in), `app` (which route), `knn_request` (what is asked), `indices` (which version
-is searched), `models` (query -> vector), `knn` (search, duplicates, rows). For `/search` it is `search_request` and
-`searches`. `refusals` says why there is no answer. `watching` takes up new versions, `following` new indices;
-`changes` is what follows from that.
+A request passes `middleware` (host, origin, load), `app` (routes), `requests` (its fields), `indices` (which index),
+`query_models` (query to vector) and `search` (neighbours and their rows). `http_errors` holds the errors.
+`index_discovery` finds new indexes and new versions of served ones; `startup` opens everything.
 """

@@ -20,18 +20,15 @@ from starlette.routing import Route
 
 from core.errors import EmbqError
 from core.service.log import Events
-from embq.serving.door import Door, DoorRules
-from embq.serving.following import Following
+from embq.serving.http_errors import Refusal, status_of, told
+from embq.serving.index_discovery import Following, Watcher
 from embq.serving.indices import Indices
-from embq.serving.knn import Answer, Knn
-from embq.serving.knn_request import knn_request, rows_request
 from embq.serving.metrics import CONTENT_TYPE, Metrics
-from embq.serving.models import Models
-from embq.serving.refusals import Refusal, status_of, told
-from embq.serving.search_request import search_request
-from embq.serving.searches import SCHEMA, Searches
+from embq.serving.middleware import Door, DoorRules
+from embq.serving.query_models import Models
+from embq.serving.requests import knn_request, rows_request, search_request
+from embq.serving.search import SCHEMA, Answer, Knn, Searches
 from embq.serving.served_index import ServedIndex
-from embq.serving.watching import Watcher
 
 MOST_BODY = 14 * 2**20
 """An image of 10 MB in base64, and what stands around it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
 from core.networks import is_public
-from embq.serving.refusals import Refusal
+from embq.serving.http_errors import Refusal
 
 MOST_BYTES = 10_000_000
 MOST_SECONDS = 10.0

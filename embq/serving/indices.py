@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from embq.serving.refusals import Refusal
+from embq.serving.http_errors import Refusal
 from embq.serving.served_index import ServedIndex
 
 

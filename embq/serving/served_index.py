@@ -13,7 +13,7 @@ import anyio
 
 from core.errors import EmbqError
 from core.service.log import Events
-from embq.serving.refusals import Refusal
+from embq.serving.http_errors import Refusal
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,19 +2,170 @@
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core import networks
 from core.networks import Address
+from core.service.log import Events
+from embq.serving.middleware import MOST_IN_FLIGHT
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
+
+MOST_CONNECTIONS, MOST_OF_CLIENT = 3 * MOST_IN_FLIGHT, 2 * MOST_IN_FLIGHT
+"""More of one client than requests are answered at a time: all may come through one proxy, and are to be told if they
+are too many."""
+
+FILES = 4096
+"""Wanted of the system, so that connections and the files of indices have room beside each other."""
+
+REQUEST_S = 10.0
+"""For the headers of a request, from the connection or their first byte on; also for what is left of a body that nobody
+reads."""
+
+ANSWER_S = 120.0
+"""From the headers of a request until its answer is read: the body has 30 s of it, see `app.BODY_S`."""
+
+REPORT_S = 60.0
+"""Between two lines of the log about connections that were closed."""
+
+
+class Connections:
+    """The connections of one server, the one that has been without a request for longest first."""
+
+    def __init__(self, most: int, most_of_client: int) -> None:
+        self._most, self._most_of_client = most, most_of_client
+        self._open: dict[BoundedConnection, bytes] = {}
+        self._closed, self._report_at = 0, 0.0
+        self._log = Events("serve")
+
+    def admit(self, connection: BoundedConnection) -> None:
+        """Take up a connection, for which another one may have to go; without any to spare, the new one does."""
+        client = _client(connection)
+        same = [one for one, whose in self._open.items() if whose == client]
+        self._open[connection] = client
+        if len(same) >= self._most_of_client:
+            self._close(next((one for one in same if one.waits), connection))
+        elif len(self._open) > self._most:
+            self._close(next((one for one in self._open if one.waits), connection))
+
+    def forget(self, connection: BoundedConnection) -> None:
+        """A connection has ended."""
+        self._open.pop(connection, None)
+
+    def answered(self, connection: BoundedConnection) -> None:
+        """A connection waits for its next request from now on."""
+        if (client := self._open.pop(connection, None)) is not None:
+            self._open[connection] = client
+
+    def _close(self, connection: BoundedConnection) -> None:
+        self.forget(connection)
+        connection.transport.abort()
+        self._closed += 1
+        if (now := time.monotonic()) >= self._report_at:
+            self._report_at = now + REPORT_S
+            self._log.warning("connections_closed", closed=self._closed, open=len(self._open))
+            self._closed = 0
+
+
+class BoundedConnection(H11Protocol):
+    """A connection of uvicorn that is closed where a request or the reading of its answer takes too long."""
+
+    def __init__(self, *, bounds: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._bounds = bounds
+        self._phase: tuple[str, object] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is no request to be answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._bounds.admit(self)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """The answer is with the transport, and the next request may begin."""
+        super().on_response_complete()
+        self._bounds.answered(self)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._bounds.forget(self)
+        self._set(None)
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.transport.is_closing():
+            return  # what is left is written within the time that runs already
+        if not self.waits:
+            self._set(("answer", self.cycle))
+        elif self._phase == ("answer", self.cycle) and self.transport.get_write_buffer_size():
+            return
+        elif self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self._set(None)  # uvicorn's own time between two requests runs
+        else:
+            self._set(("request", self.cycle))
+
+    def _set(self, phase: tuple[str, object] | None) -> None:
+        if phase == self._phase:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._phase = phase
+        seconds = ANSWER_S if phase is not None and phase[0] == "answer" else REQUEST_S
+        self._deadline = None if phase is None else self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        read = self.waits and not self.transport.is_closing() and not self.transport.get_write_buffer_size()
+        if self._phase == ("answer", self.cycle) and read:
+            self._watch()  # its answer was read meanwhile
+        else:
+            self.transport.abort()
+
+
+def _client(connection: BoundedConnection) -> bytes:
+    """Whose a connection is: an IPv4 address, or the network of an IPv6 one, of which one client has all addresses."""
+    try:
+        ip = ipaddress.ip_address(connection.client[0] if connection.client else "")
+    except ValueError:
+        return b""
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return ip.packed[:8]
+
+
+def room() -> int:
+    """Connections that there may be, by the files that this process may open, after asking for more of these."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(8, soft // 2))
+
 
 BACKLOG = 128
 """Connections that wait to be accepted, and so many asyncio accepts at once, before any of them can be refused."""
@@ -43,8 +194,6 @@ def _url(listener: socket.socket) -> str:
 def server_of(app: ASGIApp) -> uvicorn.Server:
     """uvicorn with bounded connections."""
     import uvicorn
-
-    from embq.serving.connections import MOST_OF_CLIENT, BoundedConnection, Connections, room
 
     bounds = Connections(room(), MOST_OF_CLIENT)
     config = uvicorn.Config(

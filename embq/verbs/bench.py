@@ -126,7 +126,7 @@ def command() -> None:
 @experiment_options
 def workers(counts: tuple[int, ...], unit_size: int, **options: Any) -> int:
     """What 1, 2, 4 and 8 workers do on one device: speed, and memory."""
-    from embq.experiments import conduct, workers
+    from embq.bench import conduct, workers
 
     devices, model = conduct.on_one(options["devices"], options["model"])
     return conduct.conduct(workers.conditions(devices, counts, unit_size), workers.account, model, options)
@@ -142,7 +142,7 @@ def devices(unit_size: int, **options: Any) -> int:
 
     Where there is only one device, three are simulated: sim:10,sim:1,sim:1, one ten times as fast as the others.
     """
-    from embq.experiments import conduct, devices
+    from embq.bench import conduct, devices
 
     chosen, model = conduct.on_several(options["devices"], options["model"])
     return conduct.conduct(devices.conditions(chosen, unit_size), devices.account, model, options)
@@ -160,7 +160,7 @@ def devices(unit_size: int, **options: Any) -> int:
 @experiment_options
 def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
     """How the speed depends on the number of records that a worker takes from the queue at once."""
-    from embq.experiments import conduct, unit_size
+    from embq.bench import conduct, unit_size
 
     devices, model = conduct.on_all(options["devices"], options["model"])
     return conduct.conduct(unit_size.conditions(devices, sizes), unit_size.account, model, options)

@@ -55,11 +55,12 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     Measures each alone and all together, in this process and by the code that workers run, with a sample of the images;
     it takes about a minute. The broker and the writer take no part. Nothing is written.
     """
+    from core import benchmark_record
     from core.errors import Exit
     from core.service.stopping import StopFlag
+    from embq.bench import conduct
+    from embq.bench.images import Asked, measure
     from embq.cli.run_options import extensions
-    from embq.experiments import conduct, report
-    from embq.experiments.images import Asked, measure
     from sources.options import ReadOptions
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
@@ -89,7 +90,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     conduct.warn_of_load()
     found = measure(asked, lambda what: click.echo(what, err=True), look)
     if as_json:
-        click.echo(json.dumps({"schema": 1, **report.described("images", found.describe())}))
+        click.echo(json.dumps({"schema": 1, **benchmark_record.described("images", found.describe())}))
     else:
         click.echo("\n".join(found.lines()))
     return Exit.DONE

@@ -11,7 +11,7 @@ from core.errors import UsageError
 from embq.cli.options import json_option
 
 if TYPE_CHECKING:
-    from embq.export import Export
+    from embq.export.export import Export
 
 
 @click.command("export", epilog="Example: embq export ./out ./for-clip-retrieval --to npy --sorted")
@@ -61,7 +61,7 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
     from pathlib import Path
 
     from core.storage.paths import place, refuse_unnameable
-    from embq.export import Wish, export
+    from embq.export.export import Wish, export
 
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
     if wishes["int8_range"] is not None and wishes["dtype"] != "int8":

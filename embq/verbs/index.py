@@ -125,6 +125,6 @@ def command(**options: Any) -> int:
 
     Exit status: 0 the index is as asked for, 3 it is built and misses the recall or the time, 65 it cannot be built.
     """
-    from embq.indexing.session import index
+    from embq.indexing.build import index
 
     return index(options)

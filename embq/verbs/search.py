@@ -10,7 +10,7 @@ from core.errors import UsageError
 from embq.cli.options import json_option
 
 if TYPE_CHECKING:
-    from embq.question import Answer, Question
+    from embq.searching.query import Answer, Question
 
 FULL_WIDTH = 160
 """Characters of a line where no terminal says how wide it is."""
@@ -74,7 +74,7 @@ def command(
     """
     from pathlib import Path
 
-    from embq.question import Question
+    from embq.searching.query import Question
 
     question = Question(
         image=None if image is None else Path(image),
@@ -95,7 +95,7 @@ def command(
 
 
 def _answer(index: str, question: Question, name: str | None, output: str | None) -> Answer:
-    from embq.search_client import ask_server, is_server, looks_like_server
+    from embq.searching.remote import ask_server, is_server, looks_like_server
 
     if is_server(index):
         return ask_server(index, question, name=name, output=output, on_load=_tell)
@@ -110,7 +110,7 @@ def _answer(index: str, question: Question, name: str | None, output: str | None
     from core.settings import compute_in_one_thread
 
     compute_in_one_thread()
-    from embq.searching import ask
+    from embq.searching.local import ask
 
     return ask(Path(index), question, output=output, on_load=_tell)
 

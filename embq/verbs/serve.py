@@ -74,9 +74,9 @@ def command(
     otherwise.
     """
     from core.service.log import Events, configure, is_json
-    from embq.serving.door import DoorRules, is_loopback
-    from embq.serving.opening import opened_service
+    from embq.serving.middleware import DoorRules, is_loopback
     from embq.serving.server import bound, serve
+    from embq.serving.startup import opened_service
 
     alone = is_loopback(host)
     rules = DoorRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))

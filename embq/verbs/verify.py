@@ -11,7 +11,7 @@ from core.errors import Exit
 from embq.cli.options import json_option
 
 if TYPE_CHECKING:
-    from embq.verify import Mode, Readers, Report
+    from embq.verify.verification import Mode, Readers, Report
 
 SHOWN = 20
 """Violations that are printed; --json has up to 1,000."""
@@ -44,7 +44,7 @@ def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> 
     Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
     """
     from core.storage.paths import place
-    from embq.verify import verify
+    from embq.verify.verification import verify
 
     if sys.stderr.isatty():
         report = verify(place(output), mode=mode, readers=readers, on_record=_show_progress)

@@ -41,7 +41,7 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.units import canonical_json
-from embq.serving.knn_request import knn_request, rows_request
+from embq.serving.requests import knn_request, rows_request
 from indexer.sidecar import File, Sidecar
 from indexer.version import RECORD, read_current
 from worker.embedders.image.decoding import open_image

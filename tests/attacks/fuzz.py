@@ -44,7 +44,7 @@ def main() -> int:
     from attacks.borders import borders, forget
 
     from bench.report import table
-    from embq.experiments.report import described, write
+    from core.benchmark_record import described, write
 
     names = [asked.only] if asked.only else sorted(borders())
     forget()

@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from core.rows.spec import RowSpec
 from core.service import log
-from embq.serving import connections
+from embq.serving import server as server_module
 from embq.serving.server import bound, server_of
 
 IDLE = 1100
@@ -85,8 +85,8 @@ def test_a_client_is_served_while_others_hold_connections_open(server: Server, f
             assert server.ask("/indices-list").json == ["docs"]
             assert len(server.ask("/knn-service", {"embedding_input": [1.0] * 8, "num_images": 3}).json) == 3
         held = len(os.listdir(f"/proc/{server.command.process.pid}/fd"))
-        assert held < connections.MOST_OF_CLIENT + 200
-        wait_until(lambda: sum(map(closed, idle)) >= IDLE - connections.MOST_OF_CLIENT)
+        assert held < server.MOST_OF_CLIENT + 200
+        wait_until(lambda: sum(map(closed, idle)) >= IDLE - server.MOST_OF_CLIENT)
     assert server.command.stderr.count("connections_closed") == 1
     assert len(server.command.stderr) < 20_000
     assert "Traceback" not in server.command.stderr
@@ -125,8 +125,8 @@ def running(most: int = 100, most_of_client: int = 100, begun: list[Request] | N
         ]
     )
     with pytest.MonkeyPatch.context() as patch, bound("127.0.0.1", 0) as listener:
-        patch.setattr(connections, "room", lambda: most)
-        patch.setattr(connections, "MOST_OF_CLIENT", most_of_client)
+        patch.setattr(server_module, "room", lambda: most)
+        patch.setattr(server_module, "MOST_OF_CLIENT", most_of_client)
         server = server_of(app)
         listener.listen(16)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -141,8 +141,8 @@ def running(most: int = 100, most_of_client: int = 100, begun: list[Request] | N
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REQUEST_S", 0.3)
-    monkeypatch.setattr(connections, "ANSWER_S", 0.6)
+    monkeypatch.setattr(server_module, "REQUEST_S", 0.3)
+    monkeypatch.setattr(server_module, "ANSWER_S", 0.6)
 
 
 def drip(client: socket.socket, data: bytes = b"x") -> bool:
@@ -260,7 +260,7 @@ def test_a_server_asks_for_files_and_bounds_connections_by_what_it_gets(monkeypa
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
     for limits, room in [((1024, 524288), 768), ((1024, 1024), 512), ((256, 256), 128), ((-1, -1), 768)]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
-        assert connections.room() == room
+        assert server.room() == room
     assert given == [(4096, 524288)]
 
 

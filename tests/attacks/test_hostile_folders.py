@@ -37,11 +37,11 @@ from core.settings import Settings
 from core.storage.durable import drop_in
 from core.units import canonical_json
 from embq.cli.entry_point import cli
-from embq.export import Wish, export
+from embq.export.export import Wish, export
 from embq.gc.collect import collect
 from embq.gc.orphans import Found, Litter, find, remove
 from embq.local.service_process import Child
-from embq.verify import verify
+from embq.verify.verification import verify
 from indexer.version import resolve_index
 from writer.staging import leave_nonce, sweep
 

@@ -30,10 +30,10 @@ from tiny_models import word_pieces
 from core.errors import ModelError, SampleError, SourceError
 from core.models import ModelConfig
 from core.units import Sample, Unit
-from embq.verification.findings import Findings
-from embq.verification.manifest import Coverage
-from embq.verification.rereading import reread
-from embq.verify import verify
+from embq.verify.findings import Findings
+from embq.verify.manifest import Coverage
+from embq.verify.rereading import reread
+from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import Chosen, retry
 from sources.kinds import SOURCES, kind_of

@@ -27,7 +27,7 @@ from pyarrow import ipc
 
 from core.errors import Exit, InputError, SourceError
 from core.units import Sample, Unit
-from embq.verify import verify
+from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.plan import plan
 from producer.upload import Inputs, pack

@@ -31,7 +31,7 @@ from core.settings import Settings
 from core.storage import object_clients
 from core.storage.objects import ObjectPath, unfinished
 from embq.gc.collect import collect
-from embq.verify import verify
+from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import Chosen, look, retry
 from sources.options import ReadOptions

@@ -13,7 +13,7 @@ from core.run.generations import Generation, append
 from core.run.manifest import SegmentWriter
 from core.run.run_info import load_run
 from embq.status.run_monitor import Watch
-from embq.verify import verify
+from embq.verify.verification import verify
 from producer.announce import record_of
 from writer.daemon import Writer
 

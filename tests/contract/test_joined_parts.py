@@ -12,7 +12,7 @@ from contract.storing import COLUMNS, FINGERPRINT, Output
 
 from core.errors import OutputError
 from core.run.commit_log import CommitLog
-from embq.verify import verify
+from embq.verify.verification import verify
 from writer.service import RunWriter
 
 

@@ -16,7 +16,7 @@ from core.queue.hints import Hint
 from core.rows.spec import RowSpec
 from core.rows.vectors import STORED_DTYPES
 from core.units import Sample
-from embq.verification.stored import differing
+from embq.verify.vectors import differing
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.stub import StubEmbedder
 from worker.meter.meter import Meter

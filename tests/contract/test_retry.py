@@ -32,7 +32,7 @@ from core.run.run_info import load_run
 from core.run.standing_failures import standing_failures
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
 from embq.status.run_monitor import Watch
-from embq.verify import verify
+from embq.verify.verification import verify
 from producer.additions import PlanRecord, grow
 from producer.enqueue import Planned, Request, prepare
 from producer.retry import Chosen, Retried, look, retry

@@ -21,7 +21,7 @@ from core.rows.results import COLUMN_ARROW, row_schema
 from core.rows.spec import FORMATS, Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.run.reader import committed_parts, row_tables
-from embq.verify import verify
+from embq.verify.verification import verify
 
 
 @pytest.fixture(params=FORMATS)

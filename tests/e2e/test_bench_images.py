@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from core.units import Unit
 from demo.collect import photographs
-from embq.experiments.image_stages import spread
+from embq.bench.image_stages import spread
 
 IMAGES = 24
 FAST, SLOW = "stub:16?pixels=224&batch_size=4", "stub:16?pixels=224&batch_size=4&ms_per_sample=40"

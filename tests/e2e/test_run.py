@@ -32,7 +32,7 @@ from faults.kit.cluster import Sabotage, held_after, let_go, sabotaged
 from waiting import wait_until
 
 from core.broker.embedded import EmbeddedServer
-from embq.verify import verify
+from embq.verify.verification import verify
 
 DIM = 16
 DRAIN_S = 20

@@ -23,7 +23,7 @@ from waiting import wait_until
 from core.errors import Exit
 from core.rows.spec import RowSpec
 from embq.cli import entry_point
-from embq.serving.door import MOST_IN_FLIGHT
+from embq.serving.middleware import MOST_IN_FLIGHT
 from worker.embedders.stub import stub_vector
 
 ROWS, DIM = 120, 16

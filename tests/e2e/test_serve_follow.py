@@ -17,7 +17,7 @@ from waiting import wait_until
 from core.errors import Exit
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
-from embq.serving.following import followed_name, published_below
+from embq.serving.index_discovery import followed_name, published_below
 
 DIM = 16
 UNIT = RowSpec(normalize=True)

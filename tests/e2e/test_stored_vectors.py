@@ -16,7 +16,7 @@ import pytest
 from core.models import ModelConfig
 from core.rows.spec import RowSpec
 from demo.collect import docstrings
-from embq.verify import verify
+from embq.verify.verification import verify
 from tests.build_output import build
 from tests.e2e.session import ended, succeed, write_shards, write_texts
 from worker.embedders.registry import load

@@ -22,7 +22,7 @@ from run_case import RunCase, make_case
 from core.broker.embedded import EmbeddedServer
 from core.rows.spec import FORMATS
 from core.run.commit_log import CommitLog
-from embq.verify import verify
+from embq.verify.verification import verify
 from faults.kit.cluster import QUICK_LEASES, Cluster, Service, held_after, let_go
 from faults.kit.strace import Call, Zygote, attached, calls_in, unavailable, zygote_in
 from faults.kit.table import Recovery

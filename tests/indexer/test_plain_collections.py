@@ -28,7 +28,7 @@ from collections_made import (
 
 from core.errors import InputError, UsageError
 from core.rows.spec import RowSpec
-from embq.export import Wish, export
+from embq.export.export import Wish, export
 from indexer.collection import Collection, open_collection
 
 

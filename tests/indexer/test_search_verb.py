@@ -379,7 +379,7 @@ def test_a_folder_of_embeddings_names_no_model_and_is_asked_by_vectors_and_ids(t
 
 def test_a_model_that_is_not_where_the_run_had_it_is_asked_for_with_an_option(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from embq.query import QueryEmbedder
+    from embq.searching.embedding import QueryEmbedder
 
     spec = f"hf:{tmp_path / 'gone'}"
     model = {"spec": spec, "modalities": ["text"], "precision": "fp32"}
@@ -391,7 +391,7 @@ def test_a_model_that_is_not_where_the_run_had_it_is_asked_for_with_an_option(tm
 
 
 def test_an_image_for_rows_of_a_model_of_texts_is_refused(tmp_path: Path) -> None:
-    from embq.query import QueryEmbedder
+    from embq.searching.embedding import QueryEmbedder
 
     embedder = QueryEmbedder.open(
         {

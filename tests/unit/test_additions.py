@@ -26,7 +26,7 @@ from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.units import Unit
 from embq.gc.orphans import find
-from embq.verify import verify
+from embq.verify.verification import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.plan import plan
 from producer.selection import Selection

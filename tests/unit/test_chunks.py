@@ -26,7 +26,7 @@ from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.units import Failure, Passage, Retry, Sample, Unit, key_without_chunks
 from embq.cli.run_options import request_from
-from embq.verification.chunks import Documents
+from embq.verify.chunks import Documents
 from producer.enqueue import Request, prepare
 from sources.formats import text_files
 from sources.kinds import SOURCES

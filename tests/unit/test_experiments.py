@@ -13,15 +13,14 @@ import pytest
 from fake_nvml import Card, fake_nvml
 from rich.console import Console
 
+from core import benchmark_record
 from core.errors import InputError, OutputError, UsageError
-from embq.experiments import conduct, devices, report, unit_size, workers
-from embq.experiments.account import Account, time_text
-from embq.experiments.course import Course
-from embq.experiments.services import Model, Replicate
-from embq.experiments.shares import Share, Traces, memory_mb
-from embq.experiments.statistics import Measured, days_for, number, together, unit_cost
-from embq.experiments.texts import texts_for, write_records
-from embq.experiments.trials import Condition, Outcome, Setup, check_records
+from embq.bench import conduct, devices, unit_size, workers
+from embq.bench.progress import Course
+from embq.bench.services import Model, Replicate, Share, Traces, memory_mb
+from embq.bench.statistics import Measured, days_for, number, together, unit_cost
+from embq.bench.texts import texts_for, write_records
+from embq.bench.trials import Account, Condition, Outcome, Setup, check_records, time_text
 
 CHUNKS = 20_648_877
 
@@ -333,7 +332,7 @@ def accounts() -> list[Account]:
 @pytest.mark.parametrize("account", accounts(), ids=lambda account: account.name)
 def test_every_experiment_has_a_table_figures_and_a_picture(account: Account, tmp_path: Path) -> None:
     assert {len(row) for row in account.rows} == {len(account.header)}
-    path = report.write(tmp_path / "it.json", report.described(account.name, account.figures))
+    path = benchmark_record.write(tmp_path / "it.json", benchmark_record.described(account.name, account.figures))
     data = json.loads(path.read_text())
     assert [one["name"] for one in data["figures"]["conditions"]]
     assert {"benchmark", "figures", "machine", "versions", "commit", "at"} == set(data)
@@ -345,7 +344,7 @@ def test_without_matplotlib_a_line_says_how_to_get_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "embq.experiments.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "embq.bench.plots", raising=False)
     assert conduct.draw(accounts()[0], tmp_path) == []
     assert "pip install 'embq[bench]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -354,7 +353,7 @@ def test_without_matplotlib_a_line_says_how_to_get_pictures(
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError) as caught:
-        report.make_folder(tmp_path / "file" / "below")
+        benchmark_record.make_folder(tmp_path / "file" / "below")
     assert caught.value.code == "not_writable"
-    report.make_folder(tmp_path / "new")
+    benchmark_record.make_folder(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []

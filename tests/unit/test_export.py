@@ -27,9 +27,9 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.reader import row_tables, vectors
 from core.run.run_info import load_run
-from embq import export as exporting
 from embq.cli.entry_point import run
-from embq.export import Export, Wish, export
+from embq.export import export as exporting
+from embq.export.export import Export, Wish, export
 from worker.embedders.registry import load
 from writer.commit import Committer
 
@@ -312,7 +312,7 @@ def test_an_export_that_is_killed_leaves_no_folder_that_looks_finished(out: Path
     script = """
 import os, signal, sys
 from pathlib import Path
-from embq.export import Wish, export
+from embq.export.export import Wish, export
 def die(rows, total):
     if rows > total // 2:
         os.kill(os.getpid(), signal.SIGKILL)

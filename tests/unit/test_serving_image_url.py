@@ -16,8 +16,8 @@ import pytest
 
 from core.networks import is_public
 from embq.serving import image_url
+from embq.serving.http_errors import Refusal
 from embq.serving.image_url import fetch_image
-from embq.serving.refusals import Refusal
 
 LARGE = 3000
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from core.errors import InputError, ModelError
-from embq.serving import models as models_file
-from embq.serving.models import Models
-from embq.serving.refusals import Refusal, status_of
+from embq.serving import query_models as models_file
+from embq.serving.http_errors import Refusal, status_of
+from embq.serving.query_models import Models
 from embq.serving.served_index import Recipe, ServedIndex, Version
 
 VECTOR = np.ones(3, np.float32)

@@ -8,10 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from embq.serving.duplicates import first_of_each
-from embq.serving.fields import MOST_RESULTS
-from embq.serving.knn_request import knn_request, rows_request
-from embq.serving.refusals import Refusal
+from embq.serving.http_errors import Refusal
+from embq.serving.requests import MOST_RESULTS, knn_request, rows_request
+from embq.serving.search import first_of_each
 
 CLIENT = {
     "text": "a red car",

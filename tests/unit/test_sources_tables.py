@@ -15,7 +15,7 @@ from pyarrow import ipc
 import sources.rows
 from core.errors import InputError, SourceError
 from core.units import Sample, Unit
-from embq.verify import verify
+from embq.verify.verification import verify
 from producer.plan import plan
 from sources.kinds import SOURCES, detect
 from sources.options import ReadOptions

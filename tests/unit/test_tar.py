@@ -17,7 +17,7 @@ import pytest
 
 from core.errors import SourceError
 from core.units import Sample, Unit
-from embq.verification.rereading import reread
+from embq.verify.rereading import reread
 from sources.access.files import PIECE_BYTES
 from sources.formats.tar import TarSource, split_name
 from sources.formats.tar_headers import BLOCK, Member, walk

@@ -18,7 +18,7 @@ from core.rows.spec import DTYPES, RowSpec
 from core.rows.vectors import restored, similarities, stored
 from embq.cli.run_options import request_from
 from embq.verbs.run import command
-from embq.verification.stored import differing, wrong_cosines, wrong_norms
+from embq.verify.vectors import differing, wrong_cosines, wrong_norms
 from producer.enqueue import prepare
 
 NUMBERS = st.floats(-60_000, 60_000, width=32, allow_subnormal=False)

@@ -37,9 +37,9 @@ from core.run.reader import committed, row_tables, vectors
 from core.run.standing_failures import standing_failures
 from core.units import Unit
 from embq.cli.entry_point import run
-from embq.verification.findings import KEPT, Findings
-from embq.verification.rereading import reread
-from embq.verify import Report, verify
+from embq.verify.findings import KEPT, Findings
+from embq.verify.rereading import reread
+from embq.verify.verification import Report, verify
 from sources.unit_reader import read
 from worker.embedders.stub import stub_vector
 

@@ -14,7 +14,7 @@ from build_output import build, write_jsonl
 
 from core.errors import Exit, InputError
 from embq.cli.entry_point import run
-from embq.verify import verify
+from embq.verify.verification import verify
 
 
 @pytest.fixture

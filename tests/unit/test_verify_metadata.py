@@ -18,9 +18,9 @@ from build_output import build, rewrite, set_column, write_folder, write_jsonl, 
 from core.rows.spec import FORMATS
 from core.run.run_info import load_run
 from core.units import Unit
-from embq.verification.metadata import leaves
-from embq.verification.rereading import reread
-from embq.verify import Report, verify
+from embq.verify.metadata import leaves
+from embq.verify.rereading import reread
+from embq.verify.verification import Report, verify
 from sources.kinds import SOURCES
 from sources.options import ReadOptions
 from sources.unit_reader import read
@@ -148,7 +148,7 @@ def test_a_column_that_the_run_has_not_is_named(out: Path) -> None:
 
 
 def test_each_chunk_of_a_text_has_its_metadata(tmp_path: Path) -> None:
-    from embq.verification.metadata import StoredMetadata
+    from embq.verify.metadata import StoredMetadata
 
     rows = pa.table({"n": pa.array([1, 1, 2]), "metadata": pa.array([None, '{"m":1}', None], pa.string())})
     columns = load_run(build(tmp_path / "o", [write_jsonl(tmp_path / "i.jsonl", [{"text": "t", "n": 1}])])).rows.columns

@@ -16,8 +16,7 @@ from core.errors import Exit, OutputError
 from core.run.layout import Layout
 from core.run.manifest import Manifest, first_segment_writer
 from embq.cli.entry_point import run
-from embq.verification.stopwatch import Stopwatch
-from embq.verify import verify
+from embq.verify.verification import Stopwatch, verify
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from core.rows.spec import DTYPES, FORMATS, RowSpec
 from core.run.reader import vectors
-from embq.verify import verify
+from embq.verify.verification import verify
 from tests.build_output import build, rewrite, set_column, write_folder
 
 INPUTS = {f"{n}.{kind}": f"{kind} {n}".encode() for n in range(5) for kind in ("jpg", "txt")}

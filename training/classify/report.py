@@ -173,7 +173,7 @@ class Report:
 
     def text(self) -> str:
         """A table of the last epochs, and a sentence."""
-        from embq.experiments.report import table
+        from core.benchmark_record import table
 
         header = [
             "epoch",

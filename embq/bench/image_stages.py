@@ -1,0 +1,300 @@
+"""What each stage of a worker does alone with a user's own images: in this process, by its readers and its embedder."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from core.errors import DeviceFullError, SampleError, SourceError
+from core.queue.hints import Hint
+from core.queue.registry import RunRecord
+from core.units import Sample, Unit
+from sources.unit_reader import read
+from worker.claim.lease import LeasedUnit, Leases
+from worker.embedders.base import Prepared, UnderWay
+from worker.meter.bottleneck import Bottleneck
+from worker.meter.meter import Meter
+from worker.meter.progress_board import ProgressBoard
+from worker.stages.embed import EmbedStage
+from worker.stages.pipeline import Pipeline
+from worker.stages.read import ReadStage
+
+if TYPE_CHECKING:
+    from core.models import ModelConfig
+    from core.queue.ledger import Ledger
+    from worker.embedders.base import Embedder
+    from worker.stages.publish import PublishStage
+
+UNITS_WAITING = 4
+"""That wait for the reader, claimed: as a worker has its next ones in hand while it reads one."""
+
+
+class _Granting:
+    """A ledger that grants everything and keeps nothing: what the read stage asks of one."""
+
+    def start(self, _held: Iterable[tuple[int, str]]) -> set[str]:
+        return set()
+
+    def release(self, u: int, token: str, *, failed: tuple[str, str] | None = None) -> bool:
+        del u, token, failed
+        return True
+
+
+class _Discard:
+    """Takes complete units in place of what publishes them."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+
+    def run(self, work: LeasedUnit) -> None:
+        self._leases.remove(work)
+
+
+def _pipeline(embedder: Embedder, leases: Leases, stats: Meter, threads: int) -> Pipeline:
+    """That of a worker, but for what it does with complete units."""
+    board = ProgressBoard()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
+    return Pipeline(
+        leases,
+        prefetch=2 * UNITS_WAITING,
+        pool=pool,
+        make_read=lambda put, upcoming: ReadStage(
+            embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming
+        ),
+        make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
+        publish=cast("PublishStage", _Discard(leases)),
+    )
+
+
+def together(
+    embedder: Embedder, config: ModelConfig, units: Sequence[Unit], threads: int, seconds: float, look: Look
+) -> tuple[Rate, dict[str, Any]]:
+    """How fast reading, preparing and the device are at the same time, as in a worker, for about that time after the
+    first pass; and what such a worker would say that limits it. Units are begun anew until the time is over.
+    """
+    leases, stats = Leases(), Meter(threads)
+    pipeline = _pipeline(embedder, leases, stats, threads)
+    attribution = Bottleneck(stats, modalities=config.modalities, decode=config.decode)
+    record = RunRecord(run="bench", output="", model=config, units=len(units))
+    ledger = cast("Ledger", _Granting())
+    numbered = enumerate(itertools.cycle(units))
+    passes: list[tuple[float, int]] = []
+    pipeline.start()
+    began = time.monotonic()
+    deadline = began + 4 * seconds
+    try:
+        while time.monotonic() < deadline:
+            if pipeline.error is not None:
+                raise pipeline.error
+            if pipeline.waiting < UNITS_WAITING:
+                u, unit = next(numbered)
+                hint = Hint(run="bench", gen="bench", u=u, unit=unit)
+                work = LeasedUnit(hint, record, ledger, f"bench:{u}", attempts=0, poison=frozenset())
+                leases.add(work)
+                pipeline.submit(work)
+                continue
+            if stats.last_batch_at is not None and (not passes or passes[-1][0] != stats.last_batch_at):
+                if not passes:
+                    attribution.look()
+                    deadline = time.monotonic() + seconds
+                passes.append((stats.last_batch_at, stats.rows))
+            time.sleep(0.002)
+            look()
+        said = attribution.look()
+    finally:
+        for work in leases.snapshot():
+            work.lost = True  # or the reader would go on to the end of its unit
+        pipeline.close()
+    if len(passes) < 2:
+        return Rate(samples=stats.rows, seconds=time.monotonic() - began), said
+    (first_at, first), (last_at, last) = passes[0], passes[-1]
+    return Rate(samples=last - first, seconds=last_at - first_at), said
+
+
+Look = Callable[[], None]
+"""Called again and again while something is measured; it raises where the user wants to stop."""
+
+UNITS = 64
+"""From so many places of the inputs samples are taken."""
+MOST_BYTES = 512 * 1024 * 1024
+"""Of encoded samples in memory: 500 photographs of a megabyte, or 20,000 of 256 pixels."""
+CHUNK = 8
+"""Samples that a thread decodes before it looks at the clock: large photographs take 20 ms and more."""
+LEAST_PASSES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Samples in some seconds.
+
+    Attributes:
+        cpu_s: seconds of a core that they took, where that was measured.
+        bytes: of the encoded samples, where that was measured.
+    """
+
+    samples: int
+    seconds: float
+    cpu_s: float = 0.0
+    bytes: int = 0
+
+    @property
+    def per_s(self) -> float:
+        """Samples per second."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def per_core(self) -> float:
+        """Samples per second of a core's time."""
+        return self.samples / self.cpu_s if self.cpu_s > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Tried:
+    """What became of the distinct samples that were looked at.
+
+    Attributes:
+        answers: place of a sample -> its failure code, or "" where it is good.
+        sources: failure code -> units that could not be read to their end.
+    """
+
+    answers: dict[int, str] = field(default_factory=dict)
+    sources: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failure code -> samples."""
+        return dict(sorted(Counter(code for code in self.answers.values() if code).items()))
+
+
+def spread(units: Iterable[Unit], most: int = UNITS) -> list[Unit]:
+    """At most `most` of the units, at equal distances, at least half as many where there are more; keeps no more."""
+    kept: list[Unit] = []
+    step = 1
+    for place, unit in enumerate(units):
+        if place % step == 0:
+            kept.append(unit)
+            if len(kept) > most:
+                kept, step = kept[::2], 2 * step
+    return kept
+
+
+def read_some(units: Sequence[Unit], count: int, seconds: float, tried: Tried, look: Look) -> tuple[list[Sample], Rate]:
+    """Up to `count` samples, an equal number of each unit, in about that time at most, and how fast they came.
+
+    Raises the SourceError of the first unit where none can be read.
+    """
+    samples: list[Sample] = []
+    size, first_error = 0, None
+    each = -(-count // len(units))
+    began = time.monotonic()
+    for unit in units:
+        try:
+            for sample in itertools.islice(read(unit, ()), min(each, count - len(samples))):
+                samples.append(sample)
+                size += len(sample.image or b"")
+                if size > MOST_BYTES or (len(samples) % CHUNK == 0 and time.monotonic() - began > seconds):
+                    break
+        except SourceError as error:
+            tried.sources[error.code] += 1
+            first_error = first_error or error
+        look()
+        if len(samples) >= count or size > MOST_BYTES or time.monotonic() - began > seconds:
+            break
+    if not samples and first_error is not None:
+        raise first_error
+    return samples, Rate(samples=len(samples), seconds=time.monotonic() - began, bytes=size)
+
+
+def decode(
+    embedder: Embedder, samples: Sequence[Sample], threads: int, seconds: float, tried: Tried, look: Look
+) -> Rate:
+    """How fast so many threads prepare the samples, again and again, for about that time."""
+    chunks = [range(start, min(start + CHUNK, len(samples))) for start in range(0, len(samples), CHUNK)]
+    turns, lock = itertools.cycle(chunks), threading.Lock()
+    began = time.monotonic()
+    stop = threading.Event()
+
+    def work() -> tuple[int, float, float]:
+        done, cpu_before = 0, time.thread_time()
+        while not stop.is_set() and (time.monotonic() - began < seconds or not done):
+            with lock:
+                places = next(turns)
+            for place, answer in zip(places, prepare(embedder, [samples[i] for i in places]), strict=True):
+                tried.answers[place] = answer.code if isinstance(answer, SampleError) else ""
+            done += len(places)
+        return done, time.thread_time() - cpu_before, time.monotonic()
+
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(work) for _ in range(threads)]
+        try:
+            while not all(one.done() for one in running):
+                time.sleep(0.02)
+                look()
+        finally:
+            stop.set()
+        ended = [one.result() for one in running]
+    return Rate(
+        samples=sum(done for done, *_ in ended),
+        seconds=max(at for *_, at in ended) - began,
+        cpu_s=sum(cpu_s for _, cpu_s, _ in ended),
+    )
+
+
+def prepare(embedder: Embedder, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
+    """What the embedder makes of samples, those that the reader could not use included."""
+    errors = [None if sample.error is None else SampleError(*sample.error) for sample in samples]
+    answers = iter(embedder.prepare([s for s, error in zip(samples, errors, strict=True) if error is None]))
+    return [next(answers) if error is None else error for error in errors]
+
+
+def some_prepared(embedder: Embedder, samples: Sequence[Sample], count: int, look: Look) -> list[Prepared]:
+    """Up to `count` samples ready for the device."""
+    ready: list[Prepared] = []
+    for start in range(0, len(samples), CHUNK):
+        answers = prepare(embedder, samples[start : start + CHUNK])
+        ready += [answer for answer in answers if not isinstance(answer, SampleError)]
+        look()
+        if len(ready) >= count:
+            break
+    return ready[:count]
+
+
+def device(embedder: Embedder, ready: Sequence[Prepared], seconds: float, look: Look) -> tuple[Rate, int]:
+    """How fast the device embeds samples that are there, and how many in a pass: the embedder's batch, or what fits.
+
+    Passes are begun before the vectors of the one before have come, where the embedder allows it, as in a worker.
+    """
+    size = embedder.batch_size
+    while True:
+        turns = itertools.cycle(ready)
+        try:
+            _passes(embedder, turns, size, 0.0, look, least=1)  # what happens once: kernels, memory
+            return _passes(embedder, turns, size, seconds, look, least=LEAST_PASSES), size
+        except DeviceFullError:
+            if size == 1:
+                raise
+            size //= 2
+
+
+def _passes(
+    embedder: Embedder, turns: Iterator[Prepared], size: int, seconds: float, look: Look, *, least: int
+) -> Rate:
+    flying: list[Any] = []
+    done = 0
+    began = time.monotonic()
+    while time.monotonic() - began < seconds or done < least:
+        vectors = embedder.embed(list(itertools.islice(turns, size)))
+        flying.append(vectors)
+        while len(flying) > (vectors.ahead if isinstance(vectors, UnderWay) else 0):
+            dict(flying.pop(0))
+        done += 1
+        look()
+    for vectors in flying:
+        dict(vectors)
+    return Rate(samples=done * size, seconds=time.monotonic() - began)

@@ -1,0 +1,295 @@
+"""Resident services around a private server, whose workers stay loaded while one run after the other is measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import embq
+from core.broker.client import connect
+from core.broker.embedded import EmbeddedServer
+from core.errors import ConfigError, OutputError
+from core.queue.ledger import Ledger
+from core.queue.registry import live_workers
+from core.run.run_info import RunInfo
+from embq.bench.texts import Records
+from embq.local.service_process import Child
+from embq.status.run_monitor import Watch
+from producer.announce import announce
+from producer.enqueue import Request, prepare
+from sources.options import ReadOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one worker process did.
+
+    Attributes:
+        device: as `--devices` names it.
+        rows: that its device embedded, also where another worker's copy of a unit was faster.
+        tokens: of these.
+        busy_s: seconds that the device had a batch in hand.
+    """
+
+    device: str
+    rows: int
+    tokens: int
+    busy_s: float
+
+
+class Traces:
+    """The batch traces of worker processes, see `worker.meter.batch_trace`; each line is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, int] = {}
+
+    def shares(self, workers: Sequence[tuple[str, str]], *, since: float) -> tuple[Share, ...]:
+        """One share for each (name, device) of `workers`, of what began after `since` (Unix seconds)."""
+        return tuple(self._share(name, device, since) for name, device in workers)
+
+    def _share(self, name: str, device: str, since: float) -> Share:
+        lines = [line for line in self._new_lines(name) if line["began"] >= since]
+        return Share(
+            device=device,
+            rows=sum(line["rows"] for line in lines),
+            tokens=sum(line["tokens"] for line in lines),
+            busy_s=sum(line["ended"] - line["began"] for line in lines),
+        )
+
+    def _new_lines(self, name: str) -> Iterator[dict[str, Any]]:
+        path = self.folder / f"{name}.jsonl"
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8") as file:
+            file.seek(self._read.get(name, 0))
+            text = file.read()
+        whole, _, _ = text.rpartition("\n")
+        self._read[name] = self._read.get(name, 0) + len(whole.encode()) + bool(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+def memory_mb(processes: Iterable[int]) -> float | None:
+    """Megabytes of these processes together, what they share counted once; None where the system does not tell."""
+    total_kb = 0
+    for process in processes:
+        try:
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+        except OSError:
+            return None
+        found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+        if found is None:
+            return None
+        total_kb += int(found.group(1))
+    return total_kb * 1024 / 1e6
+
+
+POLL_S = 0.05
+BARE = {"EMBQ_ROOTS": "", "EMBQ_BROKER_PASSWORD_FILE": ""}
+"""Settings of the user's own services that the private ones must not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is measured.
+
+    Attributes:
+        spec: of the model, as a user writes it.
+        precision: what it computes in.
+    """
+
+    spec: str
+    precision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """The worker processes of a condition: `per_device` on each of `devices`, which are named as in `--devices`."""
+
+    devices: tuple[str, ...]
+    per_device: int = 1
+
+    @property
+    def size(self) -> int:
+        """Worker processes."""
+        return len(self.devices) * self.per_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate:
+    """One measured run.
+
+    Attributes:
+        records: that went in; as many came out, as rows or as failures.
+        failures: those that have no row.
+        seconds: from the first unit's beginning to the last commit, by the broker's clock.
+        shares: what each worker process did, in the order of the devices.
+        memory_mb: of the worker processes together, after the run; None where that is not known.
+    """
+
+    records: int
+    failures: int
+    seconds: float
+    shares: tuple[Share, ...]
+    memory_mb: float | None
+
+    @property
+    def rate(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds
+
+
+class Services:
+    """Server, writer, workers and producer in a folder; a context manager that leaves no process behind.
+
+    A run that rests, the keeper, needs the model as long as the services are there, so that no worker unloads it
+    between two measured runs. The producer is started when the last worker is ready, so that all begin together.
+
+    Args:
+        folder: an empty one, for everything that the services write.
+        keeper: records for the keeper; none is embedded.
+        look: called again and again while something is waited for; what it raises ends the wait.
+
+    Entering raises ModelError where the model cannot be loaded, and what else a service ends with.
+    """
+
+    def __init__(self, folder: Path, crew: Crew, model: Model, *, keeper: Records, look: Callable[[], None]) -> None:
+        self.crew = crew
+        self.model = model
+        self.load_s = 0.0
+        self.device_names: dict[str, str] = {}
+        self._folder = folder
+        self._keeper = keeper
+        self._look = look
+        self._stack = ExitStack()
+        self._children: list[Child] = []
+        self._traces = Traces(folder / "trace")
+        self._there: tuple[object, ...] = ()
+        self._runs = 0
+        self._spec = ""
+
+    def __enter__(self) -> Services:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        server = EmbeddedServer(self._folder / "b")
+        self._stack.callback(server.stop)
+        url = server.start()
+        self._client = connect(url)
+        self._stack.callback(self._client.close)
+        keeper, _ = self._announce(self._keeper, unit_size=1)
+        self._spec = keeper.model.spec
+        self._start_child("writer", url)
+        crew = ("--devices", ",".join(self.crew.devices), "--workers-per-device", str(self.crew.per_device))
+        # Whoever interrupts an experiment does not wait for units to be finished.
+        worker = self._start_child("worker", url, *crew, "--drain-timeout", "1")
+        while len(live := self._live()) < self.crew.size:
+            if refused := worker.refused_model():
+                raise refused
+            self._wait()
+        self.load_s = max(float(said.get("load_s", 0.0)) for said in live)
+        self.device_names = {str(said["device"]): str(said.get("device_name", "")) for said in live}
+        Ledger(self._client, keeper.run).ask({"state": "paused"})
+        self._start_child("producer", url)
+        self._there = self._identities()
+
+    def _start_child(self, verb: str, url: str, *arguments: str) -> Child:
+        child = Child(
+            verb,
+            arguments,
+            again=arguments,
+            log=self._folder / f"{verb}.log",
+            broker_url=url,
+            environment={**BARE, "EMBQ_TRACE": str(self._traces.folder)},
+        )
+        # Stopped in the order opposite to this one: the writer last, for it takes what workers still publish.
+        self._stack.callback(child.stop, 30.0)
+        child.start()
+        self._children.append(child)
+        return child
+
+    def measure(self, records: Records, *, unit_size: int) -> Replicate:
+        """Embed the records in units of `unit_size`, and give what it took.
+
+        Raises OutputError where the count is not exact, and ConfigError where a process was replaced meanwhile: what
+        such a run took says nothing.
+        """
+        while any(said.get("held") for said in self._live()):
+            self._wait()
+        since = time.time()
+        _, root = self._announce(records, unit_size=unit_size)
+        watch = Watch(root, None)
+        while not watch.log_state().closed:
+            self._wait()
+        done = watch.look()
+        if self._identities() != self._there:
+            raise ConfigError(
+                "a process ended while it was measured and was replaced, so the figure would be wrong",
+                next_step="see with `embq run` what ends it; is there enough memory for so many workers?",
+            )
+        if done.rows + done.failures != records.count:
+            raise OutputError(
+                f"{records.count:,} records went in, {done.rows:,} rows and {done.failures:,} failures came out",
+                next_step="this must never be: report it",
+            )
+        live = self._live()
+        return Replicate(
+            records=records.count,
+            failures=done.failures,
+            seconds=max(done.timing["embed_s"], 0.001),
+            shares=self._traces.shares([(str(said["name"]), str(said["device"])) for said in live], since=since),
+            memory_mb=memory_mb(int(said["pid"]) for said in live),
+        )
+
+    def _announce(self, records: Records, *, unit_size: int) -> tuple[RunInfo, Path]:
+        """A new run of the records, and its folder."""
+        self._runs += 1
+        root = self._folder / f"run-{self._runs:03d}"
+        request = Request(
+            inputs=(str(records.path),),
+            output=root,
+            models=(self.model.spec,),
+            modalities=("text",),
+            precision=self.model.precision,
+            part_rows=1_000_000,
+            options=ReadOptions(unit_samples=unit_size),
+            version=embq.__version__,
+        )
+        info = prepare(request).info
+        announce(self._client, info, root)
+        return info, root
+
+    def _live(self) -> list[dict[str, Any]]:
+        """What the workers that have loaded the model say of themselves, in the order of the devices."""
+        order = {device: position for position, device in enumerate(self.crew.devices)}
+        said = [one for one in live_workers(self._client) if one.get("model") == self._spec]
+        return sorted(said, key=lambda one: (order.get(str(one["device"]), 0), str(one["name"])))
+
+    def _identities(self) -> tuple[object, ...]:
+        """What changes when a process is replaced."""
+        services = [child.process.pid for child in self._children if child.process is not None]
+        return (*services, *(str(said["name"]) for said in self._live()))
+
+    def _wait(self) -> None:
+        self._look()
+        for child in self._children:
+            child.look_after()
+        time.sleep(POLL_S)

@@ -1,0 +1,117 @@
+"""The experiment with units: how many records a worker should take from the queue at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from embq.bench.services import Crew
+from embq.bench.statistics import UnitCost, days_for, number, significant, unit_cost
+from embq.bench.trials import Account, Condition, Outcome, days_sentence, names, of_condition
+
+SIZES = (1, 10, 100, 1000)
+EFFICIENCY = 0.9
+
+
+def conditions(devices: Sequence[str], sizes: Sequence[int]) -> list[Condition]:
+    """A condition for each size, all with the same workers and as many records."""
+    crew = Crew(devices=tuple(devices))
+    return [
+        Condition(
+            name=f"{size:,} record{'s' if size > 1 else ''} per unit",
+            crew=crew,
+            unit_size=size,
+            grain=max(sizes) * crew.size,
+        )
+        for size in sizes
+    ]
+
+
+def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
+    """What came of it."""
+    best = _best(outcomes)
+    cost = _cost(outcomes)
+    rows = tuple(
+        (
+            f"{one.condition.unit_size:,}",
+            str(one.rate),
+            str(one.rate.over(best.rate)) if one is not best else "1",
+            str(one.rate.scaled(1 / one.condition.unit_size)),
+            f"{one.busy.mean:.0%}",
+            str(days_for(chunks, one.rate)),
+        )
+        for one in outcomes
+    )
+    return Account(
+        name="unit-size",
+        header=("records per unit", "records/s", "of the best", "units/s", "device busy", f"days for {chunks:,}"),
+        rows=rows,
+        figures={
+            "conditions": [of_condition(one, chunks) for one in outcomes],
+            "fit": None
+            if cost is None
+            else {
+                "t0_ms": significant(1000 * cost.t0_s),
+                "t0_error_ms": significant(1000 * cost.t0_error_s),
+                "t1_ms": significant(1000 * cost.t1_s),
+                "t0_is_seen": cost.is_seen,
+            },
+        },
+        findings=findings(outcomes, chunks),
+        draw=partial(_draw, outcomes),
+    )
+
+
+def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
+    """Sentences that the figures bear out."""
+    best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
+    said = []
+    if smallest is not best:
+        ratio = smallest.rate.over(best.rate).scaled(100)
+        told = "" if smallest.rate.differs(best.rate) else ", which is no difference beyond the deviations"
+        said.append(
+            f"Units of {smallest.condition.unit_size} reach {ratio} % of the best speed, that of units of "
+            f"{best.condition.unit_size:,}{told}."
+        )
+    elif len(outcomes) > 1:
+        said.append(f"Units of {smallest.condition.unit_size} are the fastest that were measured.")
+    alike = [f"{one.condition.unit_size:,}" for one in outcomes if one is best or not one.rate.differs(best.rate)]
+    if len(alike) > 1:
+        said.append(f"Units of {names(alike)} are not told apart.")
+    if (cost := _cost(outcomes)) is not None:
+        said.append(_cost_sentence(cost))
+    return (*said, days_sentence(best, chunks))
+
+
+def _cost_sentence(cost: UnitCost) -> str:
+    record = f"{number(1000 * cost.t1_s)} ms"
+    if not cost.is_seen:
+        return f"A cost of the units themselves is not seen: {cost.t0_ms} ms, beside {record} for each record."
+    return (
+        f"A unit costs {cost.t0_ms} ms, and each record {record} more, so {EFFICIENCY:.0%} of the best speed comes "
+        f"with {cost.size_for(EFFICIENCY):,} record{'s' if cost.size_for(EFFICIENCY) > 1 else ''} per unit."
+    )
+
+
+def _best(outcomes: Sequence[Outcome]) -> Outcome:
+    return max(outcomes, key=lambda one: one.rate.mean)
+
+
+def _cost(outcomes: Sequence[Outcome]) -> UnitCost | None:
+    return unit_cost([(one.condition.unit_size, run.rate) for one in outcomes for run in one.replicates])
+
+
+def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    from embq.bench.plots import draw_unit_size
+
+    draw_unit_size(outcomes, _cost(outcomes), path, title=_title(outcomes))
+
+
+def _title(outcomes: Sequence[Outcome]) -> str:
+    best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
+    if smallest is best:
+        return f"Units of {smallest.condition.unit_size} are the fastest"
+    told = "" if smallest.rate.differs(best.rate) else ": no difference"
+    part = smallest.rate.over(best.rate).scaled(100)
+    return f"Units of {smallest.condition.unit_size}: {part} % of the best speed{told}"

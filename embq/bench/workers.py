@@ -1,0 +1,120 @@
+"""The experiment with workers: what more processes on one device bring, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from core.errors import UsageError
+from embq.bench.services import Crew
+from embq.bench.statistics import Measured, days_for, number
+from embq.bench.trials import Account, Condition, Outcome, days_sentence, of_condition
+
+COUNTS = (1, 2, 4, 8)
+
+
+def conditions(devices: Sequence[str], counts: Sequence[int], unit_size: int) -> list[Condition]:
+    """A condition for each count; UsageError where there is more than one device."""
+    if len(devices) > 1:
+        raise UsageError(
+            f"this experiment puts all workers on one device, and there are {len(devices)}: {', '.join(devices)}",
+            next_step=f"give --devices {devices[0]}; `embq bench devices` compares devices",
+        )
+    grain = 2 * unit_size * max(counts)
+    return [
+        Condition(
+            name=f"{count} worker{'s' if count > 1 else ''}",
+            crew=Crew(devices=tuple(devices), per_device=count),
+            unit_size=unit_size,
+            grain=grain,
+        )
+        for count in counts
+    ]
+
+
+def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
+    """What came of it; the first condition is the one that the others are compared with."""
+    first = outcomes[0]
+    rows = tuple(
+        (
+            str(one.condition.crew.size),
+            str(one.rate),
+            str(one.rate.over(first.rate)) if one is not first else "1",
+            f"{one.busy.mean:.0%}",
+            f"{memory.mean:,.0f}" if (memory := one.memory_mb) is not None else "-",
+            number(one.load_s),
+            str(days_for(chunks, one.rate)),
+        )
+        for one in outcomes
+    )
+    return Account(
+        name="workers",
+        header=(
+            "workers",
+            "records/s",
+            "of the first",
+            "device busy",
+            "memory, MB",
+            "loading, s",
+            f"days for {chunks:,}",
+        ),
+        rows=rows,
+        figures={"conditions": [of_condition(one, chunks) for one in outcomes]},
+        findings=findings(outcomes, chunks),
+        draw=partial(_draw, outcomes),
+    )
+
+
+def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
+    """Sentences that the figures bear out."""
+    first, *others = outcomes
+    best = max(outcomes, key=lambda one: one.rate.mean)
+    said = [f"{_more(one, first)}." for one in others]
+    if best is not first and not best.rate.differs(first.rate):
+        best = first
+    if others:
+        said.append(f"The fewest workers that are not told apart from the best: {_enough(outcomes)}.")
+    return (*said, days_sentence(best, chunks))
+
+
+def _more(one: Outcome, first: Outcome) -> str:
+    device = one.condition.crew.devices[0]
+    ratio = one.rate.over(first.rate)
+    told = "" if one.rate.differs(first.rate) else ", which is no difference beyond the deviations"
+    memory = _memory_ratio(one, first)
+    taking = f"; they take {number(memory.mean)} times the memory" if memory is not None else ""
+    return f"{one.condition.name} on {device} give {ratio} times the speed of {first.condition.name}{told}{taking}"
+
+
+def _memory_ratio(one: Outcome, first: Outcome) -> Measured | None:
+    mine, theirs = one.memory_mb, first.memory_mb
+    return mine.over(theirs) if mine is not None and theirs is not None else None
+
+
+def _enough(outcomes: Sequence[Outcome]) -> int:
+    best = max(outcomes, key=lambda one: one.rate.mean)
+    return min(one.condition.crew.size for one in outcomes if not best.rate.differs(one.rate))
+
+
+def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    from embq.bench.plots import draw_workers
+
+    draw_workers(outcomes, path, title=title(outcomes))
+
+
+def title(outcomes: Sequence[Outcome]) -> str:
+    """Of the picture: what more workers bring, or take away."""
+    first, last = outcomes[0], outcomes[-1]
+    device = first.condition.crew.devices[0]
+    if len(outcomes) == 1:
+        return f"{first.condition.name} on {device}: {first.rate} records/s"
+    best = max(outcomes, key=lambda one: one.rate.mean)
+    if not best.rate.differs(first.rate):
+        worst = min(outcomes, key=lambda one: one.rate.mean)
+        said = "no gain beyond the deviations"
+        if worst.rate.differs(first.rate):
+            said = f"no gain, and {worst.condition.name} give {worst.rate.over(first.rate)} times its speed"
+        return f"More than {first.condition.name} on {device}: {said}"
+    shown = best if best is not first else last
+    return f"{shown.condition.name} on {device}: {shown.rate.over(first.rate)} times {first.condition.name}"

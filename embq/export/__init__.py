@@ -1,0 +1,1 @@
+"""`embq export`: committed rows as plain files for other tools."""

@@ -1,0 +1,198 @@
+"""One call of `embq index`, from its options to a published version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from core.errors import Exit, UsageError
+from core.process.limits import cores
+from core.storage.objects import ObjectPath
+from core.storage.paths import Place, place
+from embq.cli.options import settings_with
+from embq.indexing.changes import change, grown
+from embq.indexing.progress import Shown
+from embq.services.startup import service_client
+from indexer.build import Asked, Built, build
+from indexer.building import BuildSpec
+from indexer.collection import Collection, open_collection
+from indexer.growth import fits
+from indexer.plan import Plan, describe_plan
+from indexer.planning import make_plan
+from indexer.queries import QueryPlan, plan_queries
+from indexer.queue_runner import QueueRunner
+from indexer.report import write_report
+from indexer.report_text import summary
+from indexer.runners import Runner, local
+from indexer.sidecar import Sidecar
+from indexer.speeds import measure_speeds
+from indexer.version import Version
+from indexer.wish import Wish, available_memory, parse_bytes, parse_recall
+from indexer.workshop import read_json
+
+FEW_ROWS = 1_000
+"""So few are compared one by one, and nothing is learned of them that would favour queries among them."""
+
+DECIDING = (
+    "recall",
+    "max_index_memory_usage",
+    "current_memory_available",
+    "max_index_query_time_ms",
+    "metric_type",
+    "index_key",
+    "nb_indices_to_keep",
+    "min_nearest_neighbors_to_retrieve",
+    "refine",
+    "queries",
+    "drop_invalid",
+    "seed",
+)
+"""Options by which an interrupted build is found again; who does it decides nothing about what it is."""
+
+
+def index(options: Mapping[str, Any]) -> int:
+    """Build what the options ask for, or change the index that is there; gives the exit status."""
+    if options["delete"] or options["delete_from"] or options["compact"]:
+        return change(options, runner_of(options, wish_of(options)))
+    root = place(options["source"])
+    id_columns = [name.strip() for name in options["id_columns"].split(",") if name.strip()]
+    collection = open_collection(
+        root,
+        output=options["output"],
+        column=options["embedding_column_name"],
+        file_format=options["file_format"],
+        id_columns=id_columns,
+    )
+    wish = wish_of(options)
+    folder = index_folder(options["to"], root, collection)
+
+    def plan() -> Plan:
+        return make_plan(
+            collection.n, collection.dim, wish, unit_length=collection.unit_length, speeds=measure_speeds()
+        )
+
+    if options["dry_run"]:
+        made = plan()
+        click.echo(json.dumps({"schema": 1, **made.describe()}) if options["as_json"] else describe_plan(made))
+        return Exit.DONE
+    queries = plan_queries(collection, files=query_files(options["queries"]), seed=wish.seed)
+    asked = Asked(
+        index=folder,
+        options={name: options[name] for name in DECIDING},
+        make_plan=plan,
+        queries=queries.describe(),
+        hold_out=lambda: _held_out(queries, collection),
+        drop_invalid=options["drop_invalid"],
+        memory_bytes=wish.current_memory_available,
+        rebuild=options["rebuild"],
+    )
+    if not asked.rebuild and fits(folder, asked.options):
+        with runner_of(options, wish) as runner:
+            came = grown(folder, collection, options, runner, wish.current_memory_available)
+        return account(Built(came.version, {}, fresh=came.rows > 0), collection, as_json=options["as_json"])
+    quiet = options["quiet"] or options["as_json"]
+
+    def small(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], at: Path) -> None:
+        write_report(spec, version, stages, at)
+
+    with runner_of(options, wish) as runner:
+        built = build(collection, asked, runner, Shown(quiet=quiet), small)
+    return account(built, collection, as_json=options["as_json"])
+
+
+def wish_of(options: Mapping[str, Any]) -> Wish:
+    """What the options ask for; UsageError where one cannot be understood."""
+    recall, recall_at = parse_recall(options["recall"])
+    available = options["current_memory_available"]
+    within_ms = options["max_index_query_time_ms"]
+    return Wish(
+        max_index_memory_usage=parse_bytes(options["max_index_memory_usage"]),
+        current_memory_available=available_memory() if available is None else parse_bytes(available),
+        **({} if within_ms is None else {"max_index_query_time_ms": within_ms}),
+        metric=options["metric_type"],
+        index_key=options["index_key"],
+        nb_indices_to_keep=options["nb_indices_to_keep"],
+        min_nearest_neighbors_to_retrieve=options["min_nearest_neighbors_to_retrieve"],
+        recall=recall,
+        recall_at=recall_at,
+        refine=options["refine"],
+        workers=options["workers"],
+        seed=options["seed"],
+    )
+
+
+def index_folder(to: str | None, root: Place, collection: Collection) -> Path:
+    """Where the index goes."""
+    where = place(to) if to is not None else root
+    if isinstance(where, ObjectPath):
+        raise UsageError(
+            f"an index is searched through files that are mapped into memory, and {where} is on an object store",
+            next_step="add --to with a folder of this machine, or one that all workers share",
+        )
+    if to is not None:
+        return where.absolute()
+    return (where if where.is_dir() else where.parent).absolute() / "index" / collection.output
+
+
+def query_files(said: Sequence[str]) -> dict[str, str]:
+    """Name -> path of each further query set."""
+    found = {}
+    for one in said:
+        name, equals, path = one.partition("=")
+        if not equals or not name or not path:
+            raise UsageError(f"--queries {one!r} is not NAME=FILE", next_step="for example --queries text=prompts.npy")
+        found[name] = path
+    return found
+
+
+@contextmanager
+def runner_of(options: Mapping[str, Any], wish: Wish) -> Iterator[Runner]:
+    """Who does the work: processes here, or the workers of the broker that --broker names.
+
+    Not of EMBQ_BROKER_URL alone: it stands in every environment from which runs are enqueued, by users of the broker
+    that may not do this, and in folders that its workers do not see.
+    """
+    if not options["broker"]:
+        yield local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
+        return
+    settings = settings_with(options["broker"])
+    client = service_client(
+        settings, "index", give_up=lambda: False, instead="; or build it on this machine alone, without --broker"
+    )
+    runner = QueueRunner(
+        client,
+        url=settings.broker_url,
+        memory_bytes=wish.current_memory_available,
+        lease_s=settings.lease_s,
+        say=lambda text: click.echo(text, err=True),
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def account(built: Built, collection: Collection, *, as_json: bool) -> int:
+    """Say what came of it; gives the exit status."""
+    infos = read_json(built.version.path / "infos.json")
+    if as_json:
+        told = {"schema": 1, "index": str(built.version.index), "version": built.version.name, "fresh": built.fresh}
+        click.echo(json.dumps({**told, "infos": infos}))
+    else:
+        if not built.fresh:
+            click.echo("the index is there already, and just as asked for; --rebuild builds it anew", err=True)
+        if not collection.complete:
+            click.echo("note: the run is not complete; what is committed now was indexed", err=True)
+        click.echo(summary(infos, report=built.version.path))
+    return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED
+
+
+def _held_out(queries: QueryPlan, collection: Collection) -> list[int]:
+    if collection.n < FEW_ROWS:
+        return []
+    return [int(id_) for id_ in queries.held_out(collection.n)]

@@ -1,0 +1,132 @@
+"""What every request passes: is it meant for this server, is there room for it, and how long did it take.
+
+A browser lets any page send requests to any address, loopback included; only the answer is kept from the page. And a
+page's own name may come to mean a loopback address (DNS rebinding), so that it can read answers too. So a server on
+loopback answers only to names of loopback, and requests that a page of another origin sends are refused unless that
+origin is allowed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from embq.serving.http_errors import Refusal, told
+from embq.serving.metrics import Metrics
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MOST_IN_FLIGHT = 256
+"""More requests than this wait for nothing good: each holds its body, and the last one waits for all before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorRules:
+    """Who may come in.
+
+    Attributes:
+        hosts: names by which the server may be called; empty for any.
+        origins: of pages that may ask, such as https://example.org; "*" for any.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Door:
+    """Refuses what may not come in, counts and times the rest. An ASGI middleware.
+
+    Args:
+        routes: the paths that are served; labels of metrics.
+    """
+
+    def __init__(self, app: ASGIApp, *, rules: DoorRules, metrics: Metrics, routes: frozenset[str]) -> None:
+        self._app, self._rules, self._metrics, self._routes = app, rules, metrics, routes
+        self._in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+        route = scope["path"] if scope["path"] in self._routes else "other"
+
+        async def counting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._in_flight += 1
+        self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                headers = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else None
+                await JSONResponse(told(refusal), refusal.status, headers)(scope, receive, counting)
+            else:
+                await self._app(scope, receive, counting)
+        finally:
+            self._in_flight -= 1
+            self._metrics.gauge("embq_http_in_flight").set(self._in_flight)
+            self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
+            self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if self._rules.hosts and _name(host) not in self._rules.hosts and not is_loopback(_name(host)):
+            return Refusal(
+                f"this server is not called {_name(host)[:100]!r}",
+                code="wrong_host",
+                next_step="call it localhost, or start it with --allow-host and that name",
+                status=421,
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin, host):
+            return Refusal(
+                f"pages of {origin[:100]!r} may not ask this server",
+                code="foreign_origin",
+                next_step="start it with --allow-origin and that origin",
+                status=403,
+            )
+        # Whoever watches over the server is told of it, and does not take it for dead.
+        if self._in_flight > MOST_IN_FLIGHT and scope["method"] == "POST":
+            return Refusal(
+                f"{MOST_IN_FLIGHT} requests are being answered already",
+                code="overloaded",
+                next_step="ask again in a while, or from fewer clients",
+                status=503,
+                retry_after_s=1,
+            )
+        return None
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        """Whether pages of an origin may: those of this server itself, and those that were allowed."""
+        return "*" in self._rules.origins or origin in self._rules.origins or origin == f"http://{host}"
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return host

@@ -1,1 +1,0 @@
-"""The checks behind `embq verify` and `embq doctor`, one file per thing that is checked."""
