@@ -15,7 +15,7 @@ from core.settings import Settings, change_environment
 from core.units import Sample
 from embq.bench import image_stages as stages
 from embq.bench.image_stages import Look, Rate, Tried, together
-from embq.status.bottleneck import Limit, limit_now
+from embq.status.bottleneck import Bottleneck, bottleneck_now
 from embq.status.display import stages_line
 from producer.model_args import asked_models, config_of
 from producer.plan import plan
@@ -79,7 +79,7 @@ class Found:
     all: Rate
     device: Rate
     together: Rate
-    limit: Limit
+    limit: Bottleneck
 
     @property
     def cores_needed(self) -> int:
@@ -188,7 +188,7 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
         all=all_,
         device=device,
         together=both,
-        limit=limit_now([{"held": 1, "rows_per_s": both.per_s, **said}]),
+        limit=bottleneck_now([{"held": 1, "rows_per_s": both.per_s, **said}]),
     )
     if found.limit.cores_needed is None:
         return found

@@ -20,8 +20,8 @@ from core.queue.ledger import Ledger
 from core.queue.registry import live_workers
 from core.run.run_info import RunInfo
 from embq.bench.texts import Records
-from embq.local.service_process import Child
-from embq.status.run_monitor import Watch
+from embq.local.service_process import ServiceProcess
+from embq.status.run_monitor import RunMonitor
 from producer.announce import announce
 from producer.enqueue import Request, prepare
 from sources.options import ReadOptions
@@ -170,7 +170,7 @@ class Services:
         self._keeper = keeper
         self._look = look
         self._stack = ExitStack()
-        self._children: list[Child] = []
+        self._children: list[ServiceProcess] = []
         self._traces = Traces(folder / "trace")
         self._there: tuple[object, ...] = ()
         self._runs = 0
@@ -211,8 +211,8 @@ class Services:
         self._start_child("producer", url)
         self._there = self._identities()
 
-    def _start_child(self, verb: str, url: str, *arguments: str) -> Child:
-        child = Child(
+    def _start_child(self, verb: str, url: str, *arguments: str) -> ServiceProcess:
+        child = ServiceProcess(
             verb,
             arguments,
             again=arguments,
@@ -236,7 +236,7 @@ class Services:
             self._wait()
         since = time.time()
         _, root = self._announce(records, unit_size=unit_size)
-        watch = Watch(root, None)
+        watch = RunMonitor(root, None)
         while not watch.log_state().closed:
             self._wait()
         done = watch.look()

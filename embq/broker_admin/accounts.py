@@ -71,13 +71,13 @@ def _text(name: str | bytes) -> str:
 
 
 USERS = "users.acl"
-NOBODY = "user default off resetpass ~* &* +@all"
+DEFAULT_USER = "user default off resetpass ~* &* +@all"
 """Who gives no name is not let in. It needs its rights all the same: as this user Redis 7.0 reads its append-only file
 when it starts, and without them leaves out every transaction there, and so all that scripts have written."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Made:
+class Changes:
     """What was written or removed.
 
     Attributes:
@@ -89,7 +89,7 @@ class Made:
     users_changed: bool = False
 
 
-def make(folder: Path, further: Sequence[str] = ()) -> Made:
+def make(folder: Path, further: Sequence[str] = ()) -> Changes:
     """Give every role, and these further users, a password and a line in `folder`/broker/users.acl.
 
     Passwords that are there stay. Where a role's password was removed, or one of `further`, it gets another one in
@@ -108,7 +108,7 @@ def make(folder: Path, further: Sequence[str] = ()) -> Made:
             )
     path = folder / "broker" / USERS
     _own_folder(folder / "broker")
-    lines, made = _read(path), Made()
+    lines, made = _read(path), Changes()
     known = [user for user in lines if role_of(user)]
     for user in dict.fromkeys([*ROLES, *known, *further]):
         digests = [word[1:] for word in lines.get(user, "").split() if word.startswith("#")]
@@ -121,7 +121,7 @@ def make(folder: Path, further: Sequence[str] = ()) -> Made:
     return made
 
 
-def remove(folder: Path, users: Sequence[str]) -> Made:
+def remove(folder: Path, users: Sequence[str]) -> Changes:
     """Take users out of users.acl, with their passwords; UsageError for a role, and for one that is not there."""
     path = folder / "broker" / USERS
     lines = _read(path)
@@ -136,7 +136,7 @@ def remove(folder: Path, users: Sequence[str]) -> Made:
             raise UsageError(
                 f"{path} has no user {user}", next_step=f"it has {', '.join(there) or 'no others than the roles'}"
             )
-    made = Made()
+    made = Changes()
     for user in users:
         del lines[user]
     _write(path, lines, made)
@@ -167,7 +167,7 @@ def hand_out_authority(folder: Path) -> list[Path]:
     return written
 
 
-def _password_digest(folder: Path, *, wanted: bool, made: Made) -> str:
+def _password_digest(folder: Path, *, wanted: bool, made: Changes) -> str:
     """SHA-256 of the password in a user's folder, which is made where it is wanted; "" where there is none."""
     path = folder / "password"
     if not path.exists():
@@ -206,8 +206,8 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path} cannot be read: {error}", next_step="run it as the user whom it belongs to, or as root")
 
 
-def _write(path: Path, lines: dict[str, str], made: Made) -> None:
-    text = "".join(f"{line}\n" for line in [NOBODY, *lines.values()])
+def _write(path: Path, lines: dict[str, str], made: Changes) -> None:
+    text = "".join(f"{line}\n" for line in [DEFAULT_USER, *lines.values()])
     there = path.read_text(encoding="utf-8") if path.exists() else ""
     if text == there:
         return

@@ -17,12 +17,12 @@ from core.process.limits import exhausted
 from core.redaction import masked, printable
 from core.service.log import Events, is_json
 from core.settings import child_environment
-from embq.cli.lazy_group import Lazy
+from embq.cli.lazy_group import LazyGroup
 
 _OPTION = "--broker"
 
 
-def keep_off_the_process_list(arguments: Sequence[str]) -> None:
+def hide_broker_password(arguments: Sequence[str]) -> None:
     """Start this command anew where --broker names a password, so that `ps` does not show it any longer.
 
     The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
@@ -99,7 +99,7 @@ OPTIONAL = {
 
 
 @click.group(
-    cls=Lazy,
+    cls=LazyGroup,
     later={verb: (ELSEWHERE.get(verb, f"embq.verbs.{verb}"), line) for verb, line in VERBS.items()},
     foreign=FOREIGN_VERBS,
     heading="Verbs",
@@ -113,7 +113,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Entry point of the command `embq`."""
-    keep_off_the_process_list(sys.argv[1:])
+    hide_broker_password(sys.argv[1:])
     if TABLES.intersection(sys.argv[1:2]) and not set(HELP).intersection(sys.argv):
         from core.process.libraries import leave_out_pandas
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """Knows its commands by name, module and line of help, and imports a module when its command is called.
 
     `later` gives for each name the module, whose `command` is the command, and the line of help; `foreign` what other

@@ -18,7 +18,7 @@ from embq.cli.precision import AUTO
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def stacked(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Several options as one decorator; help lists them in this order."""
 
     def decorate(function: F) -> F:
@@ -129,7 +129,7 @@ def priority_option(function: F) -> F:
     )(function)
 
 
-worker_options = stacked(
+worker_options = option_group(
     devices_option,
     click.option(
         "--workers-per-device",

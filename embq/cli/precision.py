@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-def settled(
+def resolve_precision(
     request: Request, *, there: Callable[[Place], str], devices: Callable[[], Sequence[Device]]
 ) -> tuple[Request, str]:
     """The request with a precision in place of "auto", and the sentence that says why where one was chosen.
@@ -35,7 +35,7 @@ def settled(
     return replace(request, precision=choice.precision), choice.reason
 
 
-def of_output(output: Place) -> str:
+def precision_of_output(output: Place) -> str:
     """The precision of the run that stands in a folder; "" where none does."""
     from core.run.layout import Layout
     from core.run.run_info import load_run
@@ -45,7 +45,7 @@ def of_output(output: Place) -> str:
     return load_run(layout.root).model.precision if layout.run_json.exists() else ""
 
 
-def of_sent(client: redis.Redis, output: Place) -> str:
+def precision_of_upload(client: redis.Redis, output: Place) -> str:
     """The precision of the run in a folder of the writer's machine, as far as the broker knows one there.
 
     A run that is on its way to that folder counts as well: sent again in another precision it would be another run.

@@ -47,7 +47,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """Headings of the help, in order -> parameters below them."""
 
 
-class PlanningCommand(click.Command):
+class RunCommand(click.Command):
     """A verb that makes a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

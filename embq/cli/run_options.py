@@ -10,7 +10,7 @@ import click
 import embq
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
-from embq.cli.options import decode_option, precision_option, stacked
+from embq.cli.options import decode_option, option_group, precision_option
 
 if TYPE_CHECKING:
     from core.rows.spec import RowSpec
@@ -28,7 +28,7 @@ INPUT_FORMATS = {
 }
 """--input-format, with clip-retrieval's words where it has one -> kind of input."""
 
-run_options = stacked(
+run_options = option_group(
     click.option(
         "--output",
         "-o",

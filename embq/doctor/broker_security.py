@@ -25,7 +25,7 @@ from embq.doctor.check import Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
+class Vulnerability:
     """One that matters to brokers.
 
     Attributes:
@@ -49,27 +49,27 @@ class Hole:
         return patch < self.closed[line] if line in self.closed else line < max(self.closed)
 
 
-HOLES = (
-    Hole(
+VULNERABILITIES = (
+    Vulnerability(
         name="CVE-2025-49844",
         what="a user who may run scripts takes the machine over",
         server="Redis",
         closed={(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     ),
-    Hole(
+    Vulnerability(
         name="CVE-2026-81934",
         what="anybody who reaches the TLS port does, before a password is asked for",
         server="Redis",
         closed={(8, 2): 9, (8, 4): 6, (8, 6): 6, (8, 8): 2, (8, 10): 1},
         tls=True,
     ),
-    Hole(
+    Vulnerability(
         name="CVE-2026-23479",
         what="a user who may wait for queues takes the machine over",
         server="Valkey",
         closed={(7, 2): 13, (8, 0): 9, (8, 1): 7, (9, 0): 4},
     ),
-    Hole(
+    Vulnerability(
         name="CVE-2026-56684",
         what="a user who may close connections takes the machine over",
         server="Valkey",
@@ -80,14 +80,16 @@ HOLES = (
 """From the release notes of both: https://github.com/redis/redis/releases and https://github.com/valkey-io/valkey/releases."""
 
 
-def holes(server: ServerInfo, *, tls: bool) -> list[Hole]:
+def vulnerabilities_of(server: ServerInfo, *, tls: bool) -> list[Vulnerability]:
     """The holes that a server has by its version."""
     return [
-        hole for hole in HOLES if hole.server == server.name and (tls or not hole.tls) and hole.is_in(server.version)
+        hole
+        for hole in VULNERABILITIES
+        if hole.server == server.name and (tls or not hole.tls) and hole.is_in(server.version)
     ]
 
 
-def closing_release(found: list[Hole], version: tuple[int, ...]) -> str:
+def closing_release(found: list[Vulnerability], version: tuple[int, ...]) -> str:
     """The oldest release that closes all of them: of the same line where there is one, else of the next."""
     lines = set.intersection(*(set(hole.closed) for hole in found))
     line = min((line for line in lines if line >= version[:2]), default=max(lines))
@@ -195,7 +197,7 @@ def _answers_anybody(url: str) -> bool:
 
 
 def _holes(server: ServerInfo, address: BrokerAddress) -> Iterator[Check]:
-    if is_here(address.host) or not (found := holes(server, tls=address.scheme == "rediss")):
+    if is_here(address.host) or not (found := vulnerabilities_of(server, tls=address.scheme == "rediss")):
         return
     told = "; ".join(f"{hole.name}: {hole.what}" for hole in found)
     release = closing_release(found, server.version)

@@ -35,7 +35,7 @@ def guarded(name: str, look: Callable[[], list[Check]]) -> Iterator[Check]:
         yield Check(name, "fail", f"{error}", "check permissions and free space")
 
 
-def tell(checks: Iterable[Check], *, as_json: bool) -> Exit:
+def print_checks(checks: Iterable[Check], *, as_json: bool) -> Exit:
     """Print each check as soon as it is known, its fix below it; as JSON one object, at the end.
 
     Gives the exit status: `Exit.UNAVAILABLE` where a check fails; warnings do not count.

@@ -38,7 +38,7 @@ FILES_LOW = 1024
 """Descriptors of a process with many shards, connections and log files open."""
 
 
-def examine(settings: Settings, *, output: str = "", model_specs: Sequence[str] = ()) -> Iterator[Check]:
+def check_machine(settings: Settings, *, output: str = "", model_specs: Sequence[str] = ()) -> Iterator[Check]:
     """All checks, in the order in which a run would meet them.
 
     Args:

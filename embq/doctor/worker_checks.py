@@ -30,7 +30,7 @@ SCRATCH_LOW_BYTES = 1024**3
 """Compilers and libraries leave some hundred megabytes there."""
 
 
-def examine_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Check]:
+def check_worker(settings: Settings, wanted: str, *, load: bool) -> Iterator[Check]:
     """All checks, in the order in which a worker would meet them.
 
     Args:

@@ -20,7 +20,7 @@ from core.run.run_info import RunInfo, load_run
 from core.settings import Settings
 from core.storage.paths import Place
 from embq.cli.authorization import require
-from embq.gc.orphans import Found, find, remove
+from embq.gc.orphans import Orphans, find_orphans, remove_orphans
 
 
 def live_tokens(client: redis.Redis, run: str) -> set[str]:
@@ -32,14 +32,14 @@ def live_tokens(client: redis.Redis, run: str) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class RemovedKeys:
     """What a run had in the broker: keys of its ledger and its entry in the list of runs; and hints."""
 
     keys: int
     hints: int
 
 
-def forget(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Forgotten:
+def remove_run_keys(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> RemovedKeys:
     """Remove what a finished run left in the broker; workers and other runs stay as they are.
 
     The run is taken off the list first, so that no service takes it up again while its keys go.
@@ -63,7 +63,7 @@ def forget(client: redis.Redis, info: RunInfo, *, dry_run: bool) -> Forgotten:
             pipe.execute()
         if not client.llen(queue.key) and all(record.model != info.model for record in registered(client).values()):
             queue.delete(delete_jobs=False)  # or `rq info` would list it for ever
-    return Forgotten(there, len(hints))
+    return RemovedKeys(there, len(hints))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class Collected:
     """
 
     run: str
-    found: Found
-    broker: Forgotten | None
+    found: Orphans
+    broker: RemovedKeys | None
     notes: tuple[str, ...]
 
 
@@ -103,9 +103,9 @@ def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float
             # The leases of `embq run` end with its server; of others nothing is known.
             return set() if alone and layout.broker.exists() else None
 
-        found = find(layout, info, state, live=live, older_than_s=older_than_s)
+        found = find_orphans(layout, info, state, live=live, older_than_s=older_than_s)
         if not dry_run:
-            remove(layout, found)
+            remove_orphans(layout, found)
         if found.uploads:
             notes.append(f"{len(found.uploads):,} uploads that were begun and never completed are among what goes")
         if found.in_use and live() is None:
@@ -115,7 +115,7 @@ def collect(root: Place, settings: Settings, *, asked: bool, older_than_s: float
             if client.exists(run_key(info.run, "writer")):
                 notes.append("a writer holds the run, so the broker keeps it: stop that writer, and repeat this")
             else:
-                forgotten = forget(client, info, dry_run=dry_run)
+                forgotten = remove_run_keys(client, info, dry_run=dry_run)
     return Collected(run=info.run, found=found, broker=forgotten, notes=tuple(notes))
 
 

@@ -26,7 +26,7 @@ PLANNING_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Litter:
+class Orphan:
     """A file that no record names.
 
     Attributes:
@@ -41,7 +41,7 @@ class Litter:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Orphans:
     """What no record names.
 
     Attributes:
@@ -51,7 +51,7 @@ class Found:
         uploads: what was begun to be sent to an object store and never completed, and may go.
     """
 
-    litter: tuple[Litter, ...]
+    litter: tuple[Orphan, ...]
     young: int
     in_use: int
     uploads: tuple[Unfinished, ...] = ()
@@ -62,9 +62,9 @@ class Found:
         return sum(item.bytes for item in self.litter)
 
 
-def find(
+def find_orphans(
     layout: Layout, info: RunInfo, state: LogState, *, live: Callable[[], set[str] | None], older_than_s: float
-) -> Found:
+) -> Orphans:
     """The litter of an output folder.
 
     Args:
@@ -82,7 +82,7 @@ def find(
     planning = _is_planned(layout)
     named = {layout.root / file.path for commit in CommitLog(layout).read() for file in commit.files}
     users = _Users(layout, state, planning, live())
-    litter: list[Litter] = []
+    litter: list[Orphan] = []
     young = in_use = 0
     for folder, files in listed.items():
         now = _storage_time(folder) if files else 0.0
@@ -97,7 +97,7 @@ def find(
             elif age_s < older_than_s:
                 young += 1
             else:
-                litter.append(Litter(layout.relative(path), status.st_size, age_s))
+                litter.append(Orphan(layout.relative(path), status.st_size, age_s))
     for upload in uploads:
         if users.may_name(upload.path):
             in_use += 1
@@ -105,7 +105,7 @@ def find(
             young += 1
         else:
             abandoned.append(upload)
-    return Found(tuple(litter), young, in_use, tuple(abandoned))
+    return Orphans(tuple(litter), young, in_use, tuple(abandoned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _is_planned(layout: Layout) -> bool:
     return False
 
 
-def remove(layout: Layout, found: Found) -> None:
+def remove_orphans(layout: Layout, found: Orphans) -> None:
     """Delete files and unfinished uploads; one that is gone already is no error."""
     for upload in found.uploads:
         upload.abort()

@@ -29,7 +29,7 @@ TAIL_BYTES = 1 << 20
 FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
 
 
-class Child:
+class ServiceProcess:
     """One service as a child process.
 
     Args:

@@ -26,15 +26,15 @@ from core.settings import Settings
 from core.storage.paths import Place
 from embq.cli.authorization import require
 from embq.cli.options import settings_with
-from embq.local.service_process import Child
+from embq.local.service_process import ServiceProcess
 from embq.status.display import Display, stages_line
-from embq.status.run_monitor import Watch
-from embq.status.run_progress import Progress
+from embq.status.run_monitor import RunMonitor
+from embq.status.run_progress import RunProgress
 from producer.announce import announce
 from sources.access.allowed_hosts import hosts_named
 
 
-def work(
+def run_locally(
     info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool, inputs: Sequence[str] = ()
 ) -> Outcome:
     """Bring a planned run to its end on this machine; at once where nothing is left to do.
@@ -42,7 +42,7 @@ def work(
     Args:
         inputs: as the user names them: their hosts may be private ones.
     """
-    before = Watch(root, None).look()  # the run that stands in the folder, with all that was added
+    before = RunMonitor(root, None).look()  # the run that stands in the folder, with all that was added
     if before.state == "done":
         if not quiet:
             click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)
@@ -88,13 +88,13 @@ def own_devices(wanted: str) -> list[Device]:
     return list(described(find_devices(wanted, visible), visible).values())
 
 
-def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:
+def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
     """Print what went in and what came out; gives the exit status."""
     progress = outcome.progress
     if as_json:
         click.echo(json.dumps(progress.to_json()))
     else:
-        for line in account_lines(progress, root):
+        for line in summary_lines(progress, root):
             click.echo(line)
     if progress.state != "done":
         if outcome.interrupted:
@@ -103,7 +103,7 @@ def account(outcome: Outcome, root: Place, *, as_json: bool) -> int:
     return Exit.SOME_FAILED if progress.failures else Exit.DONE
 
 
-def account_lines(progress: Progress, root: Place) -> list[str]:
+def summary_lines(progress: RunProgress, root: Place) -> list[str]:
     """The account of a run: in = rows + failures, where it is, how long it took."""
     from core.formats.files import row_folders
 
@@ -147,7 +147,7 @@ HURRY_S = 1.5 * REPEAT_S
 class Outcome:
     """How a session ended: the last look at the run, and whether a user stopped it."""
 
-    progress: Progress
+    progress: RunProgress
     interrupted: bool
 
 
@@ -184,7 +184,7 @@ class Session:
         self.stops = stops
         self.display = display
         self.server: EmbeddedServer | None = None
-        self._last: Progress | None = None
+        self._last: RunProgress | None = None
 
     def run(self) -> Outcome:
         """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
@@ -201,14 +201,14 @@ class Session:
             Ledger(client, self.info.run).ask(self.wishes)
             self.layout.logs.mkdir(exist_ok=True)
             children = self._children(url)
-            watch = Watch(self.layout.root, client)
+            watch = RunMonitor(self.layout.root, client)
             try:
                 for child in children:
                     child.start()
                 interrupted = self._until_closed(children, watch)
             finally:
                 self._stop(children)
-            return Outcome(Watch(self.layout.root, None).look().ended_after(self._last), interrupted)
+            return Outcome(RunMonitor(self.layout.root, None).look().ended_after(self._last), interrupted)
 
     def _start_server(self, stack: ExitStack) -> str:
         server = EmbeddedServer(self.layout.broker)
@@ -218,14 +218,14 @@ class Session:
         self.server = server
         return server.url
 
-    def _children(self, url: str) -> list[Child]:
+    def _children(self, url: str) -> list[ServiceProcess]:
         only = ["--run", self.info.run]
         # Nobody else has a server that we hold: leases and locks of before are void, the queue is built anew.
         first, again = (["--rebuild", "--takeover"], ["--takeover"]) if self.server is not None else ([], [])
         logs = self.layout.logs
 
-        def child(verb: str, arguments: list[str], later: list[str]) -> Child:
-            return Child(
+        def child(verb: str, arguments: list[str], later: list[str]) -> ServiceProcess:
+            return ServiceProcess(
                 verb,
                 [*only, *arguments],
                 again=[*only, *later],
@@ -240,7 +240,7 @@ class Session:
             child("worker", self.worker_arguments, self.worker_arguments),
         ]
 
-    def _until_closed(self, children: list[Child], watch: Watch) -> bool:
+    def _until_closed(self, children: list[ServiceProcess], watch: RunMonitor) -> bool:
         """True where the user stopped it."""
         while True:
             if self.stops():
@@ -264,7 +264,7 @@ class Session:
                     return False
             time.sleep(LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S)
 
-    def _stop(self, children: list[Child]) -> None:
+    def _stop(self, children: list[ServiceProcess]) -> None:
         """Workers first, so that the writer commits all that they still publish; then producer and writer."""
         writer, producer, worker = children
         asked = self.stops()

@@ -17,10 +17,10 @@ from core.queue.service_registry import ROLES, STATES, Service
 from core.run.control import Control, wishes_in
 from core.service.health import quick
 from core.service.metrics import Readings
-from embq.status.broker_snapshot import Seen
+from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.eta import done_of, holders_wanted, share_of
 from embq.status.run_monitor import progress_of
-from embq.status.run_progress import Progress
+from embq.status.run_progress import RunProgress
 
 ANSWER_S = 2.0
 """A scrape waits for one answer, and no longer: less than Prometheus waits for a scrape."""
@@ -73,7 +73,7 @@ class _Run:
         return self.state != "waiting" and (self.state not in ENDED or now_ms - moved_ms < SHOWN_S * 1000)
 
 
-class BrokerMeter:
+class BrokerMetrics:
     """Reads a broker; see `core.service.metrics.PRODUCER`.
 
     Args:
@@ -159,7 +159,7 @@ class BrokerMeter:
         for at, run in enumerate(runs):
             published, leased, busy, results, holders = rest[5 * at : 5 * at + 5]
             shares = share_of(workers, run.record.run)
-            seen = Seen(
+            seen = BrokerSnapshot(
                 meta=run.meta,
                 asked=run.asked,
                 received=published,
@@ -213,7 +213,7 @@ def put_services(readings: Readings, services: Sequence[Service], workers: Itera
         readings.put("embq_devices", states.count(state), state)
 
 
-def put_run(readings: Readings, run: _Run, look: Progress, now_ms: int) -> None:
+def put_run(readings: Readings, run: _Run, look: RunProgress, now_ms: int) -> None:
     """What the broker's counters say of one run."""
     name = look.run
     title = PurePosixPath(look.output.rstrip("/")).name

@@ -24,7 +24,7 @@ PATIENCE_S = 5.0
 """Whoever asks while another's answer is read waits so long for it."""
 
 
-class Monitored:
+class ServiceMonitor:
     """One service, and what is told of it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Monitored:
 
 
 @contextmanager
-def monitored(settings: Settings, role: Role, *, stands_s: float = STANDS_S) -> Iterator[Monitored]:
+def monitored(settings: Settings, role: Role, *, stands_s: float = STANDS_S) -> Iterator[ServiceMonitor]:
     """A service that answers `/metrics` and `/healthz` where its settings name an address.
 
     Raises TryLaterError where the port is taken, and ConfigError where the address cannot be used.
@@ -98,7 +98,7 @@ def monitored(settings: Settings, role: Role, *, stands_s: float = STANDS_S) -> 
         stands_s: its loop stands still when it has not moved for so long.
     """
     health = Health(stands_s=stands_s)
-    service = Monitored(role, health, told=settings.metrics is not None)
+    service = ServiceMonitor(role, health, told=settings.metrics is not None)
     if settings.metrics is None:
         yield service
         return

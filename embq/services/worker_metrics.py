@@ -28,7 +28,7 @@ FIGURES: tuple[tuple[str, Callable[[Any, Any], float]], ...] = (
 """Metric -> how NVML is asked for it."""
 
 
-class GpuMeter:
+class GpuMetrics:
     """Reads every GPU that the driver shows, whichever of them the workers use; see `core.service.metrics.WORKER`.
 
     `pynvml` comes with `nvidia-ml-py`. It makes no CUDA context, so it costs no memory of a GPU.
@@ -64,7 +64,7 @@ Series = tuple[str, ...]
 """Name of a counter, then its labels."""
 
 
-class Odometer:
+class CounterTotals:
     """Adds up counters of processes that come and go, and that begin at 0 again with each model."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Odometer:
             readings.put(name, total, *labels)
 
 
-class WorkerMeter:
+class WorkerMetrics:
     """Reads a supervisor and what its processes report to the broker; see `core.service.metrics.WORKER`.
 
     Args:
@@ -97,7 +97,7 @@ class WorkerMeter:
     def __init__(self, supervisor: Supervisor, client: redis.Redis) -> None:
         self._supervisor = supervisor
         self._client = quick(client, answer_s=ANSWER_S)
-        self._odometer = Odometer()
+        self._odometer = CounterTotals()
 
     def __call__(self, readings: Readings) -> None:
         """Read all; raises redis.exceptions.RedisError where the broker is away, after what it is not needed for."""

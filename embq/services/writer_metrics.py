@@ -10,7 +10,7 @@ from core.service.metrics import Readings
 from writer.daemon import Writer
 
 
-class WriterMeter:
+class WriterMetrics:
     """Reads a writer that is at work; see `core.service.metrics.WRITER`."""
 
     def __init__(self, writer: Writer) -> None:

@@ -26,7 +26,7 @@ MEANING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Bottleneck:
     """What limits a run, or one span of it.
 
     Attributes:
@@ -86,26 +86,26 @@ class Limit:
         }
 
 
-def limit_now(workers: Sequence[Mapping[str, Any]]) -> Limit:
+def bottleneck_now(workers: Sequence[Mapping[str, Any]]) -> Bottleneck:
     """What limits the workers of a run now; "work" where they hold nothing."""
     if workers and not any(worker.get("held") for worker in workers):
-        return Limit(name="work")
+        return Bottleneck(name="work")
     return _limit(workers, lambda worker: (str(worker.get("limit", "")), worker["attribution"]["late"]))
 
 
-def limit_so_far(workers: Sequence[Mapping[str, Any]]) -> Limit:
+def bottleneck_so_far(workers: Sequence[Mapping[str, Any]]) -> Bottleneck:
     """What limited them since they have work."""
     return _limit(workers, lambda w: (w["attribution"]["whole"].get("limit", ""), w["attribution"]["whole"]))
 
 
 def _limit(
     workers: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
-) -> Limit:
+) -> Bottleneck:
     """The word of the workers that do most of the rows, and means over all, each by its rows."""
     said = [(*of(w), w["attribution"], _weight(w)) for w in workers if w.get("attribution")]
     said = [one for one in said if one[0]]
     if not said:
-        return Limit()
+        return Bottleneck()
     for_each: dict[str, float] = {}
     for name, *_, weight in said:
         for_each[name] = for_each.get(name, 0.0) + weight
@@ -122,7 +122,7 @@ def _limit(
                 mean[state] = round(mean.get(state, 0.0) + share * weight / total, 3)
     held_up = [(told, all_told) for one, told, all_told, _ in said if one == name]
     cores = [int(told["cores_needed"]) for told, _ in held_up if told.get("cores_needed")]
-    return Limit(
+    return Bottleneck(
         name=name,
         causes=causes,
         stages=stages,

@@ -12,7 +12,7 @@ from embq.status.eta import done_in_flight, share_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class BrokerSnapshot:
     """One look into the broker; the default is that there is none.
 
     Attributes:
@@ -63,14 +63,14 @@ class Seen:
         }
 
 
-def see(ledger: Ledger) -> Seen:
+def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
     """Look into the broker. Raises redis.exceptions.RedisError where it is away."""
     # In this order: a unit that is published meanwhile is no longer begun, and `meta` counts its tokens as waiting.
     workers = live_workers(ledger.client)
     begun = done_in_flight(ledger, share_of(workers, ledger.run))
     seconds, micros = ledger.client.time()
     received, in_flight = (int(ledger.client.hlen(ledger.keys[RUN_PARTS.index(part)])) for part in ("pub", "owner"))
-    return Seen(
+    return BrokerSnapshot(
         meta=ledger.meta(),
         asked=ledger.asked(),
         received=received,

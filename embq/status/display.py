@@ -14,8 +14,8 @@ from rich.text import Text
 
 from core.redaction import printable
 from core.service.progress_line import ProgressLine, duration
-from embq.status.bottleneck import MEANING, Limit
-from embq.status.run_progress import Progress
+from embq.status.bottleneck import MEANING, Bottleneck
+from embq.status.run_progress import RunProgress
 
 STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
 """Stage of a worker -> what a person calls it."""
@@ -33,7 +33,7 @@ def cell(value: object) -> Text:
     return Text(printable(str(value)))
 
 
-def plain_line(progress: Progress) -> str:
+def plain_line(progress: RunProgress) -> str:
     """One line for logs."""
     eta = duration(progress.eta_s).replace(" ", "") if progress.eta_s is not None else "-"
     if progress.eta_s is None and progress.eta_basis:
@@ -49,7 +49,7 @@ def plain_line(progress: Progress) -> str:
     )
 
 
-def panel(progress: Progress) -> Group:
+def panel(progress: RunProgress) -> Group:
     """The run as something to look at."""
     fraction = (progress.done + progress.quarantined) / progress.units_total if progress.units_total else 0.0
     if progress.tokens_total:
@@ -93,19 +93,19 @@ def panel(progress: Progress) -> Group:
     return Group(head, bar, facts, *([_workers(progress.workers)] if progress.workers else []))
 
 
-def _speed(progress: Progress) -> float:
+def _speed(progress: RunProgress) -> float:
     """Rows per second: what workers embed now; of a run that is over, what was committed."""
     return progress.rows_per_s if progress.state == "done" else progress.embedding_per_s
 
 
-def limit_line(progress: Progress) -> str:
+def limit_line(progress: RunProgress) -> str:
     """What limits a run now, as a sentence."""
     if progress.limit == "turn":
         return f"{MEANING['turn']} {' and '.join(progress.waits_for)}"
     return progress.limits.now.sentence()
 
 
-def stages_line(limit: Limit) -> str:
+def stages_line(limit: Bottleneck) -> str:
     """For each stage how much of its time it works, waits for input, and waits for the stage behind it."""
     return "; ".join(
         f"{name} {states.get('busy', 0.0):.0%} busy{_part(states.get('starved', 0.0), 'waits')}"
@@ -119,7 +119,7 @@ def _part(share: float, word: str) -> str:
     return f", {share:.0%} {word}" if share >= 0.005 else ""
 
 
-def _left(progress: Progress) -> str:
+def _left(progress: RunProgress) -> str:
     if progress.state == "done":
         return "done"
     if progress.eta_s is None:
@@ -172,7 +172,7 @@ class Display:
             self._live.start()
         return self
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Show the latest look at the run."""
         if self._live is not None:
             self._live.update(panel(progress))

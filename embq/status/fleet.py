@@ -27,7 +27,7 @@ OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FleetStatus:
     """One look at the machines.
 
     Attributes:
@@ -128,7 +128,7 @@ class Fleet:
         }
 
 
-def look(client: redis.Redis) -> Fleet:
+def fleet_status(client: redis.Redis) -> FleetStatus:
     """The machines now. Raises redis.exceptions.RedisError where the broker is away."""
     heard = services(client)
     records = registered(client)
@@ -137,7 +137,7 @@ def look(client: redis.Redis) -> Fleet:
     for model in models.values() if heard else ():
         for rate in measured_rates(client, model):
             measured.setdefault(rate.device, {})[model.spec] = rate.rows_per_s
-    return Fleet(
+    return FleetStatus(
         heard=heard,
         workers={str(worker.get("name")): worker for worker in live_workers(client)},
         measured=measured,
@@ -150,7 +150,7 @@ def _is_over(client: redis.Redis, run: str) -> bool:
     return client.hget(run_key(run, "meta"), "state") in (b"done", b"cancelled")
 
 
-def table(fleet: Fleet) -> Table:
+def table(fleet: FleetStatus) -> Table:
     """A row for each service, and for each device of a worker."""
     rows = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("role", "host", "version", "device", "state", "rows/s", "measured", "unit"):
@@ -168,7 +168,7 @@ def table(fleet: Fleet) -> Table:
     return rows
 
 
-def plain_lines(fleet: Fleet) -> list[str]:
+def plain_lines(fleet: FleetStatus) -> list[str]:
     """A line for each service, for logs."""
     return [
         printable(

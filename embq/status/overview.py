@@ -20,9 +20,9 @@ from core.queue.uploads import UnderWay
 from core.service.progress_line import PLAIN_EVERY_S
 from embq.status import fleet, upload_status
 from embq.status.display import cell, panel, plain_line
-from embq.status.fleet import Fleet
-from embq.status.run_monitor import BrokerWatch, Watch, nearest_watch
-from embq.status.run_progress import Progress
+from embq.status.fleet import FleetStatus
+from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
+from embq.status.run_progress import RunProgress
 
 LOOK_S = 1.0
 OVER = ("done", "cancelled")
@@ -31,12 +31,12 @@ PIPE_COLUMNS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class All:
+class Overview:
     """One look at everything."""
 
-    runs: list[Progress]
+    runs: list[RunProgress]
     uploads: list[UnderWay]
-    fleet: Fleet
+    fleet: FleetStatus
 
     def to_json(self) -> dict[str, Any]:
         """The shape that `embq status --json` promises."""
@@ -88,7 +88,7 @@ class All:
         ]
 
 
-class Everything:
+class OverviewMonitor:
     """Looks again and again, reading each commit record once.
 
     Args:
@@ -97,28 +97,28 @@ class Everything:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self._watches: dict[str, Watch | BrokerWatch] = {}
+        self._watches: dict[str, RunMonitor | RemoteRunMonitor] = {}
 
-    def look(self) -> All:
+    def look(self) -> Overview:
         """All of it now. Raises redis.exceptions.RedisError where the broker is away."""
         records = registered(self.client)
         self._watches = {
-            run: self._watches.get(run) or nearest_watch(record, self.client) for run, record in records.items()
+            run: self._watches.get(run) or open_monitor(record, self.client) for run, record in records.items()
         }
-        return All(
+        return Overview(
             runs=[watch.look() for watch in self._watches.values()],
             uploads=upload_status.arriving(self.client, ""),
-            fleet=fleet.look(self.client),
+            fleet=fleet.fleet_status(self.client),
         )
 
 
-def _line(run: Progress) -> Text:
+def _line(run: RunProgress) -> Text:
     return cell(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
 
 
 def follow(client: redis.Redis) -> None:
     """Show everything every second until interrupted: live on a terminal, else some lines every 30 seconds."""
-    everything, console = Everything(client), Console(stderr=True, highlight=False)
+    everything, console = OverviewMonitor(client), Console(stderr=True, highlight=False)
     if not console.is_terminal:
         while True:
             if (look := _look(everything)) is not None:
@@ -133,14 +133,14 @@ def follow(client: redis.Redis) -> None:
 
 def follow_as_json(client: redis.Redis) -> None:
     """One JSON object a line every second, until interrupted."""
-    everything = Everything(client)
+    everything = OverviewMonitor(client)
     while True:
         if (look := _look(everything)) is not None:
             click.echo(json.dumps(look.to_json()))
         time.sleep(LOOK_S)
 
 
-def _look(everything: Everything) -> All | None:
+def _look(everything: OverviewMonitor) -> Overview | None:
     """None while the broker is away."""
     try:
         return everything.look()

@@ -16,7 +16,7 @@ from core.queue.uploads import UnderWay
 from core.run.layout import Layout
 from core.storage.paths import is_folder, place
 from embq.cli.options import settings_with
-from embq.status.run_monitor import BrokerWatch, Watch, nearest_watch
+from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.status.upload_status import arriving, became_of
 
 
@@ -30,7 +30,7 @@ class Whereabouts:
         uploads: what is on its way to the writer; never empty where there is no `watch`.
     """
 
-    watch: Watch | BrokerWatch | None
+    watch: RunMonitor | RemoteRunMonitor | None
     client: redis.Redis | None
     uploads: list[UnderWay]
 
@@ -55,7 +55,7 @@ def find(run: str, broker: str) -> Whereabouts:
         reach(client, url)
     if folder is not None:
         uploads = arriving(client, run, str(folder)) if client is not None else []
-        return Whereabouts(watch=Watch(folder, client), client=client, uploads=uploads)
+        return Whereabouts(watch=RunMonitor(folder, client), client=client, uploads=uploads)
     if client is None:
         raise InputError(
             f"{run} is not a folder, and no broker is configured",
@@ -74,7 +74,7 @@ def _at_broker(run: str, client: redis.Redis) -> Whereabouts:
             raise _unknown(asked, client)
     record = records[run]
     uploads = arriving(client, run, record.output)
-    return Whereabouts(watch=nearest_watch(record, client), client=client, uploads=uploads)
+    return Whereabouts(watch=open_monitor(record, client), client=client, uploads=uploads)
 
 
 def _unknown(run: str, client: redis.Redis) -> InputError:

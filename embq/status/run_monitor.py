@@ -15,11 +15,11 @@ from core.run.control import Control, load_control
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place, is_folder, place
-from embq.status.broker_snapshot import Seen, see
-from embq.status.run_progress import Counts, Progress, reckon
+from embq.status.broker_snapshot import BrokerSnapshot, take_snapshot
+from embq.status.run_progress import RunCounts, RunProgress, derive_progress
 
 
-class Watch:
+class RunMonitor:
     """Looks at one run again and again, reading each commit record once.
 
     Args:
@@ -48,15 +48,15 @@ class Watch:
             self._state.grow(self.info.units)
         return self._state
 
-    def look(self) -> Progress:
+    def look(self) -> RunProgress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
         log = self.log_state()
-        seen = Seen()
+        seen = BrokerSnapshot()
         if self.client is not None and not log.closed:
-            seen = see(Ledger(self.client, self.info.run, scripts=self._scripts))
+            seen = take_snapshot(Ledger(self.client, self.info.run, scripts=self._scripts))
         # The broker is ahead of the folder until the writer has noted what was asked for.
         control = load_control(Layout(self.root)).with_wishes(seen.meta | seen.asked)
-        return reckon(
+        return derive_progress(
             self.info.run,
             str(self.root),
             self.info.model,
@@ -67,7 +67,7 @@ class Watch:
         )
 
 
-class BrokerWatch:
+class RemoteRunMonitor:
     """Looks at a run whose folder cannot be seen from here, from a laptop say: all comes from the broker.
 
     Args:
@@ -80,23 +80,23 @@ class BrokerWatch:
         self.client = client
         self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
 
-    def look(self) -> Progress:
+    def look(self) -> RunProgress:
         """The run now. Raises redis.exceptions.RedisError where the broker is away."""
-        return progress_of(self.record, see(self._ledger))
+        return progress_of(self.record, take_snapshot(self._ledger))
 
 
-def nearest_watch(record: RunRecord, client: redis.Redis) -> Watch | BrokerWatch:
+def open_monitor(record: RunRecord, client: redis.Redis) -> RunMonitor | RemoteRunMonitor:
     """Looks at a run's folder where that can be read from here, and else at what the broker knows of the run."""
     try:
-        return Watch(place(record.output), client)
+        return RunMonitor(place(record.output), client)
     except EmbqError as error:
         # Somebody else's folder is not expected to be here: a laptop has none of the box's.
         if is_folder(record.output):
             click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
-        return BrokerWatch(record, client)
+        return RemoteRunMonitor(record, client)
 
 
-def progress_of(record: RunRecord, seen: Seen) -> Progress:
+def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
     """A run as far as the broker alone tells.
 
     Args:
@@ -106,7 +106,7 @@ def progress_of(record: RunRecord, seen: Seen) -> Progress:
     rows, failures, done = map(seen.number, ("rows", "failures", "done"))
     units = seen.number("total") or record.units
     closed = seen.meta.get("state") == "done"
-    counts = Counts(
+    counts = RunCounts(
         rows=rows,
         failures=failures,
         truncated=seen.number("truncated"),
@@ -119,12 +119,12 @@ def progress_of(record: RunRecord, seen: Seen) -> Progress:
         closed=closed,
     )
     control = Control().with_wishes(seen.meta | seen.asked)
-    return reckon(record.run, record.output, record.model, counts, control, seen)
+    return derive_progress(record.run, record.output, record.model, counts, control, seen)
 
 
-def _counts(info: RunInfo, log: LogState) -> Counts:
+def _counts(info: RunInfo, log: LogState) -> RunCounts:
     samples, exact = _samples(info, log)
-    return Counts(
+    return RunCounts(
         rows=log.rows,
         failures=log.failures,
         truncated=log.truncated,

@@ -8,13 +8,13 @@ from typing import Any
 
 from core.models import ModelConfig
 from core.run.control import Control
-from embq.status.bottleneck import Limit, limit_now, limit_so_far
-from embq.status.broker_snapshot import Seen
+from embq.status.bottleneck import Bottleneck, bottleneck_now, bottleneck_so_far
+from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.eta import NO_ETA, Eta, predict, share_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class RunCounts:
     """What is committed of a run, and what there is to do.
 
     Attributes:
@@ -38,16 +38,16 @@ class Counts:
     closed: bool
 
 
-def reckon(
+def derive_progress(
     run: str,
     output: str,
     model: ModelConfig,
-    counts: Counts,
+    counts: RunCounts,
     control: Control,
-    seen: Seen,
+    seen: BrokerSnapshot,
     *,
     timing: Mapping[str, float] | None = None,
-) -> Progress:
+) -> RunProgress:
     """One look at a run.
 
     Args:
@@ -64,8 +64,8 @@ def reckon(
         eta = _predicted(run, counts, seen, workers, queued=queued)
     rows_per_s = seen.committed_per_s(counts.rows) if timing is None else timing.get("rows_per_s", 0.0)
     timing = seen.timing(workers) if timing is None else timing
-    limits = Limits() if counts.closed else Limits(now=limit_now(workers), so_far=limit_so_far(workers))
-    return Progress(
+    limits = Limits() if counts.closed else Limits(now=bottleneck_now(workers), so_far=bottleneck_so_far(workers))
+    return RunProgress(
         run=run,
         output=output,
         model=model.spec,
@@ -98,7 +98,7 @@ def reckon(
     )
 
 
-def _predicted(run: str, counts: Counts, seen: Seen, workers: list[dict[str, Any]], *, queued: int) -> Eta:
+def _predicted(run: str, counts: RunCounts, seen: BrokerSnapshot, workers: list[dict[str, Any]], *, queued: int) -> Eta:
     left = None if counts.samples is None else max(0, counts.samples - counts.rows - counts.failures)
     return predict(
         share_of(workers, run),
@@ -116,7 +116,7 @@ def _rate(workers: list[dict[str, Any]]) -> float:
     return sum(float(worker.get("rows_per_s", 0)) for worker in workers)
 
 
-def _tokens_expected(seen: Seen) -> int | None:
+def _tokens_expected(seen: BrokerSnapshot) -> int | None:
     """Tokens of all units, by the writer's estimate of those that are left; None where it has none."""
     return None if seen.tokens_left is None else seen.number("tokens") + seen.tokens_left
 
@@ -144,12 +144,12 @@ OF_A_WORKER = (
 class Limits:
     """What limits a run now, and what has since its workers have work."""
 
-    now: Limit = field(default_factory=Limit)
-    so_far: Limit = field(default_factory=Limit)
+    now: Bottleneck = field(default_factory=Bottleneck)
+    so_far: Bottleneck = field(default_factory=Bottleneck)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """One look at a run.
 
     Attributes:
@@ -205,7 +205,7 @@ class Progress:
     workers: list[dict[str, Any]] = field(default_factory=list)
     timing: dict[str, float] = field(default_factory=dict)
 
-    def ended_after(self, before: Progress | None) -> Progress:
+    def ended_after(self, before: RunProgress | None) -> RunProgress:
         """This last look at a run, with what limited it according to the look before, when its workers were there."""
         if before is None or not before.limits.so_far.name:
             return self

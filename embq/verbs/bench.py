@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from embq.cli.lazy_group import Lazy
-from embq.cli.options import devices_option, json_option, precision_option, stacked
+from embq.cli.lazy_group import LazyGroup
+from embq.cli.options import devices_option, json_option, option_group, precision_option
 from embq.verbs.bench_images import command as images
 
 CHUNKS = 20_648_877
 """Chunks of the English Wikipedia that were embedded on three cards when the queue was first tried."""
 
 
-experiment_options = stacked(
+experiment_options = option_group(
     click.option(
         "--model",
         "-m",
@@ -100,7 +100,7 @@ def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[
 
 @click.group(
     "bench",
-    cls=Lazy,
+    cls=LazyGroup,
     later={"mmoclip": ("training.verbs.mmoclip", "The MMoCLIP benchmark: ViT-L-14 on 3.2 million made-up pairs.")},
     epilog="Examples: embq bench workers | embq bench devices --devices cuda:0,cuda:1,cuda:2 | embq bench unit-size",
 )

@@ -67,7 +67,7 @@ def init(
         raise UsageError("--give needs to know to whom", next_step="add --owner UID:GID")
     to = Owner.parse(owner) if owner else None
     try:
-        removed = accounts.remove(folder, remove) if remove else accounts.Made()
+        removed = accounts.remove(folder, remove) if remove else accounts.Changes()
         made = accounts.make(folder, users)
         # The names that a certificate has, it keeps; a container's own name is one that nobody calls.
         in_container = any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))

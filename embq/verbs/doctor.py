@@ -26,7 +26,7 @@ def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> 
 
     Exit status: 0, or 69 where a check fails; warnings do not count.
     """
-    from embq.doctor.check import tell
-    from embq.doctor.machine_checks import examine
+    from embq.doctor.check import print_checks
+    from embq.doctor.machine_checks import check_machine
 
-    return tell(examine(settings_with(broker), output=output, model_specs=model), as_json=as_json)
+    return print_checks(check_machine(settings_with(broker), output=output, model_specs=model), as_json=as_json)

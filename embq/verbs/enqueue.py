@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.cli.options import broker_option, json_option, priority_option, required_url, settings_with
-from embq.cli.run_command import PlanningCommand
+from embq.cli.run_command import RunCommand
 from embq.cli.run_options import run_options
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "enqueue",
-    cls=PlanningCommand,
+    cls=RunCommand,
     epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
@@ -80,17 +80,17 @@ def command(
 
 
 def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tuple[Request, str]:
-    """See `embq.cli.precision.settled`. Without a broker no device is known.
+    """See `embq.cli.precision.resolve_precision`. Without a broker no device is known.
 
     Args:
         sent: the output is a folder of the writer's machine.
     """
-    from embq.cli.precision import of_output, of_sent, settled
+    from embq.cli.precision import precision_of_output, precision_of_upload, resolve_precision
     from producer.model_args import registered_devices
 
-    return settled(
+    return resolve_precision(
         request,
-        there=partial(of_sent, client) if sent and client is not None else of_output,
+        there=partial(precision_of_upload, client) if sent and client is not None else precision_of_output,
         devices=lambda: registered_devices(client) if client is not None else (),
     )
 

@@ -18,7 +18,7 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     from core.service.log import configure
     from core.service.stopping import StopFlag
     from core.storage.paths import Outputs
-    from embq.services.broker_metrics import BrokerMeter
+    from embq.services.broker_metrics import BrokerMetrics
     from embq.services.monitoring import monitored
     from producer.feeder import serve
 
@@ -28,7 +28,7 @@ def command(broker: str, only: str, metrics: Address | None) -> None:
     settings = settings_with(broker, metrics)
     with monitored(settings, "producer") as service:
         client = service_client(settings, "producer", give_up=stopped)
-        service.watch(client, BrokerMeter(client))
+        service.watch(client, BrokerMetrics(client))
         with reporter(settings, "producer", only=only, metrics=service.address):
             serve(
                 client,

@@ -43,10 +43,10 @@ def command(run: str, broker: str, as_json: bool, quiet: bool, **options: Any) -
     if _rests(info.run, root):
         return _go_on(run, "", as_json=as_json)
 
-    from embq.local.session import account, work
+    from embq.local.session import print_summary, run_locally
 
-    outcome = work(info, root, options, broker="", quiet=quiet or as_json)
-    return account(outcome, root, as_json=as_json)
+    outcome = run_locally(info, root, options, broker="", quiet=quiet or as_json)
+    return print_summary(outcome, root, as_json=as_json)
 
 
 def _go_on(run: str, broker: str, *, as_json: bool) -> int:

@@ -41,7 +41,7 @@ def command(
     """
     import embq
     from core.storage.paths import place
-    from embq.local.session import account, work
+    from embq.local.session import print_summary, run_locally
     from producer.retry import Chosen, look, retry
 
     root = place(output)
@@ -59,8 +59,8 @@ def command(
         if as_json:
             click.echo(json.dumps(to_json(retried)))
         return 0
-    outcome = work(retried.info, root, options, broker="", quiet=quiet or as_json)
-    return account(outcome, root, as_json=as_json)
+    outcome = run_locally(retried.info, root, options, broker="", quiet=quiet or as_json)
+    return print_summary(outcome, root, as_json=as_json)
 
 
 def _at_work(root: Place) -> bool:

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from embq.cli.options import broker_option, json_option, priority_option, worker_options
-from embq.cli.run_command import PlanningCommand
+from embq.cli.run_command import RunCommand
 from embq.cli.run_options import run_options
 
 
 @click.command(
     "run",
-    cls=PlanningCommand,
+    cls=RunCommand,
     epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
     "embq run texts.jsonl -o out -m minilm",
 )
@@ -32,13 +32,13 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
     """
     from core.storage.paths import place
-    from embq.cli.precision import of_output, settled
+    from embq.cli.precision import precision_of_output, resolve_precision
     from embq.cli.run_options import request_from
-    from embq.local.session import account, own_devices, work
+    from embq.local.session import own_devices, print_summary, run_locally
     from producer.enqueue import prepare
 
-    request, reason = settled(
-        request_from(inputs, options), there=of_output, devices=lambda: own_devices(options["devices"])
+    request, reason = resolve_precision(
+        request_from(inputs, options), there=precision_of_output, devices=lambda: own_devices(options["devices"])
     )
     planned = prepare(request)
     if reason and not (quiet or as_json):
@@ -46,5 +46,5 @@ def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     root = place(options["output"])
-    outcome = work(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
-    return account(outcome, root, as_json=as_json)
+    outcome = run_locally(planned.info, root, options, broker=broker, quiet=quiet or as_json, inputs=inputs)
+    return print_summary(outcome, root, as_json=as_json)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from core.queue.uploads import UnderWay
     from embq.status.resolve_run import Whereabouts
-    from embq.status.run_monitor import BrokerWatch, Watch
+    from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 
 WATCH_S = 1.0
 
@@ -49,7 +49,7 @@ def command(run: str, watch: bool, broker: str, as_json: bool) -> None:
         _tell(found)
 
 
-def _follow(watch: Watch | BrokerWatch, *, as_json: bool) -> None:
+def _follow(watch: RunMonitor | RemoteRunMonitor, *, as_json: bool) -> None:
     """Show the run until it is done or cancelled."""
     from embq.status.display import Display
 
@@ -84,7 +84,7 @@ def _tell(found: Whereabouts) -> None:
         look = found.watch.look()
         Console(highlight=False).print(panel(look))
         if found.client is not None and look.state != "done":
-            machines = fleet.look(found.client)
+            machines = fleet.fleet_status(found.client)
             for line in [*machines.refusals(look.model), *machines.unseen(look.run)]:
                 click.echo(f"warning: {line}")
     for one in found.uploads:
@@ -101,12 +101,12 @@ def _of_uploads(uploads: list[UnderWay]) -> dict[str, Any]:
 
 
 def _show_everything(client: redis.Redis, *, watch: bool, as_json: bool) -> None:
-    from embq.status.overview import Everything, follow, follow_as_json
+    from embq.status.overview import OverviewMonitor, follow, follow_as_json
 
     if watch:
         follow_as_json(client) if as_json else follow(client)
         return
-    look = Everything(client).look()
+    look = OverviewMonitor(client).look()
     if as_json:
         click.echo(json.dumps(look.to_json()))
     else:

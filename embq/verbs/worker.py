@@ -50,12 +50,12 @@ def command(
     if (load or as_json) and not check:
         raise click.UsageError("--load and --json belong to --check")
     if check:
-        from embq.doctor.check import tell
-        from embq.doctor.worker_checks import examine_worker
+        from embq.doctor.check import print_checks
+        from embq.doctor.worker_checks import check_worker
 
         settings = settings_with(broker, metrics)
         required_url(settings)
-        return tell(examine_worker(settings, devices, load=load), as_json=as_json)
+        return print_checks(check_worker(settings, devices, load=load), as_json=as_json)
     from core.process.limits import cores
     from core.service.log import configure
     from core.service.stopping import StopFlag
@@ -94,7 +94,7 @@ def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
     """
     from core.service.log import Events
     from embq.services.monitoring import monitored
-    from embq.services.worker_metrics import GpuMeter, WorkerMeter
+    from embq.services.worker_metrics import GpuMetrics, WorkerMetrics
     from worker.supervisor.devices import why_no_gpu
     from worker.supervisor.machine import Machine
     from worker.supervisor.supervisor import Supervisor
@@ -110,7 +110,7 @@ def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
             log.info("devices", devices=",".join(fleet.devices))
         supervisor = Supervisor(client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
-        service.watch(client, WorkerMeter(supervisor, client), GpuMeter())
+        service.watch(client, WorkerMetrics(supervisor, client), GpuMetrics())
         with reporter(
             settings,
             "worker",

@@ -22,7 +22,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     from core.service.stopping import StopFlag
     from core.storage.paths import Outputs
     from embq.services.monitoring import monitored
-    from embq.services.writer_metrics import WriterMeter
+    from embq.services.writer_metrics import WriterMetrics
     from producer.enqueue import add_uploaded
     from writer.daemon import Writer
     from writer.lock import WEDGED_S
@@ -43,6 +43,6 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
             beat=service.health.beat,
             outputs=Outputs(settings.outputs),
         )
-        service.watch(client, WriterMeter(writer))
+        service.watch(client, WriterMetrics(writer))
         with reporter(settings, "writer", only=only, metrics=service.address):
             writer.serve(stopped)

@@ -39,8 +39,8 @@ from core.units import canonical_json
 from embq.cli.entry_point import cli
 from embq.export.export import Wish, export
 from embq.gc.collect import collect
-from embq.gc.orphans import Found, Litter, find, remove
-from embq.local.service_process import Child
+from embq.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
+from embq.local.service_process import ServiceProcess
 from embq.verify.verification import verify
 from indexer.version import resolve_index
 from writer.staging import leave_nonce, sweep
@@ -132,7 +132,7 @@ def test_logs_are_not_written_through_a_link(tmp_path: Path, linked: str) -> Non
         target.write_text("mine")
     (out / linked).symlink_to(target)
     log = out / "_logs" / "writer.log"
-    child = Child("writer", ["--help"], again=[], log=log, broker_url="redis://127.0.0.1:1")
+    child = ServiceProcess("writer", ["--help"], again=[], log=log, broker_url="redis://127.0.0.1:1")
     try:
         with pytest.raises(EmbqError, match="is a symbolic link"):
             child.start()
@@ -208,12 +208,12 @@ def test_nothing_is_removed_behind_a_link_that_came_after_the_folder_was_looked_
     """Finding 6: whoever may write to a shared folder can put a link there at any time."""
     layout, info = Layout(out), load_run(out)
     state = CommitLog(layout).replay(info.units)
-    found = Found((Litter(f"{entry}/notes.txt", 4, 9e9), Litter(f"{entry}/a.arrow", 4, 9e9)), 0, 0)
+    found = Orphans((Orphan(f"{entry}/notes.txt", 4, 9e9), Orphan(f"{entry}/a.arrow", 4, 9e9)), 0, 0)
     replace_by_link(out / entry, private)
     for use in (
         lambda: sweep(layout, unfinished=True),
-        lambda: remove(layout, found),
-        lambda: find(layout, info, state, live=set, older_than_s=0.0),
+        lambda: remove_orphans(layout, found),
+        lambda: find_orphans(layout, info, state, live=set, older_than_s=0.0),
         lambda: leave_nonce(layout, "nonce"),
         lambda: drop_in(out / entry, "notes.txt"),
     ):

@@ -35,8 +35,8 @@ from core.service.log import Events
 from core.service.metrics import Readings
 from core.wire import Skips, skip_counts
 from embq.gc.collect import live_tokens
-from embq.services.broker_metrics import BrokerMeter
-from embq.status.run_monitor import BrokerWatch, Watch
+from embq.services.broker_metrics import BrokerMetrics
+from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.feeder import Feeder
 from tests.guarded import GuardedServer, guarded_server
 from writer.daemon import Writer
@@ -386,9 +386,9 @@ def test_nothing_that_a_worker_writes_to_the_ledger_stops_a_service_or_a_command
         run.ledger.beat(run.gen, [(6, token)], lease_s=LEASE_S)
         run.ledger.release(6, token)
         run.ledger.abandon("evil", "killed", blame={token: None})
-        BrokerWatch(run.record, attacked.server).look().to_json()
-        Watch(run.layout.root, attacked.server).look().to_json()
-        BrokerMeter(attacked.server)(Readings("producer"))
+        RemoteRunMonitor(run.record, attacked.server).look().to_json()
+        RunMonitor(run.layout.root, attacked.server).look().to_json()
+        BrokerMetrics(attacked.server)(Readings("producer"))
         live_tokens(attacked.server, run.info.run)
         writer.step()
         run.clock.advance(RECONCILE_S + 0.1)

@@ -22,13 +22,13 @@ from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from core.queue.scripts import load_scripts
 from core.queue.service_registry import Device, report_service
 from core.service.metrics import METRICS, Readings
-from embq.services.broker_metrics import SHOWN_S, BrokerMeter
-from embq.status.run_monitor import BrokerWatch
+from embq.services.broker_metrics import SHOWN_S, BrokerMetrics
+from embq.status.run_monitor import RemoteRunMonitor
 
 Told = dict[str, dict[tuple[str, ...], float]]
 
 
-def told(meter: BrokerMeter) -> Told:
+def told(meter: BrokerMetrics) -> Told:
     """Metric -> values of its labels -> value; read even where the broker is away."""
     readings = Readings("producer")
     with suppress(redis.exceptions.RedisError):
@@ -65,7 +65,7 @@ def report(case: RunCase, name: str, **said: object) -> None:
 
 
 def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis) -> None:
-    meter, name = BrokerMeter(own_client), run.info.run
+    meter, name = BrokerMetrics(own_client), run.info.run
     register(own_client, run.record)
     before = told(meter)
     assert before["embq_runs"][("waiting",)] == 1
@@ -81,7 +81,7 @@ def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis)
     token = run.claim(3)
     report(run, "box.cuda0.abc", runs={name: _share(3, token, tokens=2)})
 
-    seen, look = told(meter), BrokerWatch(run.record, own_client).look()
+    seen, look = told(meter), RemoteRunMonitor(run.record, own_client).look()
     assert seen["embq_run_info"] == {(name, "notes", run.record.model.spec, "running"): 1}
     units = {state: seen["embq_run_units"][name, state] for state in ("done", "received", "in_flight", "queued")}
     assert units == {"done": look.done, "received": look.received, "in_flight": look.in_flight, "queued": look.queued}
@@ -112,12 +112,12 @@ def _share(u: int, token: str, *, tokens: int) -> dict[str, object]:
 
 def test_a_run_that_has_ended_is_told_for_a_while_and_then_only_counted(run: RunCase, own_client: redis.Redis) -> None:
     run.finish(run.writer())
-    seen = told(BrokerMeter(own_client))
+    seen = told(BrokerMetrics(own_client))
     assert seen["embq_run_rows_total"] == {(run.info.run,): 24}
     assert seen["embq_run_eta_seconds"] == {(run.info.run,): 0}
     earlier = int(own_client.time()[0]) * 1000 - int(SHOWN_S * 1000) - 1
     own_client.hset(run_key(run.info.run, "meta"), "last_commit_ms", earlier)
-    later = told(BrokerMeter(own_client))
+    later = told(BrokerMetrics(own_client))
     assert "embq_run_rows_total" not in later
     assert later["embq_runs"][("done",)] == 1
 
@@ -126,7 +126,7 @@ def test_many_runs_cost_no_more_exchanges_with_the_broker_than_one(own_client: r
     cases = [make_case(own_client, tmp_path / f"out{i}") for i in range(30)]
     for case in cases:
         case.build()
-    meter, exchanges = BrokerMeter(own_client), 0
+    meter, exchanges = BrokerMetrics(own_client), 0
     pipeline = meter._client.pipeline
 
     def counted(**options: bool) -> object:
@@ -140,7 +140,7 @@ def test_many_runs_cost_no_more_exchanges_with_the_broker_than_one(own_client: r
 
 
 def test_a_broker_that_is_away_is_told_as_such(own_client: redis.Redis, own_server: EmbeddedServer) -> None:
-    meter = BrokerMeter(own_client)
+    meter = BrokerMetrics(own_client)
     assert told(meter)["embq_broker_up"] == {(): 1}
     own_server.stop()
     assert told(meter) == {"embq_broker_up": {(): 0}}
@@ -163,8 +163,8 @@ def test_who_tells_may_read_all_of_it(
 
     with connect(own_server.url.replace("://:", f"://{user}:").replace(own_server._password, "secret")) as restricted:
         readings = Readings("producer")
-        BrokerMeter(restricted)(readings)
-    seen = told(BrokerMeter(own_client))
+        BrokerMetrics(restricted)(readings)
+    seen = told(BrokerMetrics(own_client))
     assert (seen["embq_services"]["worker",], seen["embq_devices"]["serving",], seen["embq_machines"][()]) == (1, 1, 2)
     assert b'embq_services{role="worker"} 1.0' in readings.text()
     assert readings.text().count(b"\nembq_run_") == sum(len(v) for k, v in seen.items() if k.startswith("embq_run_"))

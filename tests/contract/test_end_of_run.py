@@ -12,7 +12,7 @@ from waiting import wait_until
 from core.queue.hints import Hint
 from core.queue.registry import live_workers, report_worker, sign_off
 from core.queue.scripts import load_scripts
-from embq.status.run_monitor import BrokerWatch, Watch
+from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from worker.claim.heartbeat import Heartbeat
 from worker.claim.lease import LeasedUnit, Leases
 from worker.meter.meter import Meter
@@ -29,8 +29,8 @@ def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str
 
 def look(case: RunCase) -> dict[str, Any]:
     """How far the run is: the same from its folder and from the broker alone."""
-    folder = Watch(case.layout.root, case.client).look().to_json()
-    broker = BrokerWatch(case.record, case.client).look().to_json()
+    folder = RunMonitor(case.layout.root, case.client).look().to_json()
+    broker = RemoteRunMonitor(case.record, case.client).look().to_json()
     for name in ("tokens", "tokens_total", "tokens_per_s", "eta_s", "eta_basis"):
         assert folder[name] == broker[name], name
     return folder

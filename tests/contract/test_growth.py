@@ -12,7 +12,7 @@ from core.run.commit_log import CommitLog
 from core.run.generations import Generation, append
 from core.run.manifest import SegmentWriter
 from core.run.run_info import load_run
-from embq.status.run_monitor import Watch
+from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
 from producer.announce import record_of
 from writer.daemon import Writer
@@ -158,7 +158,7 @@ def test_a_resident_writer_opens_a_finished_run_again_when_it_is_announced_with_
 
 
 def test_status_counts_what_was_added(grown: RunCase) -> None:
-    watch = Watch(grown.layout.root, None)
+    watch = RunMonitor(grown.layout.root, None)
     assert (watch.look().state, watch.look().units_total, watch.look().done) == ("stopped", 13, 8)
     writer = grown.writer()
     grown.finish(writer)

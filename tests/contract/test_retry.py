@@ -31,7 +31,7 @@ from core.run.reader import committed, row_tables
 from core.run.run_info import load_run
 from core.run.standing_failures import standing_failures
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
-from embq.status.run_monitor import Watch
+from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
 from producer.additions import PlanRecord, grow
 from producer.enqueue import Planned, Request, prepare
@@ -134,7 +134,7 @@ def account(root: Path) -> tuple[int, int, int]:
     """Rows, failures and quarantined units by the log, by its last record, and by a watch, which agree."""
     _, state = committed(root)
     totals = list(CommitLog(Layout(root)).read())[-1].totals
-    look = Watch(root, None).look()
+    look = RunMonitor(root, None).look()
     assert (look.rows, look.failures, look.quarantined) == (state.rows, state.failures, state.quarantined)
     assert totals == state.totals()
     return state.rows, state.failures, state.quarantined

@@ -17,7 +17,7 @@ from core.run.manifest import Manifest
 from core.run.reader import row_tables
 from core.run.run_info import load_run
 from core.units import Failure, Retry, from_ranges, key_digest
-from embq.status.run_monitor import BrokerWatch, Watch
+from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.additions import PlanRecord, grow
 from producer.announce import record_of
 from writer.service import RunWriter
@@ -79,7 +79,7 @@ def account(case: RunCase) -> tuple[int, int, int]:
     found = {(state.rows, state.failures, state.quarantined)}
     found.add((int(meta["rows"]), int(meta["failures"]), int(meta["quarantined"])))
     record: RunRecord = record_of(info, case.layout.root)
-    for look in (Watch(case.layout.root, case.client).look(), BrokerWatch(record, case.client).look()):
+    for look in (RunMonitor(case.layout.root, case.client).look(), RemoteRunMonitor(record, case.client).look()):
         found.add((look.rows, look.failures, look.quarantined))
         assert look.quarantined or look.rows_total == SAMPLES
     assert len(found) == 1, found

@@ -26,7 +26,7 @@ from core.rows.results import encode_result, row_schema
 from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.units import Failure
-from embq.status.run_monitor import BrokerWatch, Watch
+from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from writer.daemon import Writer
 from writer.lock import WEDGED_S, LockKeeper
 from writer.queue import RunQueue
@@ -100,13 +100,13 @@ def test_texts_that_the_model_cut_off_are_counted_once_and_shown_everywhere(run:
     run.work_one(0, truncated=2)
     run.work_one(1)
     writer.drain()
-    folder, broker = Watch(run.layout.root, run.client), BrokerWatch(run.record, run.client)
+    folder, broker = RunMonitor(run.layout.root, run.client), RemoteRunMonitor(run.record, run.client)
     assert folder.look().truncated == broker.look().truncated == 2
     second = run.writer()
     run.work_one(2, truncated=1)
     second.drain()
     assert second.committer.state.totals()["truncated"] == 3
-    for watch in (folder, broker, Watch(run.layout.root, None)):
+    for watch in (folder, broker, RunMonitor(run.layout.root, None)):
         assert watch.look().to_json()["truncated"] == 3
 
 

@@ -13,14 +13,14 @@ from run_case import RunCase, make_case
 from core.queue.keys import RUNS
 from core.queue.registry import register
 from core.service.metrics import Readings
-from embq.services.writer_metrics import WriterMeter
+from embq.services.writer_metrics import WriterMetrics
 from writer.daemon import Writer
 
 
 def told(writer: Writer) -> dict[str, float]:
     """Name of a sample, with what its label `code` or `le` says -> value."""
     readings = Readings("writer")
-    WriterMeter(writer)(readings)
+    WriterMetrics(writer)(readings)
     samples = [one for f in text_string_to_metric_families(readings.text().decode()) for one in f.samples]
     return {
         " ".join([one.name, *(one.labels[n] for n in ("code", "le") if n in one.labels)]): one.value for one in samples

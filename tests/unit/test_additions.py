@@ -25,7 +25,7 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.units import Unit
-from embq.gc.orphans import find
+from embq.gc.orphans import find_orphans
 from embq.verify.verification import verify
 from producer.enqueue import Planned, Request, prepare
 from producer.plan import plan
@@ -283,7 +283,7 @@ def test_gc_knows_segments_that_no_generation_names(request_: Request, tmp_path:
     named = sorted(layout.manifest.iterdir())
     (layout.manifest / "gen-0003-deadbeef-00000.parquet").write_bytes(b"half")
     (layout.temporary / "manifest-gen-0003-deadbeef-00001.parquet").write_bytes(b"half")
-    found = find(layout, info, CommitLog(layout).replay(info.units), live=set, older_than_s=0)
+    found = find_orphans(layout, info, CommitLog(layout).replay(info.units), live=set, older_than_s=0)
     assert {item.path for item in found.litter} == {
         "manifest/gen-0003-deadbeef-00000.parquet",
         "_tmp/manifest-gen-0003-deadbeef-00001.parquet",

@@ -12,7 +12,7 @@ from fake_clock import FakeClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embq.status.bottleneck import MEANING, limit_now, limit_so_far
+from embq.status.bottleneck import MEANING, bottleneck_now, bottleneck_so_far
 from worker.meter.bottleneck import MARGIN, MOST_WAIT, WINDOW_S, Bottleneck, cores_needed, verdict
 from worker.meter.meter import Meter
 from worker.meter.stage_times import CAUSES, STAGES, StageTimes, cause_of
@@ -204,7 +204,7 @@ def test_the_verdict_says_how_many_cores_would_end_it(clock: FakeClock, full: bo
     worker = Worker(clock)
     with worker.preparing(2):
         worker.work(20, device=0.29, rows=290, full=full)
-    limit = limit_now([worker.report()])
+    limit = bottleneck_now([worker.report()])
     assert (limit.name, limit.threads, limit.cores_needed, limit.cores_exact) == ("decoding", 2, 7, full)
     assert limit.sentence().startswith("decoding: 2 threads, the device waits 71% of the time" + said)
     assert "--prepare-threads" not in limit.sentence(), "all cores that are here are used"
@@ -212,21 +212,21 @@ def test_the_verdict_says_how_many_cores_would_end_it(clock: FakeClock, full: bo
     for path in ("cpu-fast", "gpu"):
         other = worker.report()
         other["attribution"]["decode"] = path
-        assert "--decode" not in limit_now([other]).sentence()
+        assert "--decode" not in bottleneck_now([other]).sentence()
 
 
 def test_threads_that_share_a_core_do_not_count_as_cores(clock: FakeClock) -> None:
     worker = Worker(clock, threads=8, cores=2)
     with worker.preparing(8):
         worker.work(20, device=0.25, rows=100)
-    assert limit_now([worker.report()]).cores_needed == 8
+    assert bottleneck_now([worker.report()]).cores_needed == 8
 
 
 def test_who_uses_fewer_threads_than_there_are_cores_is_told_so(clock: FakeClock) -> None:
     worker = Worker(clock, threads=1, cores=16)
     with worker.preparing(1):
         worker.work(20, device=0.2, rows=100)
-    assert "--prepare-threads 5: here are 16 cores" in limit_now([worker.report()]).sentence()
+    assert "--prepare-threads 5: here are 16 cores" in bottleneck_now([worker.report()]).sentence()
 
 
 def test_the_limit_of_a_run_is_that_of_the_workers_that_do_most_of_it(clock: FakeClock) -> None:
@@ -234,11 +234,11 @@ def test_the_limit_of_a_run_is_that_of_the_workers_that_do_most_of_it(clock: Fak
     fast.work(12, device=0.3)
     slow.work(12, device=1.0)
     said = [fast.report(rows_per_s=900.0), *(slow.report(rows_per_s=90.0) for _ in range(4))]
-    assert limit_now(said).name == limit_so_far(said).name == "decoding"
-    assert limit_now(said[1:]).name == "device"
-    assert limit_now([slow.report(held=0)]).name == "work"
-    assert limit_now([]).name == ""
-    assert limit_now([{"name": "of an older version", "held": 1}]).name == ""
+    assert bottleneck_now(said).name == bottleneck_so_far(said).name == "decoding"
+    assert bottleneck_now(said[1:]).name == "device"
+    assert bottleneck_now([slow.report(held=0)]).name == "work"
+    assert bottleneck_now([]).name == ""
+    assert bottleneck_now([{"name": "of an older version", "held": 1}]).name == ""
 
 
 def test_every_verdict_has_a_sentence() -> None:

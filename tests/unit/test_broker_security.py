@@ -16,7 +16,7 @@ from core.settings import Settings
 from embq.broker_admin import accounts
 from embq.broker_admin.certificates import make
 from embq.doctor.broker_checks import broker
-from embq.doctor.broker_security import closing_release, holes
+from embq.doctor.broker_security import closing_release, vulnerabilities_of
 from embq.doctor.check import Check
 
 PASSWORD = "pw"
@@ -188,12 +188,12 @@ def test_a_hole_is_closed_from_a_release_of_each_line_on(
     name: str, version: tuple[int, ...], tls: bool, found: list[str]
 ) -> None:
     server = ServerInfo(name, version, 1)
-    known = holes(server, tls=tls)
+    known = vulnerabilities_of(server, tls=tls)
     assert [hole.name for hole in known] == found
     if known:
         release = tuple(map(int, closing_release(known, version).split(".")))
         assert release > version
-        assert holes(ServerInfo(name, release, 1), tls=tls) == []
+        assert vulnerabilities_of(ServerInfo(name, release, 1), tls=tls) == []
 
 
 @needs_tls_server

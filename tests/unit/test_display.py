@@ -6,12 +6,12 @@ import pytest
 from rich.console import Console
 
 from embq.status.display import panel
-from embq.status.run_progress import Progress
+from embq.status.run_progress import RunProgress
 
 
 @pytest.mark.parametrize(("state", "shown"), [("running", "33.0 rows/s"), ("done", "812.5 rows/s")])
 def test_the_speed_is_that_of_the_workers_and_in_the_end_that_of_the_commits(state: str, shown: str) -> None:
-    progress = Progress(
+    progress = RunProgress(
         run="r",
         output="/out",
         model="minilm",

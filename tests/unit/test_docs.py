@@ -14,7 +14,7 @@ import pytest
 
 from core.errors import Exit
 from embq.cli.entry_point import VERBS, cli
-from embq.status.run_progress import Progress
+from embq.status.run_progress import RunProgress
 from tests.build_output import build, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -204,7 +204,7 @@ def test_the_names_of_the_exit_codes_are_those_of_the_code() -> None:
 
 def test_the_status_that_is_shown_has_the_shape_of_the_code() -> None:
     (shown,) = (json.loads(block) for block in fences(section(OPERATIONS, "## Status"), "json"))
-    look = Progress(
+    look = RunProgress(
         run="",
         output="",
         model="",

@@ -9,10 +9,10 @@ import pytest
 from fake_nvml import Card, NVMLError, fake_nvml
 
 from core.service.metrics import Readings
-from embq.services.worker_metrics import GpuMeter
+from embq.services.worker_metrics import GpuMetrics
 
 
-def read(meter: GpuMeter) -> list[str]:
+def read(meter: GpuMetrics) -> list[str]:
     readings = Readings("worker")
     meter(readings)
     return [line for line in readings.text().decode().splitlines() if line.startswith("embq_gpu")]
@@ -27,7 +27,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_what_a_gpu_tells_is_told(nvml: ModuleType) -> None:
-    meter = GpuMeter()
+    meter = GpuMetrics()
     assert read(meter) == [
         'embq_gpu_busy_ratio{device_name="NVIDIA H100",gpu="0"} 0.93',
         'embq_gpu_memory_used_bytes{device_name="NVIDIA H100",gpu="0"} 1.073741824e+09',
@@ -42,6 +42,6 @@ def test_without_the_library_or_the_driver_nothing_is_told(nvml: ModuleType, mon
         raise NVMLError
 
     monkeypatch.setattr(nvml, "nvmlInit", no_driver)
-    assert read(GpuMeter()) == []
+    assert read(GpuMetrics()) == []
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert read(GpuMeter()) == []
+    assert read(GpuMetrics()) == []

@@ -23,7 +23,7 @@ from core.queue.service_registry import Device, Service, report_service
 from core.queue.uploads import Upload, announce
 from core.run.layout import Layout
 from core.run.run_info import load_run
-from embq.cli.precision import of_sent
+from embq.cli.precision import precision_of_upload
 from embq.verbs.enqueue import command
 from producer.model_args import choose_precision, registered_devices
 from worker.embedders.device.hardware import precisions_of
@@ -222,7 +222,7 @@ def test_a_run_keeps_its_precision_whatever_devices_there_are_later(
 
 
 def test_what_is_sent_again_keeps_the_precision_that_the_broker_knows_of_the_folder(own_client: redis.Redis) -> None:
-    assert of_sent(own_client, "/data/out") == ""
+    assert precision_of_upload(own_client, "/data/out") == ""
     model = ModelConfig(spec="stub:8", modalities=("text",), precision="bf16")
     announced = RunRecord(run="0" * 16, output="/data/out", model=model, units=1)
     register_run(own_client, announced)
@@ -230,9 +230,9 @@ def test_what_is_sent_again_keeps_the_precision_that_the_broker_knows_of_the_fol
     announce(
         own_client, Upload(run=arriving.run, output="/data/new", record=arriving.to_json(), files=(), priority=None)
     )
-    assert of_sent(own_client, "/data/out") == "bf16"
-    assert of_sent(own_client, "/data/new") == "fp16"
-    assert of_sent(own_client, "/data") == ""
+    assert precision_of_upload(own_client, "/data/out") == "bf16"
+    assert precision_of_upload(own_client, "/data/new") == "fp16"
+    assert precision_of_upload(own_client, "/data") == ""
 
 
 # --- devices that do not compute in it ---

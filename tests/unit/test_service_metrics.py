@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from core.errors import UnwellError
 from core.service.health import Health
 from core.service.metrics import EVERY_ROLE, METRICS, Metric, Readings, Role, Spread
-from embq.services.monitoring import FRESH_S, Monitored
-from embq.services.worker_metrics import Odometer
+from embq.services.monitoring import FRESH_S, ServiceMonitor
+from embq.services.worker_metrics import CounterTotals
 
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
 ROLES: tuple[Role, ...] = ("producer", "writer", "worker")
@@ -68,7 +68,7 @@ def test_a_metric_of_another_role_or_without_its_labels_is_a_bug() -> None:
 
 
 def test_a_distance_is_added_up_over_processes_and_over_their_models() -> None:
-    odometer, rows = Odometer(), ("embq_slot_rows_total", "cpu")
+    odometer, rows = CounterTotals(), ("embq_slot_rows_total", "cpu")
 
     def total() -> float:
         readings = Readings("worker")
@@ -96,7 +96,7 @@ def test_a_service_is_read_once_for_all_who_ask_at_about_the_same_time(clock: Fa
         reads += 1
         readings.put("embq_writer_runs", reads)
 
-    service = Monitored("writer", Health(clock=clock), told=True, clock=clock)
+    service = ServiceMonitor("writer", Health(clock=clock), told=True, clock=clock)
     service.watch(client, meter)
     first = service.exposition()
     assert b"embq_writer_runs 1.0" in first
@@ -114,7 +114,7 @@ def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock, 
         held.set()
         assert let_go.wait(60)
 
-    service = Monitored("writer", Health(clock=clock), told=True, clock=clock, patience_s=0.1)
+    service = ServiceMonitor("writer", Health(clock=clock), told=True, clock=clock, patience_s=0.1)
     service.watch(client, meter)
     first = threading.Thread(target=service.exposition)
     first.start()

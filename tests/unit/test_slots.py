@@ -11,12 +11,12 @@ import redis
 from core.errors import EmbqError, Exit
 from core.queue.service_registry import Device, Heard, Service
 from core.settings import Settings
-from embq.status.fleet import Fleet as Machines
+from embq.status.fleet import FleetStatus as Machines
 from worker.context import WorkerOptions
 from worker.meter.progress_board import ProgressBoard, Span
 from worker.supervisor.devices import Gpu
 from worker.supervisor.report_pipe import FINISHED, Report
-from worker.supervisor.slot import Fleet, Slot, _child_env
+from worker.supervisor.slot import FleetStatus, Slot, _child_env
 from worker.supervisor.supervisor import Supervisor
 
 H100, L4 = (
@@ -25,8 +25,8 @@ H100, L4 = (
 )
 
 
-def fleet(*devices: str) -> Fleet:
-    return Fleet(
+def fleet(*devices: str) -> FleetStatus:
+    return FleetStatus(
         devices=devices,
         run="",
         prefetch=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.cli.lazy_group import Lazy
+from embq.cli.lazy_group import LazyGroup
 
 LATER = {
     "convert": ("training.verbs.shards_convert", "Write pictures as shards, with their classes and captions."),
@@ -14,6 +14,6 @@ LATER = {
 }
 
 
-@click.group("shards", cls=Lazy, later=LATER, epilog="Example: embq shards sum ./shards")
+@click.group("shards", cls=LazyGroup, later=LATER, epilog="Example: embq shards sum ./shards")
 def command() -> None:
     """Make, count, check and serve webdataset shards, for training and for embedding alike."""

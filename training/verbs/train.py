@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from embq.cli.lazy_group import Lazy
+from embq.cli.lazy_group import LazyGroup
 
 LATER = {
     "classify": ("training.verbs.classify", "Train a classifier of timm or torchvision on shards."),
@@ -14,7 +14,10 @@ LATER = {
 
 
 @click.group(
-    "train", cls=Lazy, later=LATER, epilog="Example: embq train classify shards --validation val-shards --out resnet18"
+    "train",
+    cls=LazyGroup,
+    later=LATER,
+    epilog="Example: embq train classify shards --validation val-shards --out resnet18",
 )
 def command() -> None:
     """Train on the shards that are embedded, and embed with what was trained."""
