@@ -47,8 +47,7 @@ from worker.stages.pipeline import Pipeline
 from worker.stages.publish import PublishStage
 from worker.stages.read import ReadStage
 from writer.accept import Acceptor
-from writer.buffer import Buffer
-from writer.commit import Committer
+from writer.commit import Buffer, Committer
 
 NONCE = "bare"
 PREFETCH = 2

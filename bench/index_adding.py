@@ -23,8 +23,8 @@ import numpy as np
 from bench.index_cases import DATA
 from bench.report import table, write
 from indexer.faiss_module import faiss, set_threads
-from indexer.lists import empty_lists
-from indexer.template import Template
+from indexer.index_files.lists import empty_lists
+from indexer.index_files.template import Template
 
 DIM = 512
 LISTS = (4096, 16384)

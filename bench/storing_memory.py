@@ -17,7 +17,7 @@ from pathlib import Path
 from core.broker.client import connect
 from core.queue.registry import RunRecord
 from core.run.run_info import load_run
-from writer.service import RunWriter
+from writer.run_writer import RunWriter
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from core.run.layout import Layout
 from core.run.manifest import first_segment_writer
 from core.run.run_info import RunInfo
 from core.units import Sample, Unit
-from writer.service import RunWriter
+from writer.run_writer import RunWriter
 
 UNIT_ROWS, DIM = 5_000, 768
 MODEL = ModelConfig(spec=f"stub:{DIM}", modalities=("text",), precision="fp32")

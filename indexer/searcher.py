@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from core.errors import EmbqError, InputError, TryLaterError
 from indexer.faiss_module import faiss, set_threads
-from indexer.identity import Identity
-from indexer.lists import Stack, empty_lists, read_lists
-from indexer.rows_files import RowsFiles
-from indexer.template import Template, packed
-from indexer.version import Version, current_name, read_current, read_version
+from indexer.index_files.identity import Identity
+from indexer.index_files.lists import Stack, empty_lists, read_lists
+from indexer.index_files.rows import RowsFiles
+from indexer.index_files.template import Template, packed
+from indexer.index_files.version import Version, current_name, read_current, read_version
 
 MEMORIES = ("ram", "mmap")
 """Where lists are: loaded into memory, or in their files, of which the kernel keeps what is looked at."""
@@ -23,7 +23,7 @@ ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """Answers, best first.
 
     Attributes:
@@ -137,7 +137,7 @@ class Searcher:
         nprobe: int | None = None,
         k_factor: int | None = None,
         refine: bool | None = None,
-    ) -> Found:
+    ) -> SearchResult:
         """The k best rows for each query.
 
         Args:
@@ -244,9 +244,9 @@ def _of_piece(slices: int, piece: tuple[int, int]) -> range:
     return range(slices * at // pieces, slices * (at + 1) // pieces)
 
 
-def _padded(ids: np.ndarray, scores: np.ndarray, k: int, worst: float) -> Found:
+def _padded(ids: np.ndarray, scores: np.ndarray, k: int, worst: float) -> SearchResult:
     scores = np.where(ids < 0, np.float32(worst), scores).astype(np.float32)
     if (short := k - ids.shape[1]) > 0:
         ids = np.pad(ids, ((0, 0), (0, short)), constant_values=-1)
         scores = np.pad(scores, ((0, 0), (0, short)), constant_values=worst)
-    return Found(ids=ids, scores=scores)
+    return SearchResult(ids=ids, scores=scores)

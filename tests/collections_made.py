@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from build_output import build, write_jsonl
 
+from core.formats.base import vectors
 from core.rows.spec import RowSpec
-from core.run.reader import row_tables, vectors
+from core.run.reader import row_tables
 from core.storage.paths import Place
 
 ROWS = 40

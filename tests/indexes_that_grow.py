@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.build import Asked, build
-from indexer.building import BuildSpec
-from indexer.collection import open_collection
-from indexer.growth import Grown, Growth, grow
-from indexer.planning import make_plan
-from indexer.queries import plan_queries
-from indexer.runners import InProcess
-from indexer.sidecar import Sidecar
-from indexer.speeds import Speeds
-from indexer.version import Version
-from indexer.wish import Wish
+from indexer.build.build import BuildRequest, build
+from indexer.build.runners import InProcess
+from indexer.build.spec import BuildSpec
+from indexer.build.units import Sidecar
+from indexer.change.growth import Grown, Growth, grow
+from indexer.collection.opening import open_collection
+from indexer.index_files.version import Version
+from indexer.plan.costs import Speeds
+from indexer.plan.options import BuildOptions
+from indexer.plan.plan import make_plan
+from indexer.tune.queries import plan_queries
 
 DIM, PART_ROWS = 32, 400
 MEMORY = 1 << 30
@@ -77,11 +77,11 @@ def make_index(
     plan = make_plan(
         collection.n,
         collection.dim,
-        Wish(index_key=key, refine=refine),
+        BuildOptions(index_key=key, refine=refine),
         unit_length=True,
         speeds=Speeds(gflops=50.0, disk_bytes_s=5e8, cores=1),
     )
-    asked = Asked(
+    asked = BuildRequest(
         index=folder / "index",
         options={**ASKED, **options},
         make_plan=lambda: replace(plan, block_rows=PART_ROWS, slices=2),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from indexer.build import Asked, build
-from indexer.building import BuildSpec
-from indexer.collection import open_collection
-from indexer.planning import make_plan
-from indexer.queries import plan_queries
-from indexer.runners import InProcess
-from indexer.sidecar import Sidecar
-from indexer.speeds import Speeds
-from indexer.version import Version
-from indexer.wish import Wish
+from indexer.build.build import BuildRequest, build
+from indexer.build.runners import InProcess
+from indexer.build.spec import BuildSpec
+from indexer.build.units import Sidecar
+from indexer.collection.opening import open_collection
+from indexer.index_files.version import Version
+from indexer.plan.costs import Speeds
+from indexer.plan.options import BuildOptions
+from indexer.plan.plan import make_plan
+from indexer.tune.queries import plan_queries
 
 MEMORY_BYTES = 2 << 30
 
@@ -41,14 +41,14 @@ def index_of(root: Path, *, output: str | None = None, to: Path | None = None, *
 
     Args:
         output: which of a run's vectors.
-        wishes: options of `Wish`.
+        wishes: options of `BuildOptions`.
     """
     collection = open_collection(root, output=output)
-    wish = Wish(**wishes)  # type: ignore[arg-type]
+    wish = BuildOptions(**wishes)  # type: ignore[arg-type]
     speeds = Speeds(gflops=50.0, disk_bytes_s=1e9, cores=1)
     index = to or root / "index" / collection.output
     queries = plan_queries(collection, count=8)
-    asked = Asked(
+    asked = BuildRequest(
         index=index,
         options={**SAID, **wishes},
         make_plan=lambda: make_plan(

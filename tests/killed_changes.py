@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from indexes_that_grow import Quiet, add_part, copy_of, grown, litter, rows, runner
 
-from indexer.compaction import compact
-from indexer.deletes import delete
+from indexer.change.compaction import compact
+from indexer.change.deletes import delete
+from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
-from indexer.version import read_current
 
 MOMENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "open")
 """Audit events before something changes in a folder; of "open", those that write."""

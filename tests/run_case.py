@@ -31,7 +31,7 @@ from core.run.run_info import RunInfo, run_id
 from core.storage.paths import Place
 from core.units import Failure, Sample, Unit
 from producer.feeder import Feeder
-from writer.service import RunWriter
+from writer.run_writer import RunWriter
 
 DIM = 4
 FINGERPRINT = "f" * 32

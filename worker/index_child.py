@@ -9,7 +9,7 @@ from core.process.children import JsonChild
 
 
 class IndexChild(JsonChild):
-    """`python -m indexer.process` with one unit in hand at a time. Used by one thread.
+    """`python -m indexer.build.process` with one unit in hand at a time. Used by one thread.
 
     Args:
         worker: name that stands in what it makes.
@@ -22,7 +22,7 @@ class IndexChild(JsonChild):
         options = ("--worker", worker, "--threads", str(threads), "--memory", str(memory_bytes))
         # No address of the broker: what this process reads are files.
         super().__init__(
-            [sys.executable, "-m", "indexer.process", *options, *(["--gpu"] if on_gpu else [])],
+            [sys.executable, "-m", "indexer.build.process", *options, *(["--gpu"] if on_gpu else [])],
             OMP_NUM_THREADS=str(threads),
             EMBQ_BROKER_URL="",
         )

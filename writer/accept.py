@@ -21,9 +21,9 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import RunInfo
 from core.run.standing_failures import failed_keys, record_failures
+from core.storage.hashing import read_hashed
 from core.units import Failure, Retry, Unit
 from core.wire import Count, ShortText, UnitId, Word
-from writer.hashing import read_hashed
 from writer.staging import is_staged
 
 

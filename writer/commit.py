@@ -8,6 +8,7 @@ removes after its fence; a crash after it leaves entries to acknowledge and stag
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,7 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import OutputError, TryLaterError
+from core.formats.base import Draft, PartName
 from core.formats.files import row_folders
+from core.formats.parquet import write_failures
+from core.formats.part import store_for
+from core.queue.result_stream import LIMIT_BYTES
 from core.rows.results import FAILURE_SCHEMA, vector_widths
 from core.run import checkpoint
 from core.run.commit_log import CommitLog, LogState, row_files
@@ -26,9 +31,64 @@ from core.run.run_info import RunInfo
 from core.storage.durable import claim, drop, drop_in, fsync_folder, names_in, output_error, publish
 from core.storage.objects import ObjectPath, unfinished
 from writer.accept import Accepted
-from writer.stores import for_format
-from writer.stores.base import Draft, PartName
-from writer.stores.parquet import write_failures
+
+MAX_BYTES = LIMIT_BYTES // 2
+"""Workers stop at LIMIT_BYTES of waiting results; a part above half of it could wait for rows that cannot come."""
+
+MIN_AGE_S, MAX_AGE_S = 2.0, 30.0
+
+
+class Buffer:
+    """Results of one run, in order of arrival.
+
+    Args:
+        part_rows: most rows of a part.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, part_rows: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.part_rows = part_rows
+        self._clock = clock
+        self._began = clock()
+        self._oldest = 0.0
+        self.results: list[Accepted] = []
+        self.units: set[int] = set()
+        self.entries: set[str] = set()
+        self.rows = 0
+        self.bytes = 0
+
+    def fits(self, result: Accepted) -> bool:
+        """Whether the result still belongs into the part that is being gathered."""
+        if not self.results:
+            return True
+        return self.rows + result.rows.num_rows <= self.part_rows and self.bytes + result.bytes <= MAX_BYTES
+
+    def add(self, result: Accepted) -> None:
+        """Keep a result; the caller has checked `fits` and that its unit is new."""
+        if not self.results:
+            self._oldest = self._clock()
+        self.results.append(result)
+        self.units.add(result.u)
+        self.entries.add(result.entry)
+        self.rows += result.rows.num_rows
+        self.bytes += result.bytes
+
+    def is_due(self) -> bool:
+        """Whether the oldest result has waited long enough.
+
+        Early parts come soon, so that a user sees committed rows; later ones are larger.
+        """
+        if not self.results:
+            return False
+        now = self._clock()
+        age_limit = min(MAX_AGE_S, max(MIN_AGE_S, (now - self._began) * 0.1))
+        return self.rows >= self.part_rows or self.bytes >= MAX_BYTES or now - self._oldest >= age_limit
+
+    def take(self) -> list[Accepted]:
+        """All results, leaving the buffer empty."""
+        results, self.results = self.results, []
+        self.units, self.entries, self.rows, self.bytes = set(), set(), 0, 0
+        return results
 
 
 class Committer:
@@ -64,7 +124,7 @@ class Committer:
         self.epoch = 0
         self.generation = ""
         self.fingerprint = state.fingerprint
-        self._store = for_format(info)
+        self._store = store_for(info)
 
     def take_epoch(self) -> None:
         """Shut out every earlier writer of this folder: take the next epoch and commit a fence record.
@@ -172,7 +232,7 @@ class Committer:
             self._append("close", timing=timing)
 
     def join(self) -> None:
-        """Bring what joins the parts for readers up to date; see `writer.stores.base.Store`."""
+        """Bring what joins the parts for readers up to date; see `core.formats.base.Store`."""
         self._store.join(self.layout, row_files(self.log.read()))
 
     @contextmanager

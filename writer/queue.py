@@ -11,7 +11,7 @@ from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from core.run.control import Control
 from core.service.log import Events
 from writer.commit import Committer
-from writer.workload import Workload
+from writer.token_estimate import TokenEstimate
 
 
 class RunQueue:
@@ -22,7 +22,7 @@ class RunQueue:
     """
 
     def __init__(
-        self, ledger: Ledger, record: RunRecord, committer: Committer, workload: Workload, *, nonce: str
+        self, ledger: Ledger, record: RunRecord, committer: Committer, workload: TokenEstimate, *, nonce: str
     ) -> None:
         self._ledger = ledger
         self._record = record

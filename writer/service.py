@@ -1,284 +1,208 @@
-"""The writer of one run: results in, committed parts out."""
+"""The writer process: one `RunWriter` for each run that the broker knows, one after the other in one thread."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 
 import redis
 
+from core.errors import EmbqError, InputError, TryLaterError
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord
-from core.queue.result_stream import Entry, Sender
-from core.queue.scripts import load_scripts
-from core.run import checkpoint, generations
-from core.run.commit_log import CommitLog
-from core.run.control import load_control, save_control
-from core.run.layout import Layout
-from core.run.manifest import Manifest
-from core.run.run_info import load_run
+from core.queue.registry import RunRecord, registered
+from core.queue.scripts import Loader, load_scripts
 from core.service.log import Events
-from core.storage.durable import drop_in
-from core.storage.paths import place
-from writer import staging
-from writer.accept import Acceptor, Rejected
-from writer.buffer import Buffer
-from writer.commit import Committer
-from writer.counts import Counts
-from writer.inbox import Inbox
-from writer.lock import LOCK_PATIENCE_S, LockKeeper, RunLock
-from writer.queue import RunQueue
-from writer.workload import Workload
+from core.storage.durable import output_error
+from core.storage.paths import ANYWHERE, Outputs, Place, place
+from writer.lock import LOCK_PATIENCE_S, LockKeeper
+from writer.run_writer import Counts, RunWriter
+from writer.uploads import Add, Receiver
 
-RECONCILE_S = 2.0
-ASKED_S = 0.5
-"""A user who pauses a run waits until that is noted in the output folder."""
+IDLE_S = 0.02
+LOOK_S = 1.0
+RETRY_S = 10.0
+"""A run that could not be written (its folder is not mounted, its disk is full) is tried again after this long."""
+HELD_S = 15.0
+"""A run that another writer holds for longer than a dead one could is worth a line in the log."""
 
 
-class RunWriter:
-    """The writer of one run.
+class WriterService:
+    """Serves every registered run, or only `only`; without `only` and with `add` it takes uploads as well.
+
+    With `only`, an error of the run ends `serve`. Without, it is logged, and the other runs go on.
 
     Args:
-        client: a patient client.
-        record: the run, as the broker knows it.
-        takeover: fence out a writer whose lock is alive.
-        rebuild: make the queue anew even where the broker knows the run, because no worker of before is alive.
-        patience_s: how long to wait for the lock of a writer that may be dead.
-        keeper: renews the lock where one step takes long; without it only `step` does.
-        counts: where what is done is counted.
-
-    Raises TryLaterError where another writer holds the run.
+        beat: called as work moves; nothing of it may take WEDGED_S.
+        outputs: where runs may be written. One that is elsewhere is told in the log and left alone.
     """
 
     def __init__(
         self,
         client: redis.Redis,
-        record: RunRecord,
         *,
         version: str,
+        add: Add | None = None,
+        only: str = "",
         takeover: bool = False,
         rebuild: bool = False,
-        patience_s: float = LOCK_PATIENCE_S,
-        keeper: LockKeeper | None = None,
-        counts: Counts | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        beat: Callable[[], None] = lambda: None,
+        outputs: Outputs = ANYWHERE,
     ) -> None:
-        self.record = record
+        self.client = client
+        self.version = version
+        self.only = only
+        self.takeover = takeover
+        self.rebuild = rebuild
         self.log = Events("writer")
-        self.layout = Layout(place(record.output))
-        self.info = load_run(self.layout.root)
-        self.ledger = Ledger(client, record.run, scripts=load_scripts(client))
-        self.id = secrets.token_hex(8)
-        self._clock = clock
-        self._keeper = keeper
-        self.counts = counts or Counts()
-        self._lock = RunLock(self.ledger, self.id, output=self.layout.root, keeper=keeper, clock=clock)
-        self._lock.take(takeover=takeover, patience_s=patience_s)
+        self.runs: dict[str, RunWriter] = {}
+        self.counts = Counts()
+        self._keeper = LockKeeper(beat=beat)
+        self._outputs = outputs
+        self._outside: set[str] = set()
+        self._known: frozenset[str] = frozenset()
+        self._receiver: Receiver | None = None
+        if add is not None and not only:
+            self._receiver = Receiver(client, add, self._keeper.moved, outputs)
+        self._opened: set[str] = set()
+        self._finished: dict[str, int] = {}  # run -> the units that it had then
+        self._cancelled: set[str] = set()
+        self._retry_at: dict[str, float] = {}
+        self._held_since: dict[str, float] = {}
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Work until `stopped()`, then drain, commit and let go."""
+        self.log.info("started", run=self.only or "all")
+        loader = Loader(self.client, load_scripts(self.client))
+        looked = float("-inf")
+        receiving = 0
+        self._keeper.start()
         try:
-            self._open(version=version, rebuild=rebuild)
-        except BaseException:
-            self.release()
-            raise
+            while not stopped():
+                self._keeper.moved()
+                if time.monotonic() - looked > LOOK_S:
+                    looked = time.monotonic()
+                    loader.look()
+                    self._open_new_runs()
+                    receiving += self._receiver is not None
+                if receiving and self._receiver is not None:
+                    # As long as pieces come, more are looked for at once.
+                    receiving = self._receiver.step()
+                worked = sum(self._attend(run, writer, writer.step) or 0 for run, writer in list(self.runs.items()))
+                if not worked and not receiving:
+                    time.sleep(IDLE_S)
+            for run, writer in list(self.runs.items()):
+                self._attend(run, writer, writer.drain)
+        finally:
+            for writer in self.runs.values():
+                writer.release()
+            self._keeper.stop()
+        self.log.info("stopped")
 
-    def _open(self, *, version: str, rebuild: bool) -> None:
-        self.layout.make()
-        self.manifest = Manifest(self.layout)
-        log = CommitLog(self.layout)
-        kept = checkpoint.load(self.layout, self.info.units)
-        swept = kept.n
-        state = log.replay(self.info.units, start=kept)
-        self.committer = Committer(
-            self.layout,
-            self.info,
-            log,
-            state,
-            writer=self.id,
-            version=version,
-            swept=swept,
-            moved=self._keeper.moved if self._keeper is not None else lambda: None,
-        )
-        # Units may have been added between the two looks at the folder.
-        state.grow(len(self.manifest))
-        self.finished = state.closed
-        if self.finished:
-            self.committer.sweep()
-            self.committer.join()
-            staging.sweep(self.layout, unfinished=False)  # of a writer that was killed while it did that
+    def refused(self) -> int:
+        """Runs that the broker knows, that could not be written when they were last tried, or may not be."""
+        return len(({*list(self._retry_at), *list(self._outside)} & self._known) - {*list(self.runs)})
+
+    def _attend(self, run: str, writer: RunWriter, action: Callable[[], int | None]) -> int | None:
+        """Do something for one run; a run that fails, is finished or was cancelled is let go."""
+        self._keeper.moved()
+        try:
+            answer = action()
+            if writer.cancelled:
+                writer.drain()  # what was published before is kept
+        except (EmbqError, OSError) as error:
+            self._give_up(run, error, writer.layout.root)
+            return 0
+        except Exception as error:  # noqa: BLE001 - boundary of one run: the others go on
+            self._isolate(run, error)
+            return 0
+        if self.only:
+            return answer
+        if writer.finished:
+            self._finished[run] = writer.info.units
+        elif writer.cancelled:
+            self._cancelled.add(run)
         else:
-            self.committer.take_epoch()
-        self.acceptor = Acceptor(
-            self.layout, self.manifest, self.info, fingerprint=state.fingerprint, widths=state.widths
-        )
-        self.buffer = Buffer(part_rows=self.info.part_rows, clock=self._clock)
-        self.workload = Workload()
-        if not self.finished:
-            self.workload.count(self.manifest, state)
-            self.workload.remember(self.manifest, log, state)
-        self.queue = RunQueue(self.ledger, self.record, self.committer, self.workload, nonce=self.id)
-        self.inbox = Inbox(self.ledger.results)
-        self._reconciled = self._asked = self._clock()
-        if rebuild:
-            staging.sweep(self.layout, unfinished=True)
-        staging.leave_nonce(self.layout, self.id)
-        self.control = load_control(self.layout)
-        self._note_wishes()
-        if rebuild or not self._adopt():
-            self._rebuild()
-        self.queue.grow(len(self.manifest))
-        self.ledger.restore(self.control)
-        self.log.info(
-            "run_opened", run=self.record.run, epoch=self.committer.epoch, units=len(self.manifest), done=state.count
-        )
+            return answer
+        self.runs.pop(run).release()
+        return answer
 
-    # --- what users ask for ---
+    def _open_new_runs(self) -> None:
+        now = time.monotonic()
+        records = registered(self.client)
+        self._known = frozenset(records)
+        for record in records.values():
+            wanted = self.only in ("", record.run) and record.units > self._finished.get(record.run, -1)
+            if record.run in self._cancelled:
+                wanted = wanted and bool(Ledger(self.client, record.run, scripts={}).asked())
+            wanted = wanted and record.run not in self.runs and self._retry_at.get(record.run, now) <= now
+            if wanted and self._may_write(record):
+                self._open(record)
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether nothing more is to be done until somebody asks for it."""
-        return self.control.state == "cancelled" and not self.finished
-
-    def _note_wishes(self) -> None:
-        """Write what was asked for to the output folder, and tell the broker that it is there."""
-        if not (wishes := self.ledger.asked()):
-            return
-        control = self.control.with_wishes(wishes)
-        if control != self.control:
-            save_control(self.layout, control)
-            self.log.info("control_noted", run=self.record.run, **control.fields())
-        self.control = control
-        self.ledger.restore(control)
-
-    # --- the queue and the log agree ---
-
-    def _adopt(self) -> bool:
-        """Go on with the queue that the broker has; False where it does not fit the commit log."""
-        if not self.queue.adopt():
+    def _may_write(self, record: RunRecord) -> bool:
+        try:
+            self._outputs.check(record.output)
+        except InputError as error:
+            if self.only:
+                raise
+            if record.run not in self._outside:
+                self._outside.add(record.run)
+                self.log.error("output_refused", run=record.run, why=error.message, next=error.next_step)
             return False
-        self.inbox.read_again()
         return True
 
-    def _rebuild(self) -> None:
-        state = self.committer.state
-        self.buffer.take()
-        self.acceptor.fingerprint, self.acceptor.widths = state.fingerprint, state.widths
-        self.queue.rebuild(len(self.manifest), self.control)
-        self.inbox.start_empty()
-
-    def _housekeep(self) -> None:
-        self._lock.renew()
-        now = self._clock()
-        if now - self._asked > ASKED_S:
-            self._asked = now
-            self._note_wishes()
-        if now - self._reconciled > RECONCILE_S:
-            self._reconciled = now
-            self._grow()
-            self.ledger.restore(self.control)
-            if self.queue.is_lost():
-                self.log.warning("queue_lost", run=self.record.run)
-                self._rebuild()
-            elif not self.buffer.results and self.queue.differs() and not self._adopt():
-                self._rebuild()
-            elif self.inbox.has_lost(held=len(self.buffer.results)):
-                self.inbox.read_again()
-            else:
-                self.queue.mend(len(self.manifest), self.acceptor.fingerprint, self.control)
-
-    def _grow(self) -> None:
-        """Take up the units of a generation that was added since we looked, also where the log was closed before."""
-        if not generations.exists(self.layout.manifest, len(self.manifest.generations) + 1):
-            return
-        self.manifest = self.acceptor.manifest = Manifest(self.layout)
-        self.info = load_run(self.layout.root)
-        self.committer.state.grow(len(self.manifest))
-        if not self.committer.epoch:
-            self.committer.take_epoch()
-        self.finished = False
-        self.workload.count(self.manifest, self.committer.state)
-        self.queue.grow(len(self.manifest))
-        self.log.info("run_grew", run=self.record.run, units=len(self.manifest), done=self.committer.state.count)
-
-    # --- results ---
-
-    def step(self) -> int:
-        """Read and take what is there, commit what is due; gives the number of results read."""
-        self._housekeep()
-        entries = self.inbox.read()
-        sent, others = self.ledger.sent(entries, len(self.manifest))
-        if others:
-            self.queue.mark([(id_, None) for id_ in others])
-        for entry, sender, published in sent:
-            self._take(entry, sender, published=published)
-        if self.buffer.is_due() or self._nothing_else_outstanding():
-            self.flush()
-        return len(entries)
-
-    def _take(self, entry: Entry, sender: Sender, *, published: bool) -> None:
-        u, unit_id = sender.u, self.manifest.unit_id(sender.u)
-        if self.committer.state.is_done(u):
-            self.queue.mark([(entry.id, u)])
-            staging.drop_staged(self.layout, entry, unit_id)
-            return
-        if entry.id in self.buffer.entries:
-            return
-        if not published:
-            # Its file stays: it may be that of the worker that holds the lease.
-            self.ledger.note_unleased(sender)
-            self.queue.mark([(entry.id, None)])
-            return
-        if u in self.buffer.units:
-            self.queue.mark([(entry.id, None)])
-            staging.drop_staged(self.layout, entry, unit_id)
-            return
+    def _open(self, record: RunRecord) -> None:
+        # Both are said of the writers before us. Who takes our run later on may keep it.
+        first = record.run not in self._opened
+        self._keeper.moved()
         try:
-            result = self.acceptor.accept(entry)
-        except Rejected as error:
-            self.counts.rejected[error.code] += 1
-            worker = sender.worker
-            self.log.warning("result_rejected", run=self.record.run, u=u, worker=worker, code=error.code, why=error)
-            self.ledger.reject(entry.id, u, sender.token, error.code, f"{error} (said by worker {worker})")
-            staging.drop_staged(self.layout, entry, unit_id)
-            return
-        if not self.buffer.fits(result):
-            self.flush()
-        self.buffer.add(result)
+            self.runs[record.run] = RunWriter(
+                self.client,
+                record,
+                version=self.version,
+                takeover=self.takeover and first,
+                rebuild=self.rebuild and first,
+                # Waiting for one run's lock would hold up every other run.
+                patience_s=LOCK_PATIENCE_S if self.only else 0.0,
+                keeper=self._keeper,
+                counts=self.counts,
+            )
+        except (EmbqError, OSError) as error:
+            self._give_up(record.run, error, place(record.output))
+        except Exception as error:  # noqa: BLE001 - boundary of one run: the others go on
+            self._isolate(record.run, error)
+        else:
+            self._opened.add(record.run)
+            self._retry_at.pop(record.run, None)
+            self._cancelled.discard(record.run)
+            self._held_since.pop(record.run, None)
 
-    def _nothing_else_outstanding(self) -> bool:
-        return not self.finished and self.committer.state.count + len(self.buffer.units) == len(self.manifest)
+    def _give_up(self, run: str, error: EmbqError | OSError, root: Place) -> None:
+        if isinstance(error, OSError):
+            error = output_error(error, place(error.filename or str(root)))
+        if self.only:
+            raise error
+        writer = self.runs.pop(run, None)
+        if writer is not None:
+            writer.release()
+        if isinstance(error, TryLaterError):
+            # Looked at again at every round, so that it goes on as soon as the other one lets go.
+            self._tell_of_holder(run, error, at_once=writer is not None)
+        else:
+            self._retry_at[run] = time.monotonic() + RETRY_S
+            self.log.error("run_not_written", run=run, why=error.message, next=error.next_step, retry_s=RETRY_S)
 
-    def flush(self) -> None:
-        """Commit what is buffered, then close the log where nothing is left."""
-        results = self.buffer.take()
-        if results:
-            self.committer.fingerprint = self.acceptor.fingerprint
-            began = time.monotonic()
-            commit = self.committer.commit(results)
-            self.counts.committed(commit, time.monotonic() - began)
-            for result in results:
-                self.workload.committed(self.manifest.extent(result.u), result.tokens)
-            self.queue.mark([(result.entry, result.u) for result in results])
-            for result in results:
-                if result.staged:
-                    drop_in(self.layout.staging, result.staged)
-            self.log.info("committed", run=self.record.run, n=commit.n, taken=len(results), **commit.totals)
-        self._grow()
-        state = self.committer.state
-        if state.count == len(self.manifest) and not self.finished:
-            if self.queue.differs():
-                self.queue.adopt()  # bits were lost, and nobody looks at a finished run again
-            self.committer.close(self.queue.timing())
-            self.finished = True
-            staging.sweep(self.layout, unfinished=False)
-            self.log.info("run_closed", run=self.record.run, **state.totals())
+    def _isolate(self, run: str, error: Exception) -> None:
+        """Leave a run alone for a while that meets a bug; errors of the broker concern all of them, and end `serve`."""
+        if self.only or isinstance(error, redis.RedisError):
+            raise error
+        self.log.bug("bug", run=run, retry_s=RETRY_S)
+        self._retry_at[run] = time.monotonic() + RETRY_S
+        if (writer := self.runs.pop(run, None)) is not None:
+            writer.release()
 
-    def drain(self) -> None:
-        """Take and commit everything that is published now, and note what was asked for until now."""
-        self._note_wishes()
-        while self.step():
-            pass
-        self.flush()
-
-    def release(self) -> None:
-        """Let the next writer start at once."""
-        self._lock.release()
+    def _tell_of_holder(self, run: str, error: TryLaterError, *, at_once: bool) -> None:
+        now = time.monotonic()
+        since = self._held_since.setdefault(run, now)
+        if at_once or now - since > HELD_S:
+            self._held_since[run] = float("inf")  # once is enough
+            self.log.warning("run_held", run=run, why=error.message, next=error.next_step)

@@ -22,7 +22,7 @@ from core.run.run_info import load_run
 from core.service.log import Events
 from core.storage.durable import output_error
 from core.storage.paths import ANYWHERE, Outputs
-from writer.arrival import Arrival
+from writer.upload_assembly import UploadAssembly
 
 RETRY_S = 10.0
 """An upload whose folder cannot be written is tried again after this long."""
@@ -50,7 +50,7 @@ class Receiver:
         self._add = add
         self._moved = moved
         self.log = Events("writer")
-        self._known: dict[str, Arrival | None] = {}
+        self._known: dict[str, UploadAssembly | None] = {}
         self._retry_at: dict[str, float] = {}
 
     def step(self) -> int:
@@ -77,14 +77,14 @@ class Receiver:
                 self._refuse(name, "bug", f"the writer cannot take it: {type(error).__name__}; see its log")
         return moved
 
-    def _arrival(self, name: str, upload: Upload | None) -> Arrival | None:
+    def _arrival(self, name: str, upload: Upload | None) -> UploadAssembly | None:
         """The upload that was announced under a name; None for one of another version."""
         if upload is None:
             return None
         self._outputs.check(upload.output)
-        return Arrival.of(name, upload)
+        return UploadAssembly.of(name, upload)
 
-    def _attend(self, name: str, arrival: Arrival) -> int:
+    def _attend(self, name: str, arrival: UploadAssembly) -> int:
         layout = arrival.layout
         if arrival.grows:
             there = load_run(layout.root)
@@ -108,7 +108,7 @@ class Receiver:
             return count + self._finish(name, arrival)
         return count
 
-    def _finish(self, name: str, arrival: Arrival) -> int:
+    def _finish(self, name: str, arrival: UploadAssembly) -> int:
         """All pieces are here: make the run, or add to the one that is there."""
         with arrival.layout.open_plan_lock() as lock:
             try:
@@ -122,7 +122,7 @@ class Receiver:
             grown = self._grow(arrival) if arrival.grows else self._make(name, arrival)
         return self._accept(name, arrival, grown)
 
-    def _make(self, name: str, arrival: Arrival) -> Grown:
+    def _make(self, name: str, arrival: UploadAssembly) -> Grown:
         """Give each file its name; run.json comes last, and with it the run is real."""
         arrival.linked_plan()
         save_control(arrival.layout, Control(priority=self._priority(name) or PRIORITY))
@@ -130,7 +130,7 @@ class Receiver:
         info = load_run(arrival.layout.root)
         return Grown(units=info.units, samples=info.samples, added=None)
 
-    def _grow(self, arrival: Arrival) -> Grown:
+    def _grow(self, arrival: UploadAssembly) -> Grown:
         """Add the units that the run lacks. Their inputs get their names before, and the others' stay as they are."""
         plan = arrival.linked_plan()
         return self._add(arrival.root, plan, lambda: arrival.place(arrival.inputs, self._moved), self._moved)
@@ -140,7 +140,7 @@ class Receiver:
         upload = uploads.announced(self.client, name)
         return None if upload is None else upload.priority
 
-    def _accept(self, name: str, arrival: Arrival, grown: Grown) -> int:
+    def _accept(self, name: str, arrival: UploadAssembly, grown: Grown) -> int:
         upload, layout = arrival.upload, arrival.layout
         info = load_run(layout.root)
         priority = self._priority(name)

@@ -1,1 +1,1 @@
-"""Part files: one module per format, and `part` for the files of one commit record."""
+"""Part files: one module per format, which reads and writes it, and `part` for the files of one commit record."""

@@ -1,4 +1,4 @@
-"""Where the files of a part stand, by the format of the run. `core.formats` reads them, `writer.stores` writes them."""
+"""Where the files of a part stand, by the format of the run. `core.formats` reads and writes them."""
 
 from __future__ import annotations
 

@@ -11,21 +11,19 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.formats.arrow import ArrowPart
-from core.formats.base import FORMAT_ERRORS, PartFile
-from core.formats.hdf5 import Hdf5Part
-from core.formats.npy import NpyPart
-from core.formats.parquet import ParquetPart
+from core.formats.arrow import ArrowPart, ArrowStore
+from core.formats.base import COLUMNS, FORMAT_ERRORS, PartFile, Store
+from core.formats.hdf5 import Hdf5Part, Hdf5Store
+from core.formats.npy import NpyPart, NpyStore
+from core.formats.parquet import ParquetPart, ParquetStore
 from core.run.commits import CommittedFile
+from core.run.run_info import RunInfo
 from core.settings import spool_folder
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place
 
 OPENERS: dict[str, Callable[[Path], PartFile]] = {".parquet": ParquetPart, ".h5": Hdf5Part, ".arrow": ArrowPart}
 """How a file of rows or failures is opened, by its suffix."""
-
-COLUMNS = "embq.columns"
-"""Where a part is several files: a note in the one of kind "rows" with the names of all columns in order, as JSON."""
 
 
 class Cursor:
@@ -154,3 +152,20 @@ def _open(path: Place, file: CommittedFile, copies: ExitStack) -> PartFile:
         path.fetch(local := Path(folder) / path.name)
         path = local
     return NpyPart(path, file.column) if file.kind == "vectors" else OPENERS[path.suffix](path)
+
+
+def store_for(info: RunInfo) -> Store:
+    """The store for a run's format; OutputError where this embq has none."""
+    match info.format:
+        case "parquet":
+            return ParquetStore()
+        case "hdf5":
+            return Hdf5Store(info.rows)
+        case "npy":
+            return NpyStore(info.model)
+        case "arrow":
+            return ArrowStore()
+    raise OutputError(
+        f"the run's format is {info.format!r}, which this embq cannot write",
+        next_step="use the embq version that made the run",
+    )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from core.errors import OutputError
 from core.formats.part import opened
 from core.run.commit_log import CommitLog, LogState
 from core.run.commits import CommittedFile
@@ -16,7 +15,7 @@ from core.run.run_info import RunInfo, load_run
 from core.storage.paths import Place
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 def committed(root: Place) -> tuple[RunInfo, LogState]:
@@ -66,19 +65,3 @@ def part_tables(
     """
     with opened(root, files) as part:
         yield from part.tables(columns)
-
-
-def vectors(table: pa.Table, column: str = "embedding") -> np.ndarray:
-    """A column of embeddings as an array of shape (rows, width) of what is stored; see `core.rows.vectors.restored`.
-
-    Raises OutputError where a row has no vector: every committed row has one.
-    """
-    array = table[column].combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    values = array.flatten()
-    dim = array.type.list_size
-    if len(values) != dim * len(array) or values.null_count:
-        raise OutputError(f"a row without a vector in column {column!r}", code="part_damaged")
-    matrix: np.ndarray = values.to_numpy(zero_copy_only=False).reshape(len(array), dim)
-    return matrix

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from core.errors import InputError, OutputError, UsageError
-from core.formats.part import Cursor, opened
+from core.formats.base import PartName, vectors
+from core.formats.part import Cursor, opened, store_for
 from core.rows.results import ARROW_DTYPES
 from core.rows.spec import FORMATS, INT8_RANGE, RowSpec
 from core.rows.vectors import restored, stored
@@ -23,13 +24,11 @@ from core.run.commit_log import CommitLog, LogState
 from core.run.commits import CommittedFile
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.reader import part_tables, vectors
+from core.run.reader import part_tables
 from core.run.run_info import RunInfo, load_run
 from core.storage.durable import fsync_folder, output_error, publish, write_new
 from core.storage.paths import Place
 from embq.export.row_order import Places, sorted_tables
-from writer.stores import for_format
-from writer.stores.base import PartName
 
 SMALLER = {
     "float32": ("float32", "float16", "int8", "binary"),
@@ -286,7 +285,7 @@ def _files(
     tables: Iterator[pa.Table], layout: Layout, info: RunInfo, per_file: int, notes: dict[str, str]
 ) -> Iterator[list[CommittedFile]]:
     """Write the rows as files numbered from 0, and give what was written of each number."""
-    store, cursor, number = for_format(info), Cursor(tables), 0
+    store, cursor, number = store_for(info), Cursor(tables), 0
     of_rows: list[CommittedFile] = []
     layout.temporary.mkdir()
     while (table := cursor.take(per_file)).num_rows:

@@ -18,22 +18,20 @@ from embq.cli.options import settings_with
 from embq.indexing.changes import change, grown
 from embq.indexing.progress import Shown
 from embq.services.startup import service_client
-from indexer.build import Asked, Built, build
-from indexer.building import BuildSpec
-from indexer.collection import Collection, open_collection
-from indexer.growth import fits
-from indexer.plan import Plan, describe_plan
-from indexer.planning import make_plan
-from indexer.queries import QueryPlan, plan_queries
-from indexer.queue_runner import QueueRunner
-from indexer.report import write_report
-from indexer.report_text import summary
-from indexer.runners import Runner, local
-from indexer.sidecar import Sidecar
-from indexer.speeds import measure_speeds
-from indexer.version import Version
-from indexer.wish import Wish, available_memory, parse_bytes, parse_recall
-from indexer.workshop import read_json
+from indexer.build.build import BuildRequest, Built, build
+from indexer.build.queue_runner import QueueRunner
+from indexer.build.report import summary, write_report
+from indexer.build.runners import Runner, local
+from indexer.build.spec import BuildSpec
+from indexer.build.units import Sidecar
+from indexer.change.growth import fits
+from indexer.collection.opening import Collection, open_collection
+from indexer.index_files.files import read_json
+from indexer.index_files.version import Version
+from indexer.plan.costs import measure_speeds
+from indexer.plan.options import BuildOptions, available_memory, parse_bytes, parse_recall
+from indexer.plan.plan import IndexPlan, describe_plan, make_plan
+from indexer.tune.queries import QueryPlan, plan_queries
 
 FEW_ROWS = 1_000
 """So few are compared one by one, and nothing is learned of them that would favour queries among them."""
@@ -71,7 +69,7 @@ def index(options: Mapping[str, Any]) -> int:
     wish = wish_of(options)
     folder = index_folder(options["to"], root, collection)
 
-    def plan() -> Plan:
+    def plan() -> IndexPlan:
         return make_plan(
             collection.n, collection.dim, wish, unit_length=collection.unit_length, speeds=measure_speeds()
         )
@@ -81,7 +79,7 @@ def index(options: Mapping[str, Any]) -> int:
         click.echo(json.dumps({"schema": 1, **made.describe()}) if options["as_json"] else describe_plan(made))
         return Exit.DONE
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wish.seed)
-    asked = Asked(
+    asked = BuildRequest(
         index=folder,
         options={name: options[name] for name in DECIDING},
         make_plan=plan,
@@ -105,12 +103,12 @@ def index(options: Mapping[str, Any]) -> int:
     return account(built, collection, as_json=options["as_json"])
 
 
-def wish_of(options: Mapping[str, Any]) -> Wish:
+def wish_of(options: Mapping[str, Any]) -> BuildOptions:
     """What the options ask for; UsageError where one cannot be understood."""
     recall, recall_at = parse_recall(options["recall"])
     available = options["current_memory_available"]
     within_ms = options["max_index_query_time_ms"]
-    return Wish(
+    return BuildOptions(
         max_index_memory_usage=parse_bytes(options["max_index_memory_usage"]),
         current_memory_available=available_memory() if available is None else parse_bytes(available),
         **({} if within_ms is None else {"max_index_query_time_ms": within_ms}),
@@ -151,7 +149,7 @@ def query_files(said: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def runner_of(options: Mapping[str, Any], wish: Wish) -> Iterator[Runner]:
+def runner_of(options: Mapping[str, Any], wish: BuildOptions) -> Iterator[Runner]:
     """Who does the work: processes here, or the workers of the broker that --broker names.
 
     Not of EMBQ_BROKER_URL alone: it stands in every environment from which runs are enqueued, by users of the broker

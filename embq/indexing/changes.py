@@ -12,12 +12,12 @@ import click
 
 from core.errors import Exit, InputError, UsageError
 from embq.indexing.progress import Shown
-from indexer.collection import Collection
-from indexer.compaction import Compaction, compact
-from indexer.deletes import NAMED, Deletion, delete
-from indexer.growth import Grown, grow
-from indexer.runners import Runner
-from indexer.version import resolve_index
+from indexer.build.runners import Runner
+from indexer.change.compaction import Compaction, compact
+from indexer.change.deletes import NAMED, Deletion, delete
+from indexer.change.growth import Grown, grow
+from indexer.collection.opening import Collection
+from indexer.index_files.version import resolve_index
 
 
 def grown(index: Path, collection: Collection, options: Mapping[str, Any], runner: Runner, memory_bytes: int) -> Grown:

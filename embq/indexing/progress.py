@@ -7,9 +7,9 @@ import time
 import click
 
 from core.service.progress_line import ProgressLine, duration
-from indexer.building import BuildSpec
-from indexer.growth import Growth
-from indexer.plan import describe_plan
+from indexer.build.spec import BuildSpec
+from indexer.change.growth import Growth
+from indexer.plan.plan import describe_plan
 
 STAGE_WORDS = {
     "sample": "reading, and drawing rows to train on",
@@ -45,7 +45,7 @@ class Shown:
         self._began = self._stage_began = time.monotonic()
 
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
-        """See `indexer.build.Course`."""
+        """See `indexer.build.build.BuildProgress`."""
         self._planned = {cost.stage: cost.seconds for cost in spec.plan.stages}
         if self._quiet:
             return
@@ -54,7 +54,7 @@ class Shown:
             click.echo("an earlier attempt at just this index was interrupted: going on with what it left", err=True)
 
     def growing(self, growth: Growth, *, resumed: bool) -> None:
-        """See `indexer.growth.Course`."""
+        """See `indexer.change.growth.GrowthProgress`."""
         if self._quiet:
             return
         click.echo(
@@ -66,7 +66,7 @@ class Shown:
             click.echo("an earlier attempt at just this was interrupted: going on with what it left", err=True)
 
     def stage(self, name: str, done: int, units: int) -> None:
-        """See `indexer.build.Course`."""
+        """See `indexer.build.build.BuildProgress`."""
         now = time.monotonic()
         if name != self._stage:
             self._stage, self._stage_began = name, now

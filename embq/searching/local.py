@@ -54,8 +54,8 @@ def ask(
 
 def open_index(index: Path, output: str | None) -> Searcher:
     """What a path names, mapped into memory: of an index no more is read than a question looks at."""
+    from indexer.index_files.version import RECORD, resolve_index
     from indexer.searcher import Searcher
-    from indexer.version import RECORD, resolve_index
 
     folder = resolve_index(index, output)
     version = index.name if folder == index.parent and (index / RECORD).exists() else None

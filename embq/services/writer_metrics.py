@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from core.service.metrics import Readings
-from writer.daemon import Writer
+from writer.service import WriterService
 
 
 class WriterMetrics:
     """Reads a writer that is at work; see `core.service.metrics.WRITER`."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: WriterService) -> None:
         self._writer = writer
 
     def __call__(self, readings: Readings) -> None:

@@ -22,7 +22,7 @@ from embq.serving.served_index import Opener, Recipe, Searchable, ServedIndex, V
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from indexer.version import Version as Record
+    from indexer.index_files.version import Version as Record
 
 
 def opened_service(
@@ -136,8 +136,8 @@ def _described(record: Record) -> Version:
 def _counted(path: Path) -> int | None:
     """The rows of the collection of an index as it is now; None where it is gone, or was made into something else."""
     from core.storage.paths import place
-    from indexer.collection import open_collection
-    from indexer.version import read_current
+    from indexer.collection.opening import open_collection
+    from indexer.index_files.version import read_current
 
     try:
         was = read_current(path).collection
@@ -165,6 +165,6 @@ def _load(version: Version) -> QueryModel:
 
 def _modality(path: Path) -> str:
     """What an index holds, from the name of its vectors: text, text_embedding, img_emb, clip_image and so on."""
-    from indexer.version import read_current
+    from indexer.index_files.version import read_current
 
     return "text" if "text" in read_current(path).collection.output else "image"

@@ -1,8 +1,8 @@
 """When a run will be done: what is left of it, divided by what its devices do now.
 
 What is left is counted in tokens, because texts differ in length; the writer estimates those of the units that are not
-committed from their sizes (`writer.workload`). Where the workers say nothing of tokens, samples stand in for them, and
-where only reading tells how many samples there are, units do.
+committed from their sizes (`writer.token_estimate`). Where the workers report no tokens, samples stand in for them,
+and where only reading tells how many samples there are, units do.
 """
 
 from __future__ import annotations

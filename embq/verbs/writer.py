@@ -24,8 +24,8 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     from embq.services.monitoring import monitored
     from embq.services.writer_metrics import WriterMetrics
     from producer.enqueue import add_uploaded
-    from writer.daemon import Writer
     from writer.lock import WEDGED_S
+    from writer.service import WriterService
 
     configure()
     stopped = StopFlag()
@@ -33,7 +33,7 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
     settings = settings_with(broker, metrics)
     with monitored(settings, "writer", stands_s=WEDGED_S) as service:
         client = service_client(settings, "writer", give_up=stopped)
-        writer = Writer(
+        writer = WriterService(
             client,
             version=embq.__version__,
             add=add_uploaded,

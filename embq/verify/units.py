@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from core.errors import OutputError
+from core.formats.base import vectors
 from core.models import ModelConfig, ModelSpec
 from core.rows.results import embedding_columns
 from core.run.commits import CommittedUnit
-from core.run.reader import vectors
 from core.run.run_info import RunInfo
 from core.units import Retry, Unit
 from embq.verify.chunks import Documents

@@ -42,8 +42,9 @@ from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.units import canonical_json
 from embq.serving.requests import knn_request, rows_request
-from indexer.sidecar import File, Sidecar
-from indexer.version import RECORD, read_current
+from indexer.build.units import Sidecar
+from indexer.index_files.files import File
+from indexer.index_files.version import RECORD, read_current
 from worker.embedders.image.decoding import open_image
 from worker.embedders.registry import load
 from writer.accept import Acceptor, Rejected, Sender, read_fields

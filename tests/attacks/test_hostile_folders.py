@@ -42,7 +42,7 @@ from embq.gc.collect import collect
 from embq.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
 from embq.local.service_process import ServiceProcess
 from embq.verify.verification import verify
-from indexer.version import resolve_index
+from indexer.index_files.version import resolve_index
 from writer.staging import leave_nonce, sweep
 
 # --- the state of the private server ---

@@ -39,8 +39,8 @@ from embq.services.broker_metrics import BrokerMetrics
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.feeder import Feeder
 from tests.guarded import GuardedServer, guarded_server
-from writer.daemon import Writer
-from writer.service import RECONCILE_S, RunWriter
+from writer.run_writer import RECONCILE_S, RunWriter
+from writer.service import WriterService
 
 GREATEST_ID = f"{2**64 - 1}-{2**64 - 1}"
 
@@ -167,7 +167,7 @@ def test_the_writer_serves_on_while_such_entries_come(attacked: Attacked) -> Non
         ended = run.ledger.meta().get("state") == "done"
         return ended or time.monotonic() > end
 
-    Writer(attacked.server, version="test", only=run.info.run).serve(stopped)
+    WriterService(attacked.server, version="test", only=run.info.run).serve(stopped)
     assert ended
     run.assert_exact()
 

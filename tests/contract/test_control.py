@@ -16,7 +16,7 @@ from core.queue.ledger import new_token
 from core.queue.registry import register
 from core.run.control import Control, load_control, save_control
 from embq.status.run_control import ask
-from writer.daemon import Writer
+from writer.service import WriterService
 
 
 def beat(run: RunCase, *held: tuple[int, str]) -> tuple[str, set[str]]:
@@ -177,7 +177,7 @@ def test_a_run_whose_last_units_end_while_it_is_paused_is_done(run: RunCase) -> 
 
 def test_the_writer_of_all_runs_lets_a_cancelled_one_go_and_takes_it_up_again(run: RunCase) -> None:
     register(run.client, run.record)
-    daemon = Writer(run.client, version="test")
+    daemon = WriterService(run.client, version="test")
     rounds = iter(range(1000))
     seen: list[bool] = []
 

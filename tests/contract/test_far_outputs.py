@@ -35,7 +35,7 @@ from embq.verify.verification import verify
 from producer.enqueue import Request, prepare
 from producer.retry import Chosen, look, retry
 from sources.options import ReadOptions
-from writer.service import RunWriter
+from writer.run_writer import RunWriter
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from core.queue.registry import register, registered
 from core.settings import Settings
 from embq.cli.entry_point import run as embq
 from embq.gc.collect import Collected, collect
-from writer.daemon import Writer
+from writer.service import WriterService
 
 HOUR = 3600.0
 
@@ -252,7 +252,7 @@ def test_a_run_whose_writer_is_there_stays_in_the_broker(run: RunCase, settings:
 
 def test_no_resident_service_brings_a_forgotten_run_back(run: RunCase, settings: Settings) -> None:
     register(run.client, run.record)
-    service = Writer(run.client, version="test")
+    service = WriterService(run.client, version="test")
     rounds = 0
 
     def stopped() -> bool:

@@ -15,7 +15,7 @@ from core.run.run_info import load_run
 from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
 from producer.announce import record_of
-from writer.daemon import Writer
+from writer.service import WriterService
 
 
 def add(case: RunCase, units: int, *, samples: int = 3) -> None:
@@ -141,7 +141,7 @@ def test_growing_twice_or_with_an_old_generation_of_the_queue_changes_nothing(ru
 
 def test_a_resident_writer_opens_a_finished_run_again_when_it_is_announced_with_more_units(make_run: MakeRun) -> None:
     case = make_run(2)
-    daemon, feeder = Writer(case.client, version="test"), case.feeder()
+    daemon, feeder = WriterService(case.client, version="test"), case.feeder()
 
     def done() -> bool:
         feeder.tick()

@@ -20,7 +20,7 @@ from core.units import Failure, Retry, from_ranges, key_digest
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from producer.additions import PlanRecord, grow
 from producer.announce import record_of
-from writer.service import RunWriter
+from writer.run_writer import RunWriter
 
 SAMPLES = 8 * 3
 

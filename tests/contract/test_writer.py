@@ -27,10 +27,10 @@ from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog
 from core.units import Failure
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
-from writer.daemon import Writer
 from writer.lock import WEDGED_S, LockKeeper
 from writer.queue import RunQueue
-from writer.service import RECONCILE_S, RunWriter
+from writer.run_writer import RECONCILE_S, RunWriter
+from writer.service import WriterService
 
 LOCK_TTL_S = 300.0
 
@@ -240,7 +240,7 @@ def test_later_parts_wait_longer_but_not_for_ever(run: RunCase) -> None:
 
 
 def test_a_part_is_cut_by_bytes_too(run: RunCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("writer.buffer.MAX_BYTES", 2 * len(run.data(0)))
+    monkeypatch.setattr("writer.commit.MAX_BYTES", 2 * len(run.data(0)))
     writer = run.writer()
     for u in range(3):
         run.work_one(u)
@@ -762,7 +762,7 @@ def test_a_lock_that_was_let_go_or_lost_is_not_taken_again(run: RunCase) -> None
 # --- the service ---
 
 
-def served(service: Writer, *steps: Callable[[], object]) -> None:
+def served(service: WriterService, *steps: Callable[[], object]) -> None:
     """Let a service work until each step in turn has given something true."""
     left = iter(steps)
     wanted = next(left, None)
@@ -788,7 +788,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.append(record.run)
             super().__init__(client, record, **options)
 
-    monkeypatch.setattr("writer.daemon.RunWriter", Counted)
+    monkeypatch.setattr("writer.service.RunWriter", Counted)
     return made
 
 
@@ -797,7 +797,7 @@ def test_a_second_service_waits_quietly_and_goes_on_as_soon_as_the_first_lets_go
 ) -> None:
     register(run.client, run.record)
     first = run.writer()
-    second = Writer(run.client, version="test")
+    second = WriterService(run.client, version="test")
 
     def the_first_lets_go() -> bool:
         if run.info.run in tries:
@@ -815,7 +815,7 @@ def test_a_service_whose_run_was_taken_over_waits_and_does_not_take_it_back(
     run: RunCase, caplog: pytest.LogCaptureFixture, tries: list[str]
 ) -> None:
     register(run.client, run.record)
-    first = Writer(run.client, version="test", takeover=True)
+    first = WriterService(run.client, version="test", takeover=True)
     second: list[RunWriter] = []
 
     def the_second_takes_over() -> bool:
@@ -838,7 +838,7 @@ def test_the_service_writes_new_runs_and_drains_when_it_is_stopped(make_run: Mak
     run, other = make_run(3), make_run(1)
     for one in (run, other):
         register(one.client, one.record)
-    service = Writer(run.client, version="test", only=run.info.run)
+    service = WriterService(run.client, version="test", only=run.info.run)
     asked = 0
 
     def stopped() -> bool:
@@ -862,7 +862,7 @@ def test_a_run_whose_folder_is_gone_holds_up_no_other(
     for case in (gone, good):
         register(own_client, case.record)
     gone.layout.run_json.unlink()
-    service = Writer(own_client, version="test")
+    service = WriterService(own_client, version="test")
     asked = 0
 
     def stopped() -> bool:
@@ -882,7 +882,7 @@ def test_an_error_of_one_run_s_disk_ends_no_service(
     run: RunCase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     register(run.client, run.record)
-    service = Writer(run.client, version="test")
+    service = WriterService(run.client, version="test")
 
     def broken(self: RunWriter) -> int:
         raise OSError(errno.EROFS, "Read-only file system", "/the/file")
@@ -892,11 +892,11 @@ def test_an_error_of_one_run_s_disk_ends_no_service(
         served(service, lambda: "run_not_written" in caplog.text)
     assert "/the/file cannot be written" in caplog.text
     with pytest.raises(OutputError, match="/the/file"):
-        Writer(run.client, version="test", only=run.info.run).serve(lambda: False)
+        WriterService(run.client, version="test", only=run.info.run).serve(lambda: False)
 
 
 def test_the_only_run_of_a_service_ends_it_where_it_cannot_be_written(run: RunCase) -> None:
     register(run.client, run.record)
     run.layout.run_json.unlink()
     with pytest.raises(InputError):
-        Writer(run.client, version="test", only=run.info.run).serve(lambda: False)
+        WriterService(run.client, version="test", only=run.info.run).serve(lambda: False)

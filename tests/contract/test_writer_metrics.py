@@ -14,10 +14,10 @@ from core.queue.keys import RUNS
 from core.queue.registry import register
 from core.service.metrics import Readings
 from embq.services.writer_metrics import WriterMetrics
-from writer.daemon import Writer
+from writer.service import WriterService
 
 
-def told(writer: Writer) -> dict[str, float]:
+def told(writer: WriterService) -> dict[str, float]:
     """Name of a sample, with what its label `code` or `le` says -> value."""
     readings = Readings("writer")
     WriterMetrics(writer)(readings)
@@ -34,7 +34,7 @@ def run(own_client: redis.Redis, tmp_path: Path) -> RunCase:
 
 def test_commits_are_counted_with_their_files_rows_and_seconds(run: RunCase, own_client: redis.Redis) -> None:
     register(own_client, run.record)
-    writer = Writer(own_client, version="test")
+    writer = WriterService(own_client, version="test")
     writer._open_new_runs()
     (opened,) = writer.runs.values()
     run.work_one(0)
@@ -63,7 +63,7 @@ def test_a_run_whose_folder_is_gone_is_refused_until_it_is_back_or_forgotten(
 ) -> None:
     register(own_client, run.record)
     (tmp_path / "notes").rename(tmp_path / "elsewhere")
-    writer = Writer(own_client, version="test")
+    writer = WriterService(own_client, version="test")
     writer._open_new_runs()
     assert (told(writer)["embq_writer_runs"], told(writer)["embq_writer_runs_refused"]) == (0, 1)
     (tmp_path / "elsewhere").rename(tmp_path / "notes")

@@ -14,7 +14,7 @@ from faults.kit.disk import DiskError, SmallDisk
 from faults.kit.indexes import PATIENCE_S, SLICES, Building, MakeBuilding, write_collection
 from faults.kit.table import Recovery
 from indexer.faiss_module import faiss
-from indexer.lists import empty_lists, write_lists
+from indexer.index_files.lists import empty_lists, write_lists
 
 CGROUP = Path("/sys/fs/cgroup/memory")
 MEMORY = 300 << 20

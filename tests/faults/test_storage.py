@@ -13,7 +13,7 @@ from faults.kit.disk import DiskError, SmallDisk
 from faults.kit.strace import attached, calls_in, unavailable
 from faults.kit.table import Recovery
 
-SOON = {"set": "writer.daemon:RETRY_S", "to": 1.0}
+SOON = {"set": "writer.service:RETRY_S", "to": 1.0}
 """A writer tries a run again after a second instead of half a minute."""
 
 

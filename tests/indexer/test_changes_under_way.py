@@ -15,11 +15,11 @@ from indexes_that_grow import Quiet, add_part, copy_of, grown, litter, make_inde
 
 from core.errors import OutputError, TryLaterError
 from indexer import searcher
-from indexer.compaction import compact
-from indexer.deletes import delete
+from indexer.change.compaction import compact
+from indexer.change.deletes import delete
+from indexer.index_files.files import alone
+from indexer.index_files.version import current_name, read_current
 from indexer.searcher import Searcher
-from indexer.version import current_name, read_current
-from indexer.workshop import alone
 
 CHANGES = Path(__file__).parents[1] / "killed_changes.py"
 

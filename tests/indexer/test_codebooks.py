@@ -8,10 +8,8 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.coarse import list_space, settle
-from indexer.codebooks import product_words, train_codes
-from indexer.codecs import codec
-from indexer.kmeans import kmeans
+from indexer.build.training import kmeans, list_space, product_words, settle, train_codes
+from indexer.plan.codecs import codec
 
 
 @pytest.fixture(autouse=True)

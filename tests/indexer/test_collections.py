@@ -12,7 +12,7 @@ import pytest
 from collections_made import DIM, KINDS, ROWS
 
 from core.errors import InputError
-from indexer.collection import Collection, open_collection
+from indexer.collection.opening import Collection, open_collection
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -19,7 +19,7 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.storage import object_clients
 from core.storage.paths import place
-from indexer.collection import Collection, open_collection
+from indexer.collection.opening import Collection, open_collection
 
 PAIRS = [
     member

@@ -11,9 +11,9 @@ import pytest
 from collections_made import KINDS, ROWS
 
 from core.errors import InputError
-from indexer.collection import open_collection
-from indexer.collections.base import NAMES
-from indexer.identity import BATCH_ROWS, Identity, write_identity
+from indexer.collection.opening import open_collection
+from indexer.collection.parts import NAMES
+from indexer.index_files.identity import BATCH_ROWS, Identity, write_identity
 
 
 def tables(rows: int, first_id: int = 0, at_once: int = 10_000) -> Iterator[pa.Table]:

@@ -14,8 +14,8 @@ from indexes_that_grow import add_part, rows
 
 from core.errors import Exit
 from embq.cli.entry_point import run
+from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
-from indexer.version import read_current
 
 
 @dataclass(frozen=True)

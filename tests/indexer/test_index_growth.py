@@ -11,11 +11,11 @@ import pytest
 from indexes_that_grow import ASKED, DIM, PART_ROWS, Quiet, add_part, copy_of, grown, litter, make_index, rows, runner
 
 from core.errors import InputError
-from indexer.compaction import compact, due
-from indexer.deletes import delete, deleted_bits, is_set
-from indexer.growth import fits
+from indexer.change.compaction import compact, due
+from indexer.change.deletes import delete, deleted_bits, is_set
+from indexer.change.growth import fits
+from indexer.index_files.version import read_current
 from indexer.searcher import Searcher
-from indexer.version import read_current
 
 EVERYWHERE = 16
 

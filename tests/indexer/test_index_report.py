@@ -12,9 +12,8 @@ import pytest
 
 from core.errors import Exit
 from embq.cli import entry_point
-from indexer.report import plain
-from indexer.report_text import summary
-from indexer.version import read_current
+from indexer.build.report import plain, summary
+from indexer.index_files.version import read_current
 
 ROWS, DIM = 1_500, 24
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from core.errors import InputError, UsageError
-from indexer.collection import Collection, open_collection
+from indexer.build.report_picture import draw_report
+from indexer.collection.opening import Collection, open_collection
 from indexer.faiss_module import faiss, set_threads
-from indexer.points import Goal, Point, Scores, Setting, Tuning
-from indexer.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
-from indexer.recall import Truth, mean_recall
-from indexer.report_picture import draw_report
-from indexer.sweep import K_FACTORS
-from indexer.truth import block_truth, nearest, read_truth
-from indexer.tuning import tune
+from indexer.tune.points import Goal, Point, Scores, Setting, Tuning
+from indexer.tune.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
+from indexer.tune.recall import Truth, mean_recall
+from indexer.tune.sweep import K_FACTORS
+from indexer.tune.truth import block_truth, nearest, read_truth
+from indexer.tune.tuning import tune_search
 
 ROWS, DIM, NLIST = 6_000, 24, 64
 
@@ -122,7 +122,7 @@ def test_the_worst_set_reaches_the_target_and_nothing_that_is_faster_would(
 ) -> None:
     # Searches of this toy take microseconds, and by a real clock on a busy machine any of them may be the fastest.
     goal, clock = Goal(recall=0.9), index.clock
-    tuning = tune(index, sets, truth, goal, nlist=NLIST, refines=True, rows=ROWS, clock=clock)
+    tuning = tune_search(index, sets, truth, goal, nlist=NLIST, refines=True, rows=ROWS, clock=clock)
 
     assert tuning.met is True
     reached = measured(index, sets, truth, tuning.setting)
@@ -147,7 +147,7 @@ def test_the_reported_half_is_not_the_one_that_was_tuned_on(
     for one in spoilt.values():
         one.ids[1::2] += ROWS
 
-    tuning = tune(index, sets, spoilt, Goal(recall=0.9), nlist=NLIST, refines=True, rows=ROWS)
+    tuning = tune_search(index, sets, spoilt, Goal(recall=0.9), nlist=NLIST, refines=True, rows=ROWS)
 
     assert max(point.worst for point in tuning.points) > 0.9
     assert tuning.best == 0.0
@@ -157,7 +157,7 @@ def test_the_reported_half_is_not_the_one_that_was_tuned_on(
 def test_a_target_that_the_codes_cannot_reach_is_told_with_the_best_that_they_can(
     index: Index, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    tuning = tune(index, sets, truth, Goal(recall=0.99), nlist=NLIST, refines=False, rows=ROWS)
+    tuning = tune_search(index, sets, truth, Goal(recall=0.99), nlist=NLIST, refines=False, rows=ROWS)
 
     assert tuning.met is False
     assert tuning.setting.k_factor == 1
@@ -168,8 +168,10 @@ def test_a_target_that_the_codes_cannot_reach_is_told_with_the_best_that_they_ca
 def test_within_a_time_the_recall_is_the_highest_and_the_time_is_kept(
     index: Index, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    plenty = tune(index, sets, truth, Goal(recall=None, milliseconds=10_000.0), nlist=NLIST, refines=True, rows=ROWS)
-    none = tune(index, sets, truth, Goal(recall=None, milliseconds=1e-6), nlist=NLIST, refines=True, rows=ROWS)
+    plenty = tune_search(
+        index, sets, truth, Goal(recall=None, milliseconds=10_000.0), nlist=NLIST, refines=True, rows=ROWS
+    )
+    none = tune_search(index, sets, truth, Goal(recall=None, milliseconds=1e-6), nlist=NLIST, refines=True, rows=ROWS)
 
     assert plenty.met is True
     assert plenty.best is not None
@@ -185,7 +187,7 @@ def test_one_list_is_never_all_that_is_looked_at(rows: np.ndarray, truth: dict[s
     known = {"data": nearest(rows[:100], queries.own, [(0, rows)], metric="cosine")}
 
     goal, clock = Goal(recall=0.9, k=1), flat.clock
-    tuning = tune(flat, [queries], known, goal, nlist=NLIST, refines=False, rows=ROWS, clock=clock)
+    tuning = tune_search(flat, [queries], known, goal, nlist=NLIST, refines=False, rows=ROWS, clock=clock)
 
     assert 1 in flat.probes
     assert tuning.setting.nprobe == 2
@@ -193,7 +195,7 @@ def test_one_list_is_never_all_that_is_looked_at(rows: np.ndarray, truth: dict[s
 
 
 def test_without_queries_nothing_is_claimed(index: Index) -> None:
-    tuning = tune(index, [], {}, Goal(), nlist=NLIST, refines=False, rows=1)
+    tuning = tune_search(index, [], {}, Goal(), nlist=NLIST, refines=False, rows=1)
 
     assert tuning.met is None
     assert tuning.setting == Setting(nprobe=64, k_factor=1)
@@ -202,7 +204,7 @@ def test_without_queries_nothing_is_claimed(index: Index) -> None:
 def test_a_tuning_is_the_same_after_a_way_through_json(
     index: Index, sets: list[QuerySet], truth: dict[str, Truth]
 ) -> None:
-    tuning = tune(index, sets[:1], truth, Goal(recall=0.8), nlist=NLIST, refines=False, rows=ROWS)
+    tuning = tune_search(index, sets[:1], truth, Goal(recall=0.8), nlist=NLIST, refines=False, rows=ROWS)
 
     again = Tuning.from_description(json.loads(json.dumps(tuning.describe())))
 

@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 from core.errors import InputError, OutputError
-from indexer.sidecar import find, read_inputs, write_inputs
-from indexer.task import Made, Task, perform
-from indexer.units import IndexUnit
-from indexer.workshop import Workshop
-from indexer.writing import disk_error
+from indexer.build.build_dir import BuildDir
+from indexer.build.task import Made, Task, perform
+from indexer.build.units import IndexUnit, find, read_inputs, write_inputs
+from indexer.index_files.files import disk_error
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> IndexUnit:
     """A unit of a build whose spec is a few words."""
-    workshop = Workshop(tmp_path / "index", "b1")
-    workshop.make()
-    workshop.write_once(workshop.spec, {"word": "spec"})
-    return IndexUnit(index=str(workshop.index), build="b1", stage="sample", number=3, inputs=write_inputs(workshop, {}))
+    build_dir = BuildDir(tmp_path / "index", "b1")
+    build_dir.make()
+    build_dir.write_once(build_dir.spec, {"word": "spec"})
+    return IndexUnit(
+        index=str(build_dir.index), build="b1", stage="sample", number=3, inputs=write_inputs(build_dir, {})
+    )
 
 
 def stage_that_writes(text: str):
@@ -46,9 +47,9 @@ def do(unit: IndexUnit, text: str = "a ") -> str:
 def test_a_unit_that_is_done_is_not_done_again(unit: IndexUnit) -> None:
     """Given a sidecar, when the unit is performed again, then the first payload stands and nothing is written."""
     assert do(unit, "first ") == "first spec"
-    before = sorted(unit.workshop.index.rglob("*"))
+    before = sorted(unit.build_dir.index.rglob("*"))
     assert do(unit, "second ") == "first spec"
-    assert sorted(unit.workshop.index.rglob("*")) == before
+    assert sorted(unit.build_dir.index.rglob("*")) == before
 
 
 def test_of_two_attempts_at_once_the_first_sidecar_stands_and_the_other_payload_goes(unit: IndexUnit) -> None:
@@ -60,7 +61,7 @@ def test_of_two_attempts_at_once_the_first_sidecar_stands_and_the_other_payload_
 
     sidecar = perform(unit, overtaken, threads=1, memory_bytes=1, worker="slow")
     assert sidecar.files["text"].check(Path(unit.index)).read_text() == "first spec"
-    assert len(list(unit.workshop.files.iterdir())) == 1
+    assert len(list(unit.build_dir.files.iterdir())) == 1
 
 
 def test_a_payload_that_is_gone_or_cut_makes_its_unit_undone(unit: IndexUnit) -> None:
@@ -86,14 +87,14 @@ def test_a_unit_that_cannot_be_done_leaves_no_sidecar(unit: IndexUnit) -> None:
 
 def test_what_units_before_have_made_decides_the_digest(unit: IndexUnit) -> None:
     """Given another payload of the stage before, then the units after it are others."""
-    workshop = unit.workshop
+    build_dir = unit.build_dir
     do(unit, "first ")
-    one = write_inputs(workshop, {"sample": [unit.sidecar.name]})
-    assert [sidecar.digest for sidecar in read_inputs(workshop, one)["sample"]] == [unit.digest]
+    one = write_inputs(build_dir, {"sample": [unit.sidecar.name]})
+    assert [sidecar.digest for sidecar in read_inputs(build_dir, one)["sample"]] == [unit.digest]
     other = IndexUnit(index=unit.index, build="b1", stage="sample", number=4, inputs=unit.inputs)
     do(other, "other ")
-    assert write_inputs(workshop, {"sample": [other.sidecar.name]}) != one
-    assert write_inputs(workshop, {"sample": [unit.sidecar.name]}) == one
+    assert write_inputs(build_dir, {"sample": [other.sidecar.name]}) != one
+    assert write_inputs(build_dir, {"sample": [unit.sidecar.name]}) == one
 
 
 def test_a_description_that_leads_elsewhere_is_no_unit(unit: IndexUnit) -> None:
@@ -106,7 +107,7 @@ def test_a_description_that_leads_elsewhere_is_no_unit(unit: IndexUnit) -> None:
 
 def test_a_damaged_spec_is_an_error_with_a_name(unit: IndexUnit) -> None:
     """Given build.json that is no JSON, then performing says which file cannot be read."""
-    unit.workshop.spec.write_text("{")
+    unit.build_dir.spec.write_text("{")
     with pytest.raises(OutputError, match=r"build\.json"):
         do(unit)
 

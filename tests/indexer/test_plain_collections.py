@@ -29,7 +29,7 @@ from collections_made import (
 from core.errors import InputError, UsageError
 from core.rows.spec import RowSpec
 from embq.export.export import Wish, export
-from indexer.collection import Collection, open_collection
+from indexer.collection.opening import Collection, open_collection
 
 
 def read(collection: Collection, column: str | None = None) -> np.ndarray:

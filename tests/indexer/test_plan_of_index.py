@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 
 from core.errors import EmbqError, InputError, UsageError
-from indexer.codecs import Codec, codec
-from indexer.ladder import ladder
-from indexer.plan import Plan, describe_plan
-from indexer.planning import make_plan
-from indexer.speeds import Speeds, measure_speeds
-from indexer.wish import Wish, available_memory, bytes_text, parse_bytes, parse_recall
+from indexer.plan.codec_choices import ladder
+from indexer.plan.codecs import Codec, codec
+from indexer.plan.costs import Speeds, measure_speeds
+from indexer.plan.options import BuildOptions, available_memory, bytes_text, parse_bytes, parse_recall
+from indexer.plan.plan import IndexPlan, describe_plan, make_plan
 
 SPEEDS = Speeds(gflops=50.0, disk_bytes_s=500e6, cores=2)
 MB = 1 << 20
 
 
-def plan(n: int, dim: int = 384, *, unit_length: bool = True, **wish: object) -> Plan:
-    return make_plan(n, dim, Wish(**wish), unit_length=unit_length, speeds=SPEEDS)  # type: ignore[arg-type]
+def plan(n: int, dim: int = 384, *, unit_length: bool = True, **wish: object) -> IndexPlan:
+    return make_plan(n, dim, BuildOptions(**wish), unit_length=unit_length, speeds=SPEEDS)  # type: ignore[arg-type]
 
 
 def refusal(n: int, dim: int = 384, **wish: object) -> EmbqError:
@@ -150,7 +149,7 @@ def test_several_indices_share_the_vectors() -> None:
 
 def test_a_plan_survives_json() -> None:
     chosen = plan(123_456, workers=2)
-    assert Plan.from_description(json.loads(json.dumps(chosen.describe()))) == chosen
+    assert IndexPlan.from_description(json.loads(json.dumps(chosen.describe()))) == chosen
 
 
 def test_the_printed_plan_has_the_key_the_bytes_and_every_stage() -> None:

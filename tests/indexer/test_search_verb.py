@@ -19,7 +19,7 @@ import embq
 from core.errors import EmbqError, Exit, InputError, ModelError
 from core.rows.spec import RowSpec
 from embq.cli.entry_point import run
-from indexer.version import read_current
+from indexer.index_files.version import read_current
 from worker.embedders.stub import stub_vector
 
 MODEL_DIM = 64

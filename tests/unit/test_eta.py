@@ -13,7 +13,7 @@ from core.run.unit_sizes import Extent, extent_of
 from core.units import Retry, Unit
 from embq.status.eta import NO_ETA, Eta, predict, share_of
 from worker.meter.speed import WINDOW_S, Speed
-from writer.workload import Workload
+from writer.token_estimate import TokenEstimate
 
 # --- tokens that are left ---
 
@@ -26,8 +26,8 @@ def unit_of(lengths: Iterable[int]) -> tuple[Extent, int]:
     return Extent("jsonl", len(words), size), sum(n + 2 for n in words)
 
 
-def workload(units: list[tuple[Extent, int]]) -> Workload:
-    made = Workload()
+def workload(units: list[tuple[Extent, int]]) -> TokenEstimate:
+    made = TokenEstimate()
     for extent, _ in units:
         made.left[extent.kind] = made.left.get(extent.kind, Extent(extent.kind, 0, 0)) + extent
     return made

@@ -21,11 +21,12 @@ from build_output import accepted, build, file_path, write_jsonl
 from faults.kit.disk import DiskError, SmallDisk
 
 from core.errors import EmbqError, Exit, InputError, OutputError
+from core.formats.base import vectors
 from core.rows.spec import FORMATS, RowSpec
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.manifest import Manifest
-from core.run.reader import row_tables, vectors
+from core.run.reader import row_tables
 from core.run.run_info import load_run
 from embq.cli.entry_point import run
 from embq.export import export as exporting

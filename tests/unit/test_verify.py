@@ -28,12 +28,13 @@ from build_output import (
 )
 
 from core.errors import Exit, InputError, OutputError
+from core.formats.base import vectors
 from core.redaction import printable
 from core.rows.spec import RowSpec
 from core.run.commits import Commit
 from core.run.layout import Layout
 from core.run.manifest import Manifest, first_segment_writer
-from core.run.reader import committed, row_tables, vectors
+from core.run.reader import committed, row_tables
 from core.run.standing_failures import standing_failures
 from core.units import Unit
 from embq.cli.entry_point import run

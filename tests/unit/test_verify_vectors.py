@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from core.formats.base import vectors
 from core.rows.spec import DTYPES, FORMATS, RowSpec
-from core.run.reader import vectors
 from embq.verify.verification import verify
 from tests.build_output import build, rewrite, set_column, write_folder
 

@@ -15,6 +15,7 @@ from e2e.session import Command
 
 from faults.kit.cluster import sabotaged
 from faults.kit.table import Recovery
+from indexer.build.units import STAGE_MODULES
 
 ROWS, DIM, FILES = 3_000, 24, 3
 BLOCK_ROWS = 1_024
@@ -24,9 +25,9 @@ STAGES = {"sample": 3, "train": 1, "queries": 1, "truth": 3, "add": 3, "merge": 
 """Units of each stage of the build of such a collection."""
 OPTIONS = ("--index-key", "IVF16,SQ8", "--nb-indices-to-keep", str(SLICES), "--quiet")
 SMALL = (
-    {"set": "indexer.build_memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
+    {"set": "indexer.plan.memory:LEAST_BLOCK_ROWS", "to": BLOCK_ROWS},
     # How long latencies are measured for; none is looked at here.
-    {"set": "indexer.scores:REPORTED_SECONDS", "to": 0.05},
+    {"set": "indexer.tune.measure:REPORTED_SECONDS", "to": 0.05},
 )
 QUERIES = 200
 PATIENCE_S = 200.0
@@ -53,7 +54,7 @@ def crash(at: str, marker: Path, *, match: str = "", when: str = "before", do: s
 def counted(folder: Path) -> list[dict[str, Any]]:
     """Sabotage: each time that the work of a unit is begun, a byte goes into a file of its stage."""
     return [
-        {"at": f"indexer.stages.{stage}:{stage}", "do": "pause", "seconds": 0, "every": True}
+        {"at": f"{STAGE_MODULES[stage]}:{stage}", "do": "pause", "seconds": 0, "every": True}
         | {"tally": str(folder / f"begun-{stage}")}
         for stage in STAGES
     ]
@@ -190,7 +191,7 @@ def unit_processes(command: Command) -> list[psutil.Process]:
     found = []
     for process in command.descendants():
         try:
-            if "indexer.process" in process.cmdline():
+            if "indexer.build.process" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue

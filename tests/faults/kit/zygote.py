@@ -15,7 +15,7 @@ import h5py  # noqa: F401 - imported here so that a command need not
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import writer.daemon  # noqa: F401 - imported here so that a command need not
+import writer.service  # noqa: F401 - imported here so that a command need not
 from core.process.children import die_with_parent
 from embq.cli.entry_point import run
 

@@ -1,0 +1,1 @@
+"""Building an index: stages and their units, the runners that execute them, and the report."""

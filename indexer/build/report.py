@@ -1,0 +1,306 @@
+"""The report of an index: infos.json, which says what a searcher will get, and the picture beside it.
+
+autofaiss's keys come first, spelled as there and with its meaning, so that reports can be compared; then ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from indexer.build.report_picture import draw_report
+from indexer.build.spec import BuildSpec
+from indexer.build.units import STAGES, Sidecar
+from indexer.collection.opening import Collection
+from indexer.faiss_module import faiss
+from indexer.index_files.files import read_json
+from indexer.index_files.sizes import imbalance, sizes_of
+from indexer.index_files.template import Template
+from indexer.index_files.version import Version
+from indexer.tune.points import Scores, Tuning
+from indexer.tune.queries import DATA, QuerySet, read_queries
+
+
+def summary(infos: Mapping[str, Any], *, report: Path | str = "") -> str:
+    """What the user reads at the end of a build: some lines of text, without a line break at the end.
+
+    Args:
+        infos: what infos.json says.
+        report: the folder with infos.json and report.png.
+    """
+    plan, search = infos["plan"], infos["search"]
+    per = infos["bytes_per_vector"]
+    lines = [
+        f"index      {infos['index_key']}, {infos['nb vectors']:,} vectors of {infos['vectors dimension']} dimensions",
+        f"size       {_bytes(infos['size in bytes'])} in memory, {per['ram']:.0f} bytes per vector; "
+        f"{_bytes(sum(infos['bytes'].values()))} on disk, {per['disk']:.0f} per vector",
+        f"search     looks at {search['nprobe']:,} of {plan['nlist']:,} lists"
+        + (f", re-ranks {search['k_factor']} times as many rows as it returns" if search["k_factor"] > 1 else ""),
+    ]
+    for name, recalls in infos["recall"].items():
+        values = ", ".join(f"{value:.3f}@{key.removeprefix('recall@')}" for key, value in recalls.items())
+        times = infos["latency_ms"][name]
+        lines.append(
+            f"{name:<10} recall {values}; {times['p50']:.2g} ms per search (p95 {times['p95']:.2g}, "
+            f"p99 {times['p99']:.2g})"
+        )
+    lines += [f"target     {_target(infos)}", *(f"note       {note}" for note in infos["notes"])]
+    if report:
+        drawn = infos.get("picture", "")
+        lines.append(f"report     {Path(report) / INFOS}" + (f" and {PICTURE}" if drawn == PICTURE else ""))
+        if drawn == NO_PICTURE:
+            lines.append(f"picture    {drawn}")
+    return "\n".join(lines)
+
+
+def _target(infos: Mapping[str, Any]) -> str:
+    wanted = [
+        f"{name} >= {value:g} for every set" if name.startswith("recall") else f"{value:g} ms per search at most"
+        for name, value in infos["target"].items()
+        if value is not None
+    ]
+    said = {True: "met", False: "MISSED", None: "not measured"}[infos["target_met"]]
+    return f"{', '.join(wanted) or 'none'}: {said}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if count < 1024 or unit == "TB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit in ("B", "KB") else f"{count:.1f} {unit}"
+
+
+def notes_of(spec: BuildSpec, version: Version, tuning: Tuning) -> list[str]:
+    """A sentence each."""
+    notes = []
+    if tuning.met is None:
+        notes.append("there are no queries to measure by: recall and latency are unknown")
+    if tuning.met is False:
+        notes += [_missed(tuning), _advice(version, tuning)]
+    if _asked_across(spec) and set(tuning.scores) <= {DATA}:
+        notes.append(
+            "recall is that of queries like the rows; queries of the model's other modality need several times the "
+            "probes, and none were measured (give some with --queries)"
+        )
+    if tuning.met is False and not tuning.swept_all:
+        notes.append("tuning took its time and ended before all settings were looked at")
+    if tuning.load > 1.0:
+        notes.append(
+            f"other processes kept the machine {tuning.load:.1f} times busy while searches were timed: "
+            "alone they are faster"
+        )
+    if version.excluded:
+        notes.append(f"{version.excluded:,} vectors are zero or not finite, and in no list; they keep their ids")
+    if not spec.collection.complete:
+        notes.append("the run is not finished: its later rows are not in this index")
+    return notes
+
+
+def _asked_across(spec: BuildSpec) -> bool:
+    """Whether the rows can be asked for by another modality than theirs."""
+    collection = spec.collection
+    output = (collection.model or {}).get("output") or {}
+    return bool(collection.query_columns) or str(output.get("spec", "")).startswith("open_clip:")
+
+
+def _missed(tuning: Tuning) -> str:
+    k, goal, best = tuning.goal.k, tuning.goal, tuning.best
+    worst = min(tuning.scores, key=lambda name: tuning.scores[name].recall[k])
+    if goal.recall is not None and best is not None and best < goal.recall:
+        return f"recall@{k} is {best:.4f} with the queries of set {worst}, below the {goal.recall:g} asked for"
+    return f"a search takes longer than the {goal.milliseconds:g} ms asked for"
+
+
+def _advice(version: Version, tuning: Tuning) -> str:
+    """What reaches the goal that was missed."""
+    plan, goal = version.plan, tuning.goal
+    reachable = max((point.worst for point in tuning.points), default=0.0)
+    if goal.milliseconds is not None and (goal.recall is None or reachable >= goal.recall):
+        return "give more time with --max-index-query-time-ms, or ask for a lower --recall"
+    if plan.refine == "none":
+        return (
+            f"the codes of {plan.codec} lose too much: add --refine fp16 (rows on disk, {2 * plan.dim} bytes each), "
+            "or give more --max-index-memory-usage for a finer codec"
+        )
+    return "give more --max-index-memory-usage for a finer codec, or ask for a lower --recall"
+
+
+INFOS, PICTURE = "infos.json", "report.png"
+NO_PICTURE = "none: matplotlib is not installed (pip install 'embq[bench]')"
+SCORE_KEYS = ("1-recall@20", "1-recall@40", "20-recall@20", "40-recall@40")
+RECONSTRUCTED = 500
+"""Queries whose codes are decoded, to see how much of them is lost."""
+
+
+def write_report(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], folder: Path) -> None:
+    """Write infos.json and, where matplotlib is installed, report.png into the folder of a version."""
+    tuned = stages["tune"][0]
+    tuning = Tuning.from_description(read_json(tuned.files["tuning"].check(version.index)))
+    sets = read_queries(stages["queries"][0].files["queries"].check(version.index))
+    infos = make_infos(spec, version, stages, tuning, sets)
+    drawn = draw_report(infos, tuning, folder / PICTURE)
+    infos["picture"] = PICTURE if drawn else NO_PICTURE if tuning.front else "none: there is nothing to draw"
+    (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
+
+
+def make_infos(
+    spec: BuildSpec,
+    version: Version,
+    stages: Mapping[str, Sequence[Sidecar]],
+    tuning: Tuning,
+    sets: Sequence[QuerySet],
+) -> dict[str, Any]:
+    """What infos.json says, but for the picture."""
+    template = Template.read(version.trained.check(version.index))
+    sizes = sizes_of(version)
+    return {
+        **_autofaiss_keys(version, tuning, sizes, _reconstruction_error(template, sets)),
+        **_worth(tuning.scores),
+        **_goal(tuning),
+        "notes": notes_of(spec, version, tuning),
+        **sizes,
+        **_work(version.next_id, stages),
+        "assign_agreement": _agreement(template, stages),
+        "imbalance_factor": imbalance(version),
+        "nlist": template.nlist,
+        **_queries(tuning, sets),
+        "pareto_front": [one.describe() for one in tuning.front],
+        "plan": spec.plan.describe(),
+        "collection": _collection(spec.collection),
+        "seed": spec.plan.seed,
+    }
+
+
+def plain(value: Any) -> Any:
+    """The value with all numpy scalars and arrays as JSON knows them; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _autofaiss_keys(version: Version, tuning: Tuning, sizes: Mapping[str, Any], error: float | None) -> dict[str, Any]:
+    setting, plan = tuning.setting, version.plan
+    scores = tuning.scores.get(DATA) or next(iter(tuning.scores.values()), None)
+    parameters = f"nprobe={setting.nprobe}" + (f",k_factor={setting.k_factor}" if setting.k_factor > 1 else "")
+    return {
+        "index_key": plan.key,
+        "index_param": parameters,
+        "index_path": str(version.index),
+        "size in bytes": sizes["size in bytes"],
+        "avg_search_speed_ms": scores.mean_40_ms if scores else None,
+        "99p_search_speed_ms": scores.p99_40_ms if scores else None,
+        "reconstruction error %": error,
+        "nb vectors": sizes["nb vectors"],
+        "vectors dimension": plan.dim,
+        "compression ratio": sizes["compression ratio"],
+        **(scores.autofaiss if scores else dict.fromkeys(SCORE_KEYS)),
+    }
+
+
+def _worth(scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """Recall and time of searches, of each set of queries."""
+    return {
+        "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in scores.items()},
+        **_standard_recall(scores),
+        "latency_ms": {
+            name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
+            for name, one in scores.items()
+        },
+        "qps": {name: 1e3 / one.mean_ms for name, one in scores.items()},
+    }
+
+
+def _standard_recall(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """recall@1, @10 and @100 of the worst set each."""
+    known = sorted({k for one in scores.values() for k in one.recall})
+    return {f"recall@{k}": min(one.recall[k] for one in scores.values()) for k in known}
+
+
+def _goal(tuning: Tuning) -> dict[str, Any]:
+    """What was asked for, and how tuning went about it."""
+    goal = tuning.goal
+    return {
+        "latency_of": f"single searches of {goal.k} on one thread, with the index in memory",
+        "search": tuning.setting.describe(),
+        "target": {f"recall@{goal.k}": goal.recall, "max_index_query_time_ms": goal.milliseconds},
+        "target_met": tuning.met,
+        "tuning": {
+            "seconds": tuning.seconds,
+            "swept_all": tuning.swept_all,
+            "raised": tuning.raised,
+            "load": tuning.load,
+        },
+    }
+
+
+def _work(rows: int, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
+    """What building took, and who did it.
+
+    Args:
+        rows: that were added.
+    """
+    seconds = {stage: sum(one.seconds for one in stages[stage]) for stage in STAGES if stage in stages}
+    paces = {stage: rows / max(1e-3, seconds[stage]) for stage in ("add", "merge") if stage in seconds}
+    return {
+        "build_seconds": seconds,
+        "build_seconds_total": sum(seconds.values()),
+        "cpu_seconds": {stage: sum(one.cpu_seconds for one in stages[stage]) for stage in seconds},
+        "peak_rss_bytes": {stage: max((one.peak_rss_bytes for one in stages[stage]), default=0) for stage in seconds},
+        "vectors_per_second": {**paces, "all": rows / max(1e-3, sum(seconds.values()))},
+        "versions": dict(stages["tune"][0].versions),
+        "workers": sorted({one.worker for units in stages.values() for one in units}),
+    }
+
+
+def _queries(tuning: Tuning, sets: Sequence[QuerySet]) -> dict[str, Any]:
+    return {
+        "gt_queries": {one.name: len(one) for one in sets},
+        "reported_queries": {name: one.queries for name, one in tuning.scores.items()},
+        "query_sets": {one.name: {"source": one.source, "left_out": one.left_out} for one in sets},
+    }
+
+
+def _collection(collection: Collection) -> dict[str, Any]:
+    """What was indexed."""
+    return {
+        "kind": collection.kind,
+        "output": collection.output,
+        "column": collection.column,
+        "run": collection.run,
+        "model": collection.model,
+        "fingerprint": collection.fingerprint,
+        "digest": collection.digest,
+        "complete": collection.complete,
+    }
+
+
+def _reconstruction_error(template: Template, sets: Sequence[QuerySet]) -> float | None:
+    """Mean length of what the code of a vector has lost, in percent of the mean length of a vector."""
+    data = next((one.vectors for one in sets if one.name == DATA), None)
+    if data is None:
+        return None
+    before = np.ascontiguousarray(data[:RECONSTRUCTED])
+    try:
+        after = template.index.sa_decode(template.index.sa_encode(before))
+    except RuntimeError:
+        return None  # the codec cannot decode
+    lengths = np.linalg.norm(before, axis=1).mean()
+    return float(100.0 * np.linalg.norm(after - before, axis=1).mean() / lengths)
+
+
+def _agreement(template: Template, stages: Mapping[str, Sequence[Sidecar]]) -> float | None:
+    """Share of rows that are in their nearest list: 1 where assignment is exact, None where nobody has looked."""
+    told = [one.stats["assign_agreement"] for one in stages["add"] if "assign_agreement" in one.stats]
+    if told:
+        return float(np.mean(told))
+    quantizer = faiss().downcast_index(template.ivf.quantizer)
+    return 1.0 if type(quantizer).__name__.startswith("IndexFlat") else None

@@ -1,0 +1,130 @@
+"""What a build is: the frozen content of build.json, from which every unit of it follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from indexer.build.units import Sidecar
+from indexer.collection.opening import Block, Collection
+from indexer.faiss_module import faiss
+from indexer.index_files.version import Slice, Span, Version
+from indexer.plan.plan import IndexPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSpec:
+    """A build.
+
+    Attributes:
+        asked: what the user asked for, by which a build that was interrupted is found again.
+        queries: how the query sets are made, see `indexer.tune.queries`.
+        held_out: ids of the rows that are queries, and are not trained on.
+        drop_invalid: leave rows out that have no direction, instead of refusing them.
+        memory_bytes: that all processes of one machine may take together.
+    """
+
+    collection: Collection
+    plan: IndexPlan
+    asked: Mapping[str, Any]
+    queries: Mapping[str, Any]
+    held_out: tuple[int, ...]
+    drop_invalid: bool
+    memory_bytes: int
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """What each unit of the stages that read the collection does."""
+        return self.collection.blocks(self.plan.block_rows)
+
+    @property
+    def faiss_metric(self) -> int:
+        """By which metric lists are made and codes are compared.
+
+        For vectors of length 1 the squared distance ranks as the cosine does, and quantised inner products lose
+        recall (faiss #2971).
+        """
+        module = faiss()
+        return int(module.METRIC_INNER_PRODUCT if self.plan.metric == "ip" else module.METRIC_L2)
+
+    def units(self, stage: str) -> int:
+        """How many units a stage has."""
+        if stage in ("sample", "truth", "add"):
+            return len(self.blocks)
+        return self.plan.slices if stage == "merge" else 1
+
+    def describe(self) -> dict[str, Any]:
+        """The build as JSON-ready values; `from_description` is its inverse."""
+        return {
+            "collection": self.collection.describe(),
+            "plan": self.plan.describe(),
+            "asked": dict(self.asked),
+            "queries": dict(self.queries),
+            "held_out": list(self.held_out),
+            "drop_invalid": self.drop_invalid,
+            "memory_bytes": self.memory_bytes,
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> BuildSpec:
+        """The build that `describe` gave."""
+        return cls(
+            collection=Collection.from_description(described["collection"]),
+            plan=IndexPlan.from_description(described["plan"]),
+            asked=described["asked"],
+            queries=described["queries"],
+            held_out=tuple(described["held_out"]),
+            drop_invalid=described["drop_invalid"],
+            memory_bytes=described["memory_bytes"],
+        )
+
+
+def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequence[Sidecar]]) -> Version:
+    """The version that the stages up to `merge` make; its search parameters are those of `tune`, where that is done."""
+    added = stages["add"]
+    blocks = spec.blocks
+    tuned = stages.get("tune")
+    return Version(
+        index=index,
+        name="",
+        plan=spec.plan,
+        collection=spec.collection,
+        trained=stages["train"][0].files["trained"],
+        groups=(
+            tuple(
+                Slice(file=one.files["lists"], first=one.stats["first_list"], last=one.stats["last_list"])
+                for one in stages["merge"]
+            ),
+        ),
+        rows=tuple(
+            Span(file=one.files["rows"], first_id=block.first_id, rows=block.rows)
+            for one, block in zip(added, blocks, strict=True)
+            if "rows" in one.files
+        ),
+        identity=tuple(
+            Span(file=one.files["identity"], first_id=block.first_id, rows=block.rows)
+            for one, block in zip(added, blocks, strict=True)
+        ),
+        next_id=spec.collection.n,
+        excluded=sum(one.stats["excluded"] for one in added),
+        deleted=0,
+        deleted_file=None,
+        search=tuned[0].stats["search"] if tuned else {"nprobe": 1, "k_factor": 1},
+        build=build_id,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes={
+            "asked": dict(spec.asked),
+            "queries": dict(spec.queries),
+            "residual": mean_residual(added) or stages["train"][0].stats["residual"],
+        },
+    )
+
+
+def mean_residual(added: Sequence[Sidecar]) -> float:
+    """Mean squared distance of rows to the centroid of their list, from what the units that added them told."""
+    rows = sum(one.stats["added"] for one in added)
+    return float(sum(one.stats["residual"] * one.stats["added"] for one in added) / max(1, rows))

@@ -1,0 +1,162 @@
+"""A unit at work. Any process may do a unit, any number of times, and it counts once.
+
+A unit's payload is written under a temporary name, made durable and renamed; then its sidecar is created, which names
+the payload. The sidecar is the commit: the first one stands, and whoever comes second drops its own payload.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.errors import OutputError
+from core.storage.durable import drop, fsync_folder, publish
+from indexer.build.units import IndexUnit, Sidecar, find, read_inputs, sha256_of
+from indexer.index_files.files import FILES, WORK, File, disk_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a stage function gives.
+
+    Attributes:
+        kept: role -> finished temporary file of the index itself; its suffix is kept.
+        work: the same for what only later stages need.
+    """
+
+    kept: Mapping[str, Path] = field(default_factory=dict)
+    work: Mapping[str, Path] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A unit at work: what its stage function may use.
+
+    Attributes:
+        spec: what build.json says.
+        before: stage -> sidecars of its units, in order.
+        threads: that it may use.
+        memory_bytes: that the process may take.
+        on_gpu: whether it may use the GPU that this process sees.
+    """
+
+    unit: IndexUnit
+    spec: Mapping[str, Any]
+    before: Mapping[str, Sequence[Sidecar]]
+    threads: int
+    memory_bytes: int
+    on_gpu: bool = False
+
+    @property
+    def index(self) -> Path:
+        """Folder of the index."""
+        return Path(self.unit.index)
+
+    def temporary(self, suffix: str) -> Path:
+        """A path for an unfinished file."""
+        return self.unit.build_dir.temporary(f"{self.unit.stage}-{self.unit.number:06d}.{suffix}")
+
+    def file(self, stage: str, number: int, role: str) -> Path:
+        """A payload of an earlier stage; OutputError where it is gone."""
+        return self.before[stage][number].files[role].check(self.index)
+
+
+StageFunction = Callable[[Task], Made]
+
+
+def perform(
+    unit: IndexUnit, stage: StageFunction, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False
+) -> Sidecar:
+    """Do a unit, unless it is done; gives its sidecar, which may be that of another attempt.
+
+    Raises the EmbqError that says why it cannot be done.
+    """
+    if (done := find(unit)) is not None:
+        return done
+    build_dir = unit.build_dir
+    task = Task(
+        unit=unit,
+        spec=build_dir.read_spec(),
+        before=read_inputs(build_dir, unit.inputs),
+        threads=threads,
+        memory_bytes=memory_bytes,
+        on_gpu=on_gpu,
+    )
+    _forget_peak()
+    began, cpu = time.monotonic(), time.process_time()
+    try:
+        made = stage(task)
+        sidecar = Sidecar(
+            digest=unit.digest,
+            files={
+                **{role: _keep(unit, path, FILES) for role, path in made.kept.items()},
+                **{role: _keep(unit, path, f"{WORK}/{unit.build}") for role, path in made.work.items()},
+            },
+            stats=made.stats,
+            seconds=round(time.monotonic() - began, 3),
+            cpu_seconds=round(time.process_time() - cpu, 3),
+            peak_rss_bytes=_peak(),
+            versions=versions(),
+            worker=worker,
+        )
+        if unit.sidecar.exists() and find(unit) is None:
+            drop(unit.sidecar)  # its payload is gone or damaged: it commits nothing any more
+        if build_dir.write_once(unit.sidecar, sidecar.describe()):
+            return sidecar
+    except OSError as error:
+        raise disk_error(error, build_dir.folder) from error
+    # Another attempt was first: its payload stands, ours is litter.
+    for file in sidecar.files.values():
+        drop(Path(unit.index) / file.path)
+    theirs = find(unit)
+    if theirs is None:
+        raise OutputError(f"{unit.sidecar} names files that are not there", code="index_damaged")
+    return theirs
+
+
+def versions() -> dict[str, str]:
+    """What numbers may depend on."""
+    import numpy as np
+
+    from indexer.faiss_module import faiss
+
+    return {
+        "faiss": str(faiss().__version__),
+        "numpy": str(np.__version__),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+    }
+
+
+def _keep(unit: IndexUnit, temporary: Path, folder: str) -> File:
+    suffix = temporary.name.split(".", 1)[1]
+    name = f"{unit.stage}-{unit.number:06d}-{unit.digest[:12]}-{secrets.token_hex(3)}.{suffix}"
+    path = Path(unit.index) / folder / name
+    size, sha256 = temporary.stat().st_size, sha256_of(temporary)
+    publish(temporary, path)
+    fsync_folder(path.parent)
+    return File(path=f"{folder}/{name}", bytes=size, sha256=sha256)
+
+
+def _forget_peak() -> None:
+    """Start the kernel's high-water mark of this process anew (proc(5), clear_refs)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _peak() -> int:
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)

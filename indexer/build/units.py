@@ -1,0 +1,187 @@
+"""The stages of a build, and the units that they are cut into."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import OutputError
+from core.units import content_hash
+from core.wire import Count, Seconds, ShortText, Word
+from indexer.build.build_dir import BuildDir
+from indexer.index_files.files import File, _read, read_json
+
+HASH_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """What a unit has made.
+
+    Attributes:
+        digest: of the unit.
+        files: role -> payload.
+        stats: what the stage tells, JSON-ready.
+        seconds: wall time.
+        cpu_seconds: of all threads.
+        peak_rss_bytes: most memory of the process while it was at it, the libraries included.
+    """
+
+    digest: Word
+    files: Mapping[ShortText, File]
+    stats: Mapping[str, Any]
+    seconds: Seconds
+    cpu_seconds: Seconds
+    peak_rss_bytes: Count
+    versions: Mapping[ShortText, ShortText]
+    worker: ShortText
+
+    def describe(self) -> dict[str, Any]:
+        """The sidecar as JSON-ready values; `from_description` is its inverse."""
+        return {
+            "digest": self.digest,
+            "files": {role: file.describe() for role, file in self.files.items()},
+            "stats": dict(self.stats),
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "versions": dict(self.versions),
+            "worker": self.worker,
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> Sidecar:
+        """The sidecar that `describe` gave; OutputError for anything else."""
+        return _read(cls, described, "sidecar of an index")
+
+
+def find(unit: IndexUnit) -> Sidecar | None:
+    """The unit's sidecar, where it is done and its payload is there; None otherwise."""
+    if not unit.sidecar.exists():
+        return None
+    with suppress(OutputError):
+        sidecar = Sidecar.from_description(read_json(unit.sidecar))
+        for file in sidecar.files.values():
+            file.check(Path(unit.index))
+        return sidecar if sidecar.digest == unit.digest else None
+    return None
+
+
+def write_inputs(build_dir: BuildDir, before: Mapping[str, Sequence[str]]) -> str:
+    """Write down which sidecars the units of a stage read; gives the digest by which they find the list.
+
+    Args:
+        before: stage -> names of its sidecars in the order of its units.
+    """
+    sums = {
+        stage: [
+            sorted(file["sha256"] for file in read_json(build_dir.folder / name)["files"].values()) for name in names
+        ]
+        for stage, names in before.items()
+    }
+    digest = content_hash(sums)
+    build_dir.write_once(
+        build_dir.folder / f"inputs-{digest}.json", {stage: list(names) for stage, names in before.items()}
+    )
+    return digest
+
+
+def read_inputs(build_dir: BuildDir, digest: str) -> dict[str, list[Sidecar]]:
+    """The sidecars that a unit's inputs name."""
+    listed = read_json(build_dir.folder / f"inputs-{digest}.json")
+    return {
+        stage: [Sidecar.from_description(read_json(build_dir.folder / name)) for name in names]
+        for stage, names in listed.items()
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(HASH_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
+"""The stages of a build, in order."""
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "sample": (),
+    "queries": (),
+    "train": ("sample",),
+    "truth": ("queries",),
+    "add": ("train",),
+    "merge": ("train", "add"),
+    "tune": ("train", "queries", "truth", "add", "merge"),
+}
+"""Stage -> the stages whose payloads its units read."""
+
+CHANGES = ("grow", "ask", "retune", "compact")
+"""The stages of changes to an index that is there; see `indexer.change.growth` and `indexer.change.compaction`."""
+
+STAGE_MODULES = {
+    **dict.fromkeys(STAGES, "indexer.build.stages"),
+    "train": "indexer.build.training",
+    **dict.fromkeys(CHANGES, "indexer.change.stages"),
+}
+"""Stage -> module of its function, which has the name of the stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexUnit:
+    """One step of a build.
+
+    Attributes:
+        index: folder of the index, as the conductor names it; every worker must see it under that name.
+        build: id of the build.
+        stage: one of `STAGES`, or of `CHANGES`.
+        number: of the unit in its stage, from 0.
+        inputs: digest of what the stages before have made; names the file that lists it.
+    """
+
+    index: str
+    build: str
+    stage: str
+    number: int
+    inputs: str
+
+    def describe(self) -> dict[str, Any]:
+        """The unit as JSON-ready values; `from_description` is its inverse."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> IndexUnit:
+        """The unit that `describe` gave; ValueError or TypeError on any other shape."""
+        if set(described) != set(cls.__slots__) or described["stage"] not in (*STAGES, *CHANGES):
+            raise ValueError("no index unit")
+        unit = cls(
+            index=str(described["index"]),
+            build=str(described["build"]),
+            stage=str(described["stage"]),
+            number=int(described["number"]),
+            inputs=str(described["inputs"]),
+        )
+        if any("/" in part or part.startswith(".") for part in (unit.build, unit.inputs)):
+            raise ValueError("no index unit")
+        return unit
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that decides what the unit makes; the build id stands for collection, plan and versions."""
+        return content_hash([self.build, self.stage, self.number, self.inputs])
+
+    @property
+    def build_dir(self) -> BuildDir:
+        """Where the unit's build is."""
+        return BuildDir(Path(self.index), self.build)
+
+    @property
+    def sidecar(self) -> Path:
+        """The file that makes the unit done."""
+        return self.build_dir.folder / f"{self.stage}-{self.number:06d}-{self.digest[:12]}.json"

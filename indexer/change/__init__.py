@@ -1,0 +1,1 @@
+"""Changes to an existing index: growth, deletion, compaction, and the swap to the next version."""

@@ -1,0 +1,143 @@
+"""Compaction: the lists of an index and of its additions become one group of slices, without what is deleted.
+
+Nothing is encoded again, so the answers are the same. Ids stay what they were, and those of deleted rows stay deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from core.units import content_hash
+from indexer.build.build import StageProgress, run_stage
+from indexer.build.build_dir import BuildDir
+from indexer.build.runners import Runner
+from indexer.build.units import IndexUnit, write_inputs
+from indexer.change.deletes import is_set
+from indexer.change.version_swap import succeed, tidy
+from indexer.faiss_module import faiss
+from indexer.index_files.files import alone
+from indexer.index_files.lists import Lists, read_lists
+from indexer.index_files.sizes import imbalance, list_sizes
+from indexer.index_files.version import Slice, Version, read_current
+from indexer.plan.plan import SLICE_BYTES
+
+MOST_SHARE, MOST_GROUPS = 0.10, 32
+"""Beyond this share of the rows in additions, or so many of them, an index is compacted when it has grown: a search
+looks at every list in all of them, and an open index holds all their files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """What came of it.
+
+    Attributes:
+        groups: that were put together; 1 where there was nothing to do but dropping what is deleted, or nothing at all.
+        dropped: codes of deleted rows.
+        fresh: False where nothing was to do.
+    """
+
+    version: Version
+    groups: int
+    dropped: int
+    fresh: bool
+
+
+def compact(index: Path, runner: Runner, steps: StageProgress) -> Compaction:
+    """Compact the current version, unless it is; interrupted, the same call goes on.
+
+    Raises InputError `no_index`, TryLaterError where another process is at work on the index, and what the runner
+    raises.
+    """
+    with alone(index):
+        return compacted(read_current(index), runner, steps)
+
+
+def due(version: Version) -> bool:
+    """Whether additions are so many, or so large, that they should be put into the index."""
+    return len(version.groups) > 1 and (
+        len(version.groups) - 1 > MOST_GROUPS or version.next_id - merged_ids(version) > MOST_SHARE * version.next_id
+    )
+
+
+def merged_ids(version: Version) -> int:
+    """Below this id, rows are in the first group of a version."""
+    return int(version.notes.get("merged_ids", version.plan.n))
+
+
+def compacted(base: Version, runner: Runner, steps: StageProgress) -> Compaction:
+    """As `compact`, of a version; the caller holds the index's lock."""
+    dropped = base.deleted - base.dropped
+    if len(base.groups) == 1 and not dropped:
+        tidy(base.index)
+        return Compaction(version=base, groups=1, dropped=0, fresh=False)
+    files = sorted(file.sha256 for file in base.files())
+    build_dir = BuildDir(base.index, f"compact-{content_hash([base.name, files, str(faiss().__version__)])[:16]}")
+    build_dir.make()
+    if not build_dir.spec.exists():
+        build_dir.write_once(build_dir.spec, {"base": base.name, "bounds": slices_of(base)})
+    bounds = build_dir.read_spec()["bounds"]
+    inputs = write_inputs(build_dir, {})
+    units = [
+        IndexUnit(index=str(base.index), build=build_dir.build, stage="compact", number=number, inputs=inputs)
+        for number in range(len(bounds))
+    ]
+    done = run_stage("compact", units, runner, steps)
+    version = replace(
+        base,
+        name="",
+        groups=(
+            tuple(
+                Slice(file=one.files["lists"], first=first, last=last)
+                for one, (first, last) in zip(done, bounds, strict=True)
+            ),
+        ),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes={**base.notes, "dropped": base.deleted, "merged_ids": base.next_id},
+    )
+    told = {"imbalance_factor": imbalance(version)}
+    published = succeed(base, version, told)
+    return Compaction(version=published, groups=len(base.groups), dropped=dropped, fresh=True)
+
+
+def slices_of(version: Version) -> list[tuple[int, int]]:
+    """Ranges of lists, each of about `SLICE_BYTES`, so that one of them is little memory; at least one per piece."""
+    sizes = list_sizes(version)
+    entry = int(read_lists(version.groups[0][0].file.check(version.index), mapped=True).code_size) + 8
+    target = max(1.0, min(SLICE_BYTES, entry * version.next_id / max(1, version.plan.indices)))
+    bounds, first, held = [], 0, 0.0
+    for number, size in enumerate(entry * sizes):
+        if number > first and held + size > target:
+            bounds.append((first, number))
+            first, held = number, 0.0
+        held += float(size)
+    return [*bounds, (first, len(sizes))]
+
+
+def append_kept(target: Lists, source: Lists, *, first: int, offset: int, count: int, bits: np.ndarray) -> int:
+    """Add lists `first` to `first + count` - 1 of `source`, but for deleted rows, to the target's from `offset` on.
+
+    Gives the number of rows that were added.
+    """
+    module = faiss()
+    rows = 0
+    for number in range(count):
+        size = source.list_size(first + number)
+        if not size:
+            continue
+        ids = module.rev_swig_ptr(source.get_ids(first + number), size)
+        gone = is_set(bits, ids)
+        codes_at = source.get_codes(first + number)
+        if not gone.any():
+            target.add_entries(offset + number, size, source.get_ids(first + number), codes_at)
+            rows += size
+            continue
+        codes = module.rev_swig_ptr(codes_at, size * source.code_size).reshape(size, -1)
+        kept_ids, kept = np.ascontiguousarray(ids[~gone]), np.ascontiguousarray(codes[~gone])
+        if len(kept_ids):
+            target.add_entries(offset + number, len(kept_ids), module.swig_ptr(kept_ids), module.swig_ptr(kept))
+            rows += len(kept_ids)
+    return rows

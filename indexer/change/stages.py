@@ -1,0 +1,214 @@
+"""How well searches find new rows, and new search parameters where they do not, or the index has grown by much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from indexer.build.stages import NAMED, add_block, goal_of
+from indexer.build.task import Made, Task
+from indexer.change.compaction import append_kept
+from indexer.change.deletes import deleted_bits, is_set
+from indexer.change.growth import Growth
+from indexer.collection.collection import faults
+from indexer.collection.opening import Block, Collection
+from indexer.faiss_module import set_threads
+from indexer.index_files.identity import write_identity
+from indexer.index_files.lists import empty_lists, read_lists, write_lists
+from indexer.index_files.template import Template
+from indexer.index_files.version import read_version
+from indexer.plan.costs import TRUTH_DEPTH
+from indexer.searcher import Searcher
+from indexer.tune.points import Goal, Setting, Tuning
+from indexer.tune.queries import QueryPlan, QuerySet, draw, of_rows, read_queries, write_queries
+from indexer.tune.recall import Truth, recall
+from indexer.tune.truth import merged, read_truth
+from indexer.tune.tuning import tune_search
+from indexer.tune.tuning_split import Half
+
+
+def compact(task: Task) -> Made:
+    """The lists of one slice: rows in the order of the groups, as searching them one upon the other sees them."""
+    base = read_version(task.index, task.spec["base"])
+    first, last = task.spec["bounds"][task.unit.number]
+    bits = deleted_bits(base)
+    merged, rows = None, 0
+    for group in base.groups:
+        for one in group:
+            start, stop = max(first, one.first), min(last, one.last)
+            if start < stop:
+                source = read_lists(one.file.check(task.index), mapped=True)
+                merged = merged or empty_lists(last - first, source.code_size)
+                rows += append_kept(
+                    merged, source, first=start - one.first, offset=start - first, count=stop - start, bits=bits
+                )
+    path = task.temporary("lists")
+    write_lists(merged, path)
+    return Made(kept={"lists": path}, stats={"first_list": first, "last_list": last, "rows": rows})
+
+
+def grow(task: Task) -> Made:
+    """A lists file, a rows file where the index has such, and an identity file: all of them stay."""
+    growth = Growth.from_description(task.spec)
+    set_threads(task.threads)
+    base = read_version(task.index, growth.base)
+    template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
+    block, collection = growth.blocks[task.unit.number], growth.spec.collection
+    kept = {"lists": task.temporary("lists"), "identity": task.temporary("arrow")}
+    if base.rows:
+        kept["rows"] = task.temporary("rows")
+    stats = add_block(collection, block, template, lists=kept["lists"], rows=kept.get("rows"))
+    write_identity(collection.read_identity(block.first_id, block.stop_id), kept["identity"])
+    bad_ids = _bad_ids(collection, block) if stats["excluded"] else []
+    return Made(kept=kept, stats={**stats, "lists": template.nlist, "bad_ids": bad_ids})
+
+
+def _bad_ids(collection: Collection, block: Block) -> list[int]:
+    found: list[int] = []
+    for first_id, vectors in collection.read_vectors(block.first_id, block.stop_id):
+        found += (first_id + np.flatnonzero(faults(vectors))).tolist()
+        if len(found) >= NAMED:
+            break
+    return found[:NAMED]
+
+
+NEW, NEW_QUERIES = "new", 100
+
+
+def ask(task: Task) -> Made:
+    """All query sets in one file, that of the new rows first."""
+    growth = Growth.from_description(task.spec)
+    spec = growth.spec
+    random = np.random.default_rng([spec.plan.seed, growth.first_id])
+    ids = growth.first_id + np.sort(random.choice(growth.rows, min(growth.rows, NEW_QUERIES), replace=False))
+    sets = [of_rows(spec.collection, ids.astype(np.int64), name=NEW, source="new rows", metric=spec.plan.metric)]
+    if growth.retunes:
+        sets += draw(spec.collection, QueryPlan.from_description(spec.queries), metric=spec.plan.metric)
+    path = task.temporary("npz")
+    write_queries(sets, path)
+    return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
+
+
+SECONDS = 8.0
+"""For the sweep of a tuning."""
+FARTHER, DEEPER = 16, 4
+"""Where exact search would take too long, neighbours are taken from a search of so many times the lists and
+candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """recall@k of searches for new rows, with its standard error; None where nothing could be measured."""
+
+    recall: float | None
+    error: float = 0.0
+
+    def misses(self, goal: Goal) -> bool:
+        """Whether it is below the target by more than the choice of the queries explains."""
+        if self.recall is None or goal.recall is None:
+            return False
+        return self.recall + self.error < goal.recall
+
+
+NOTHING = Worth(recall=None)
+
+
+def retune(task: Task) -> Made:
+    """The search parameters of the grown index, and the recall of searches for its new rows."""
+    growth = Growth.from_description(task.spec)
+    set_threads(1)
+    base = read_version(task.index, growth.base)
+    searcher = Searcher(growth.draft(base, task.before["grow"]), memory="ram", threads=1)
+    setting = Setting(nprobe=base.search["nprobe"], k_factor=base.search.get("k_factor", 1))
+    goal = goal_of(growth.spec)
+    sets = read_queries(task.file("queries", 0, "queries"))
+    truth, source = _truth(task, growth, searcher, sets, setting)
+    new = next((one for one in sets if one.name == NEW), None)
+    before = worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
+    tuning: Tuning | None = None
+    if growth.retunes or worth.misses(goal):
+        tuning = tune_search(
+            searcher,
+            sets,
+            truth,
+            goal,
+            nlist=searcher.nlist,
+            refines=searcher.refines,
+            rows=searcher.n,
+            seconds=SECONDS,
+        )
+        setting = tuning.setting if growth.retunes else _higher(tuning.setting, setting)
+        worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
+    return Made(
+        stats={
+            "search": asdict(setting),
+            "tuned": tuning is not None,
+            "k": goal.k,
+            "recall": worth.recall,
+            "recall_before": before.recall,
+            "queries": 0 if new is None else len(new),
+            "truth": source,
+            "met": None if worth.recall is None or goal.recall is None else not worth.misses(goal),
+            "infos": _infos(tuning, setting, whole=growth.retunes),
+        }
+    )
+
+
+def _truth(
+    task: Task, growth: Growth, searcher: Searcher, sets: Sequence[QuerySet], setting: Setting
+) -> tuple[dict[str, Truth], str]:
+    """Query set -> the rows that are nearest, without deleted ones; and who says so."""
+    if not growth.exact:
+        nprobe = min(searcher.nlist, FARTHER * setting.nprobe)
+        far = Setting(nprobe=nprobe, k_factor=DEEPER * setting.k_factor)
+        return {one.name: _by_search(searcher, one, far) for one in sets}, f"a search of {nprobe} lists"
+    paths = [task.file("truth", number, "truth") for number in range(len(growth.spec.blocks))]
+    bits = deleted_bits(searcher.version)
+    return {name: _without(one, bits) for name, one in read_truth(paths, sets).items()}, "exact search"
+
+
+def _without(truth: Truth, bits: np.ndarray) -> Truth:
+    kept = np.where(is_set(bits, truth.ids), -1, truth.ids)
+    return merged([Truth(ids=kept, scores=truth.scores, tolerance=truth.tolerance)])
+
+
+def _by_search(searcher: Searcher, asked: QuerySet, setting: Setting) -> Truth:
+    found = searcher.search(asked.vectors, TRUTH_DEPTH // 4 + 1, nprobe=setting.nprobe, k_factor=setting.k_factor)
+    ids = np.where(found.ids == asked.own[:, None], -1, found.ids)
+    scores = -found.scores if searcher.version.plan.metric == "l2" else found.scores
+    return merged([Truth(ids=ids, scores=scores)])
+
+
+def _worth(searcher: Searcher, asked: QuerySet, truth: Truth, k: int, setting: Setting) -> Worth:
+    half = Half(vectors=asked.vectors, own=asked.own, truth=truth)
+    each = recall(half.search(searcher, k, setting), truth, k)
+    known = each[~np.isnan(each)]
+    if not len(known):
+        return NOTHING
+    return Worth(recall=float(known.mean()), error=float(known.std() / len(known) ** 0.5))
+
+
+def _higher(tuned: Setting, before: Setting) -> Setting:
+    """For new rows alone no search gets less than it had."""
+    return Setting(nprobe=max(tuned.nprobe, before.nprobe), k_factor=max(tuned.k_factor, before.k_factor))
+
+
+def _infos(tuning: Tuning | None, setting: Setting, *, whole: bool) -> Mapping[str, Any]:
+    """What a tuning changes in infos.json."""
+    if tuning is None:
+        return {}
+    parameters = f"nprobe={setting.nprobe}" + (f",k_factor={setting.k_factor}" if setting.k_factor > 1 else "")
+    changed: dict[str, Any] = {"index_param": parameters, "search": asdict(setting)}
+    if whole:
+        changed |= {
+            "recall": {name: {f"recall@{k}": r for k, r in one.recall.items()} for name, one in tuning.scores.items()},
+            "latency_ms": {
+                name: {"p50": one.p50_ms, "p95": one.p95_ms, "p99": one.p99_ms, "mean": one.mean_ms}
+                for name, one in tuning.scores.items()
+            },
+            "target_met": tuning.met,
+        }
+    return changed

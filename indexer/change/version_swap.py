@@ -1,0 +1,57 @@
+"""From one version of an index to the next: what all changes of an index that is there have in common."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from indexer.build.report import INFOS, plain
+from indexer.build.units import CHANGES
+from indexer.index_files.files import WORK, read_json
+from indexer.index_files.publication import names_below, publish, sweep
+from indexer.index_files.sizes import sizes_of
+from indexer.index_files.version import RECORD, Version, current_name, read_version
+
+
+def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version:
+    """Publish what became of `base`, with its report carried on, and remove what nobody needs any more.
+
+    Args:
+        version: not published yet.
+        told: what infos.json says of the change; replaces what it said under the same names.
+
+    The caller holds the index's lock.
+    """
+
+    def small(folder: Path) -> None:
+        for path in base.path.iterdir():
+            if path.is_file() and path.name not in (RECORD, INFOS):
+                shutil.copyfile(path, folder / path.name)
+        infos = read_json(base.path / INFOS) if (base.path / INFOS).exists() else {}
+        collection = {**infos.get("collection", {}), "digest": version.collection.digest}
+        infos |= {**sizes_of(version), "collection": {**collection, "complete": version.collection.complete}, **told}
+        (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
+
+    published = publish(version, small)
+    tidy(version.index)
+    return published
+
+
+def tidy(index: Path) -> None:
+    """Remove what interrupted changes, and versions that are too old to be open, have left.
+
+    What an interrupted build has made stays, for the same command to go on; one that was killed only after it had
+    published its version is over. The caller holds the index's lock.
+    """
+    name = current_name(index)
+    over = read_version(index, name).build if name else ""
+    for build in names_below(index, WORK):
+        if build == over or build.partition("-")[0] in CHANGES:
+            shutil.rmtree(index / WORK / build, ignore_errors=True)
+    with suppress(OSError):  # it is there no more, or holds what is under way
+        (index / WORK).rmdir()
+    sweep(index)

@@ -1,0 +1,192 @@
+"""Folders as clip-retrieval writes them: img_emb/, text_emb/ and metadata/, whose files belong together by number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from core.errors import InputError
+from core.formats.base import READ_ROWS
+from indexer.collection.columns import Columns, find
+from indexer.collection.listing import Listing, Shape, file_ref, noted, rows_of_file, same_shape
+from indexer.collection.npy import GAP_ROWS, matrix_rows, open_matrix
+from indexer.collection.parquet import identity_rows, opened
+from indexer.collection.parts import PartRef, no_embeddings, span_rows
+
+if TYPE_CHECKING:
+    from indexer.collection.collection import Collection
+
+FOLDERS = {"image": "img_emb", "text": "text_emb"}
+"""What is embedded -> the folder of its vectors, which is also what their column is called here."""
+METADATA = "metadata"
+
+
+def is_layout(root: Path) -> bool:
+    """Whether a folder is laid out so."""
+    return any((root / folder).is_dir() for folder in FOLDERS.values())
+
+
+def describe_layout(root: Path, *, output: str | None, id_columns: Sequence[str]) -> dict[str, Any]:
+    """The fields of the collection that such a folder is, see `Collection`.
+
+    Args:
+        output: "image" or "text"; None for images, where there are any.
+        id_columns: columns of metadata; () for all.
+
+    Raises InputError `misaligned` where files that belong together are missing or have not as many rows as each other,
+    and what `indexer.collection.npy.describe_npy` raises.
+    """
+    layout = _layout(root, output)
+    listing = Listing()
+    schemas: list[tuple[Path, pa.Schema]] = []
+    shapes: dict[str, Shape] = {}
+    for number, first in layout.vectors[layout.output].items():
+        rows, refs = len(open_matrix(first)), []
+        for name, files in layout.vectors.items():
+            path, matrix = files[number], open_matrix(files[number])
+            _same_rows(first, rows, path, len(matrix))
+            if rows:
+                shape = Shape(path=path, dim=matrix.shape[1], dtype=str(matrix.dtype))
+                shapes[name] = same_shape(shapes.get(name), shape)
+            refs.append(file_ref(root, path, kind="vectors", column=FOLDERS[name]))
+        if layout.metadata is not None:
+            path = layout.metadata[number]
+            schemas.append((path, _schema(path, first, rows)))
+            notes = noted(schemas[-1][1].metadata or {})
+            shapes[METADATA] = same_shape(shapes.get(METADATA), Shape(path=path, dim=0, dtype="", **notes))
+            refs.append(file_ref(root, path))
+        listing.add(rows, *refs)
+    if layout.output not in shapes:
+        count = len(layout.vectors[layout.output])
+        raise no_embeddings(f"{root} holds no rows: its {count} .npy files are empty", "name another folder")
+    dim = shapes[layout.output].dim
+    return {
+        "kind": "clip-retrieval",
+        "column": FOLDERS[layout.output],
+        "output": layout.output,
+        "dim": dim,
+        "fingerprint": (shapes[METADATA].fingerprint or None) if layout.metadata is not None else None,
+        "query_columns": {name: FOLDERS[name] for name in layout.partners if shapes[name].dim == dim},
+        **find(schemas, id_columns or None, ()).fields(),
+        **listing.fields(),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """The files of such a folder, each by its number as it is written; all have the same numbers.
+
+    Attributes:
+        output: whose vectors are indexed: "image" or "text".
+        vectors: files of these, and after them of the other modality, where there are any.
+        metadata: files of metadata; None where there is no such folder.
+    """
+
+    output: str
+    vectors: dict[str, dict[str, Path]]
+    metadata: dict[str, Path] | None
+
+    @property
+    def partners(self) -> list[str]:
+        """The other modality, by whose vectors these can be asked for."""
+        return [name for name in self.vectors if name != self.output]
+
+
+def _layout(root: Path, output: str | None) -> _Layout:
+    """What is there; InputError where it is not the output asked for, or where a file lacks its partner."""
+    there = {name: _numbered(root / folder, ".npy") for name, folder in FOLDERS.items() if (root / folder).is_dir()}
+    if output is not None and output not in there:
+        raise InputError(
+            f"{root} has no vectors of {output!r}", next_step=f"it has {' and '.join(there)}", code="which_output"
+        )
+    chosen = output or next(name for name in FOLDERS if there.get(name) or list(there) == [name])
+    if not there[chosen]:
+        raise no_embeddings(f"{root / FOLDERS[chosen]} holds no .npy files", "name another folder")
+    metadata = _numbered(root / METADATA, ".parquet") if (root / METADATA).is_dir() else None
+    partners = {name: files for name, files in there.items() if name != chosen and files}
+    beside = {} if metadata is None else {root / METADATA: metadata}
+    beside |= {root / FOLDERS[name]: files for name, files in partners.items()}
+    _pair(root / FOLDERS[chosen], there[chosen], beside)
+    return _Layout(output=chosen, vectors={chosen: there[chosen], **partners}, metadata=metadata)
+
+
+def _schema(path: Path, vectors: Path, rows: int) -> pa.Schema:
+    """The columns of a file of metadata, which has as many rows as that of vectors."""
+    with opened(path) as file:
+        _same_rows(vectors, rows, path, file.metadata.num_rows)
+        return file.schema_arrow
+
+
+def _numbered(folder: Path, suffix: str) -> dict[str, Path]:
+    """Number, as it is written -> file, in the order of their names."""
+    found: dict[str, Path] = {}
+    values: dict[int, Path] = {}
+    for path in sorted(folder.glob(f"[!.]*{suffix}"), key=str):
+        match = re.search(r"(\d+)$", path.stem)
+        number = match[1] if match else path.stem
+        if match and (twin := values.setdefault(int(number), path)) != path:
+            raise InputError(
+                f"{twin.name} and {path.name} have one number: two runs wrote into {folder}",
+                next_step="take the files of one of them away",
+                code="misaligned",
+            )
+        found[number] = path
+    return found
+
+
+def _pair(folder: Path, files: dict[str, Path], others: dict[Path, dict[str, Path]]) -> None:
+    """Raise InputError where a file of one folder has none with its number in another."""
+    for other, theirs in others.items():
+        for have, lack, where in ((files, theirs, other), (theirs, files, folder)):
+            if alone := next((number for number in have if number not in lack), None):
+                raise InputError(
+                    f"{have[alone]} belongs to a file with the same number in {where}, which is not there",
+                    next_step="bring the other file back, or take this one away",
+                    code="misaligned",
+                )
+
+
+def _same_rows(path: Path, rows: int, other: Path, count: int) -> None:
+    if count != rows:
+        raise InputError(
+            f"{path} has {rows:,} rows and {other} has {count:,}: they do not belong together",
+            next_step="bring back the files that were written together",
+            code="misaligned",
+        )
+
+
+@dataclass(slots=True)
+class LayoutReader:
+    """See `indexer.collection.parts.PartReader`."""
+
+    collection: Collection
+
+    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """See `PartReader`."""
+        yield from matrix_rows(self._path(part, column), part, self.collection.dim, start, stop)
+
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """See `PartReader`."""
+        return span_rows(self, part, column, rows, self.collection.dim, GAP_ROWS)
+
+    def _path(self, part: PartRef, column: str) -> Path:
+        (file,) = [file for file in part.files if file.column == column]
+        return Path(self.collection.root) / file.path
+
+    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
+        """See `PartReader`; there is nothing to do."""
+
+    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+        """See `PartReader`; keys are FILE:ROW where metadata do not tell them."""
+        if part.files[-1].kind == "rows":
+            columns = Columns(types=self.collection.id_types, named=self.collection.named)
+            yield from identity_rows(Path(self.collection.root), part, len(part.files) - 1, columns, start, stop)
+            return
+        for first in range(start, stop, READ_ROWS):
+            yield rows_of_file(part.files[0], first, min(first + READ_ROWS, stop))

@@ -1,0 +1,137 @@
+"""What is indexed: the output of a run, or a plain folder of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import InputError, UsageError
+from core.storage.paths import Place, place
+from indexer.collection import hdf5, npy, parquet
+from indexer.collection.clip_retrieval import describe_layout, is_layout
+from indexer.collection.collection import Collection
+from indexer.collection.hdf5 import describe_hdf5
+from indexer.collection.listing import all_below
+from indexer.collection.npy import describe_npy
+from indexer.collection.parquet import describe_parquet
+from indexer.collection.parts import Block, FileRef, PartRef, no_embeddings
+from indexer.collection.run import describe_run
+
+__all__ = ["Block", "Collection", "FileRef", "PartRef", "open_collection"]
+
+UNIT_LENGTH_PARTS, UNIT_LENGTH_ROWS = 16, 64
+"""Where nobody says how long vectors are, so many of so many parts are looked at."""
+UNIT_LENGTH_WITHIN = 1e-2
+"""Of length 1: float16 is off by 1e-3, bfloat16 by 4e-3, int8 by a little more."""
+
+
+def open_collection(
+    root: Path | str | Place,
+    *,
+    output: str | None = None,
+    column: str | None = None,
+    file_format: str | None = None,
+    id_columns: Sequence[str] = (),
+) -> Collection:
+    """What is to be indexed.
+
+    Args:
+        root: output folder of a run, here or on an object store; or a folder of .npy, .parquet or .h5 files, or one
+            such file.
+        output: whose vectors, where a run has several (its "image" or "text", or the name of a model).
+        column: name of the column of vectors; "embedding" for plain folders unless it is given.
+        file_format: "npy", "parquet" or "hdf5" for plain folders; None finds out.
+        id_columns: columns of metadata of plain folders; a run has its own.
+
+    Raises InputError: `no_embeddings`, `which_output`, `mixed_embeddings`, `not_vectors`, `part_damaged`.
+    """
+    where = place(root)
+    described = _described(where, output=output, column=column, file_format=file_format, id_columns=tuple(id_columns))
+    base = where.parent if isinstance(where, Path) and where.is_file() else where
+    known = described.pop("unit_length", None)
+    collection = Collection(root=str(base), unit_length=bool(known), **described)
+    return collection if known is not None else replace(collection, unit_length=_unit_length(collection))
+
+
+def _described(
+    where: Place, *, output: str | None, column: str | None, file_format: str | None, id_columns: tuple[str, ...]
+) -> dict[str, Any]:
+    try:
+        is_run = (where / "run.json").exists()
+    except OSError as error:
+        raise InputError(
+            f"{where} cannot be read: {error.strerror or error}",
+            next_step="give read permission, or the credentials of the store",
+        ) from error
+    if is_run:
+        if file_format is not None or id_columns:
+            raise UsageError(f"{where} is the output of a run, which says itself what its files and columns are")
+        return describe_run(where, output=output, column=column)
+    if not isinstance(where, Path):
+        raise InputError(
+            f"{where} is no output of a run: other embeddings are read from folders of this machine",
+            next_step="copy them to a folder",
+            code="no_embeddings",
+        )
+    if not where.exists():
+        raise InputError(f"{where} is not there", next_step="check the path", code="no_embeddings")
+    if where.is_dir() and is_layout(where) and file_format in (None, "npy"):
+        return describe_layout(where, output=output, id_columns=id_columns)
+    format_ = file_format or _format_of(where)
+    if format_ == "npy":
+        if id_columns or column is not None:
+            raise UsageError(f"{where}: .npy files have no columns", next_step="leave the names of columns out")
+        described = describe_npy(where)
+    elif format_ == "parquet":
+        described = describe_parquet(where, column=column, id_columns=id_columns)
+    elif format_ == "hdf5":
+        described = describe_hdf5(where, column=column, id_columns=id_columns)
+    else:
+        raise UsageError(f"unknown format of files {format_!r}", next_step=f"use one of {', '.join(SUFFIXES)}")
+    return described | ({} if output is None else {"output": output})
+
+
+SUFFIXES = {"npy": npy.SUFFIXES, "parquet": parquet.SUFFIXES, "hdf5": hdf5.SUFFIXES}
+"""Format of the files of a plain folder -> how their names end."""
+
+
+def _format_of(where: Path) -> str:
+    """The format of a plain folder; parquet files without vectors beside others are their metadata."""
+    below = [where] if where.is_file() else all_below(where)
+    first: dict[str, Path] = {}
+    for path in below:
+        for format_, suffixes in SUFFIXES.items():
+            if path.name.endswith(suffixes):
+                first.setdefault(format_, path)
+    if len(first) > 1 and "parquet" in first and not parquet.has_vectors(first["parquet"]):
+        del first["parquet"]
+    if len(first) > 1:
+        raise InputError(
+            f"{where} holds embeddings in files of {len(first)} formats: {' and '.join(map(str, first.values()))}",
+            next_step=f"give --file-format {' or '.join(first)}",
+            code="mixed_embeddings",
+        )
+    if not first:
+        everything = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        raise no_embeddings(
+            f"{where} holds no embeddings: it is no output of a run, and there is no file that ends in {everything}",
+            "name a folder with embeddings, or the output of a run",
+        )
+    return next(iter(first))
+
+
+def _unit_length(collection: Collection) -> bool:
+    """Whether the first vectors of parts from everywhere in the collection have length 1."""
+    numbers = np.unique(np.linspace(0, len(collection.parts) - 1, UNIT_LENGTH_PARTS).astype(int))
+    squares = []
+    for part in (collection.parts[number] for number in numbers.tolist()):
+        stop = part.first_id + min(part.rows, UNIT_LENGTH_ROWS)
+        for _, vectors in collection.read_vectors(part.first_id, stop):
+            squares.append(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    lengths = np.sqrt(np.concatenate(squares))
+    looked_at = lengths[np.isfinite(lengths) & (lengths > 0.0)]  # others are counted elsewhere
+    return bool(len(looked_at)) and bool((np.abs(looked_at - 1.0) < UNIT_LENGTH_WITHIN).all())

@@ -1,0 +1,231 @@
+"""The rows of an embq run, of any format: its parts are what its commit records name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from core.errors import InputError, OutputError
+from core.formats.base import READ_ROWS, vectors
+from core.formats.part import Part, opened
+from core.models import ModelSpec, Output
+from core.rows.results import embedding_columns, metadata_fields
+from core.rows.spec import RowSpec
+from core.rows.vectors import restored
+from core.run.commit_log import LogState
+from core.run.commits import CommittedFile
+from core.run.layout import Layout
+from core.run.manifest import Manifest
+from core.run.reader import committed, committed_parts
+from core.run.run_info import RunInfo
+from core.storage.paths import Place, place
+from indexer.collection.parts import IDENTITY, FileRef, PartRef, damaged, no_embeddings, span_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from indexer.collection.collection import Collection
+
+GAP_ROWS = {".npy": 256, ".h5": 1_024, ".parquet": 65_536}
+"""Rows that are so close are read in one go, by the suffix of the file: a whole group of rows where it has such."""
+
+
+def describe_run(root: Place, *, output: str | None, column: str | None) -> dict[str, Any]:
+    """The fields of the collection that a run's rows are, see `Collection`.
+
+    Args:
+        output: name of the output whose vectors are indexed, where a row has several.
+        column: the same by the name of its column.
+
+    Raises InputError where the run has no rows, or has several outputs and none is named; OutputError where a record is
+    damaged.
+    """
+    info, state = committed(root)
+    columns = dict(zip(info.model.output_names, embedding_columns(info.model.output_names), strict=True))
+    chosen = _choose(info, columns, output, column)
+    parts = tuple(_part(files) for files in committed_parts(root))
+    expected = 0
+    for part in parts:
+        if part.first_id != expected:
+            raise OutputError(f"{root}: ids go on with {part.first_id} after {expected - 1}", code="commit_damaged")
+        expected += part.rows
+    if not parts:
+        raise no_embeddings(
+            f"{root} holds no rows: " + _so_far(info, state),
+            next_step="wait for the run, or see what failed with `embq failures`",
+        )
+    width = state.widths[columns[chosen.name]]
+    return {
+        "kind": "run",
+        "column": columns[chosen.name],
+        "output": chosen.name,
+        "dim": width * 8 if info.rows.dtype == "binary" else width,
+        "rows_spec": info.rows.describe(),
+        "model": {**info.model.describe(), "output": _said(chosen)},
+        "fingerprint": state.fingerprint or None,
+        "run": info.run,
+        "unit_length": _unit_length(info.rows, chosen),
+        "id_columns": _metadata(info),
+        "query_columns": {other: columns[name] for other, name in _partners(info, chosen).items()},
+        "parts": parts,
+        "complete": state.closed,
+    }
+
+
+def _choose(info: RunInfo, columns: dict[str, str], output: str | None, column: str | None) -> Output:
+    by_name = {one.name: one for one in info.model.outputs}
+    by_column = {columns[name]: one for name, one in by_name.items()}
+    names = ", ".join(by_name)
+    if output is not None and output not in by_name:
+        raise InputError(
+            f"the run has no output {output!r}: it has {names}", next_step="name one of these", code="which_output"
+        )
+    if column is not None and column not in by_column:
+        raise InputError(
+            f"the run has no column of vectors {column!r}: it has {', '.join(by_column)}",
+            next_step="name one of these",
+            code="which_output",
+        )
+    if output is not None:
+        if column is not None and columns[output] != column:
+            raise InputError(
+                f"output {output!r} is in column {columns[output]!r}, not in {column!r}",
+                next_step="name one of the two",
+                code="which_output",
+            )
+        return by_name[output]
+    if column is not None:
+        return by_column[column]
+    if len(by_name) == 1:
+        return next(iter(by_name.values()))
+    if not info.model.members and set(by_name) == {"image", "text"}:
+        return by_name["image"]
+    raise InputError(
+        f"each row has {len(by_name)} vectors, and an index holds one of them: {names}",
+        next_step="choose one with --output NAME",
+        code="which_output",
+    )
+
+
+def _part(files: Sequence[CommittedFile]) -> PartRef:
+    refs = tuple(
+        FileRef(path=file.path, bytes=file.bytes, sha256=file.sha256, kind=file.kind, column=file.column)
+        for file in files
+    )
+    (rows,) = [file for file in files if file.kind == "rows"]
+    return PartRef(files=refs, rows=rows.rows, first_id=rows.first_id)
+
+
+def _so_far(info: RunInfo, state: LogState) -> str:
+    return f"{state.count:,} of its {info.units:,} units are done, with {state.failures:,} failures"
+
+
+def _said(output: Output) -> dict[str, str]:
+    return {"name": output.name, "spec": output.spec, "modality": output.modality}
+
+
+def _partners(info: RunInfo, chosen: Output) -> dict[str, str]:
+    """Modality -> name of the other output of the same joint model, whose vectors can be queries."""
+    for image, text in info.model.compared.values():
+        if chosen.name == image:
+            return {"text": text}
+        if chosen.name == text:
+            return {"image": image}
+    return {}
+
+
+def _unit_length(rows: RowSpec, output: Output) -> bool | None:
+    """None where only the vectors tell."""
+    if rows.dtype == "binary":  # as many numbers of 1 and -1 as there are
+        return False
+    if rows.unit_length:
+        return True
+    return True if rows.normalize is None and ModelSpec.parse(output.spec).unit_length else None
+
+
+def _metadata(info: RunInfo) -> tuple[str, ...]:
+    compared = tuple(info.model.compared) if info.rows.similarity else ()
+    passages = () if info.model.chunking is None else ("document", "chunk", "chunks", "char_start", "char_end")
+    return (*compared, *passages, *(one.name for one in metadata_fields(info.rows)))
+
+
+@dataclass(slots=True)
+class RunReader:
+    """See `indexer.collection.parts.PartReader`."""
+
+    collection: Collection
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def vectors(self, part: PartRef, column: str, start: int, stop: int) -> Iterator[np.ndarray]:
+        """See `PartReader`; what is stored is brought back to what it stands for."""
+        rows = RowSpec.from_description(self.collection.rows_spec)
+        for table in self._tables(part, [column], start, stop):
+            yield restored(vectors(table, column), rows)
+
+    def rows_at(self, part: PartRef, column: str, rows: np.ndarray) -> np.ndarray:
+        """See `PartReader`."""
+        file = next((file for file in part.files if file.column == column), part.files[0])
+        gap = GAP_ROWS.get(PurePath(file.path).suffix, READ_ROWS)
+        return span_rows(self, part, column, rows, self.collection.dim, gap)
+
+    def prepare(self, pieces: Sequence[tuple[PartRef, int, int]]) -> None:
+        """See `PartReader`: finds the sources of all units that have rows there."""
+        wanted: set[str] = set()
+        for part, start, stop in pieces:
+            for table in self._tables(part, ["unit_id"], start, stop):
+                wanted.update(pc.unique(table["unit_id"]).to_pylist())
+        self.sources = Manifest(Layout(place(self.collection.root))).sources(wanted)
+
+    def identity(self, part: PartRef, start: int, stop: int) -> Iterator[pa.Table]:
+        """See `PartReader`."""
+        metadata = list(self.collection.id_columns)
+        for table in self._tables(part, ["key", "caption", "unit_id", *metadata], start, stop):
+            units = table["unit_id"].cast(pa.string()).combine_chunks().dictionary_encode()
+            units = units.combine_chunks() if isinstance(units, pa.ChunkedArray) else units
+            names = pa.array([self.sources.get(unit) for unit in units.dictionary.to_pylist()], pa.string())
+            names, indices = names.dictionary_encode(), units.indices.cast(pa.int32())
+            known = {
+                "key": table["key"].cast(pa.string()),
+                "caption": table["caption"].cast(pa.string()),
+                "source": pa.DictionaryArray.from_arrays(
+                    names.indices.cast(pa.int32()).take(indices), names.dictionary
+                ),
+                "unit_id": pa.DictionaryArray.from_arrays(indices, units.dictionary),
+            }
+            fields = [*IDENTITY[1:], *(table.schema.field(name) for name in metadata)]
+            columns = [known[one.name] if one.name in known else table[one.name] for one in fields]
+            yield pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def _tables(self, part: PartRef, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        root = place(self.collection.root)
+        files = [
+            CommittedFile(
+                path=file.path,
+                kind=file.kind,
+                rows=part.rows,
+                bytes=file.bytes,
+                sha256=file.sha256 or "",
+                column=file.column,
+            )
+            for file in part.files
+        ]
+        try:
+            with opened(root, files) as there:
+                _check(there, part, columns)
+                yield from there.tables(columns, start, stop)
+        except OutputError as error:
+            if error.code not in ("part_missing", "part_damaged"):
+                raise
+            raise InputError(error.message, next_step=error.next_step, code=error.code) from error
+
+
+def _check(there: Part, part: PartRef, columns: Sequence[str]) -> None:
+    if set(there.rows) != {part.rows}:
+        raise damaged(part.files[0].path, f"it has {there.rows[0]:,} rows, its record says {part.rows:,}")
+    if absent := [name for name in columns if name not in there.schema.names]:
+        raise damaged(part.files[0].path, f"it has no column {', '.join(absent)}")

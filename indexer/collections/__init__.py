@@ -1,1 +1,0 @@
-"""What is indexed, one file for each kind of folder that embeddings come in."""

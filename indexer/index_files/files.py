@@ -1,0 +1,156 @@
+"""Files that a library writes: a full disk must be an error, and must be told from others."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from core import wire
+from core.errors import MalformedError, OutputError, TryLaterError
+from core.storage.beneath import below
+from core.storage.durable import output_error, overwrite
+from core.wire import Count, RelativePath, Sha256, convert
+from indexer.faiss_module import faiss
+
+PIECE_BYTES = 1 << 20
+NO_ROOM_BYTES = 1 << 20
+"""Where less is left on a disk, a write that failed without a reason failed for that."""
+
+_NEXT_STEPS = {
+    "no_space": "make room, then give the same command again: what is done stays",
+    "not_writable": "give write permission, or build the index in another folder: --to",
+}
+
+
+def write_by_faiss(path: Path, write: Callable[[Any], None]) -> None:
+    """Have faiss write a file; OSError where the disk refuses.
+
+    Not by faiss's own writer: where a disk fills up with the last bytes of a file, that says so on stderr only, and the
+    file is cut (faiss 1.15, `FileIOWriter::~FileIOWriter`).
+
+    Args:
+        write: is given the writer.
+    """
+    with open(path, "wb", buffering=PIECE_BYTES) as file:
+        try:
+            write(faiss().PyCallbackIOWriter(file.write, PIECE_BYTES))
+        except RuntimeError as error:
+            raise with_reason(OSError(str(error).splitlines()[0]), path.parent) from error
+
+
+def disk_error(error: OSError, path: Path) -> OutputError:
+    """The error that a failed write to an index means for the user."""
+    return output_error(with_reason(error, path if path.is_dir() else path.parent), path, next_steps=_NEXT_STEPS)
+
+
+def with_reason(error: OSError, folder: Path) -> OSError:
+    """An error of a library that says only how much it wrote (as numpy), with its reason: there is no room, or EIO."""
+    if error.errno is not None:
+        return error
+    free = os.statvfs(folder)
+    number = errno.ENOSPC if free.f_bavail * free.f_frsize < NO_ROOM_BYTES else errno.EIO
+    return OSError(number, f"{os.strerror(number)} ({error})", str(folder))
+
+
+MOST_BYTES = 1 << 26
+"""Of a record: the list of what thousands of units have made."""
+
+
+FILES, WORK, LOCK = "files", "_work", "_lock"
+
+
+@contextmanager
+def alone(index: Path) -> Iterator[None]:
+    """Hold the index's lock for the length of the block; TryLaterError where another build or change has it."""
+    try:
+        index.mkdir(parents=True, exist_ok=True)
+        lock = open(index / LOCK, "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise disk_error(error, index) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TryLaterError(
+                f"another embq process is at work on the index {index}", next_step="wait for it, or stop it"
+            ) from error
+        yield
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of ours; OutputError where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return wire.read(dict[str, Any], file.read(MOST_BYTES + 1), what=str(path), most_bytes=MOST_BYTES)
+    except (OSError, MalformedError) as error:
+        raise OutputError(
+            f"{path} cannot be read: {error}",
+            next_step="build the index again with `embq index --rebuild`",
+            code="index_damaged",
+        ) from error
+
+
+def write_current(path: Path, data: bytes) -> None:
+    """Replace a small file as a whole, durably; OutputError where it cannot be written."""
+    try:
+        overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A committed payload.
+
+    Attributes:
+        path: relative to the index's folder.
+    """
+
+    path: RelativePath
+    bytes: Count
+    sha256: Sha256
+
+    def describe(self) -> dict[str, Any]:
+        """The file as JSON-ready values; `from_description` is its inverse."""
+        return {"path": self.path, "bytes": self.bytes, "sha256": self.sha256}
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any]) -> File:
+        """The file that `describe` gave; OutputError for anything else, such as a path that leads out of the index."""
+        return _read(cls, described, "file of an index")
+
+    def check(self, index: Path) -> Path:
+        """Where it is; OutputError where it is missing or has another size."""
+        path = below(index, self.path)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise OutputError(
+                f"{path} belongs to the index and is not there",
+                next_step="restore it, or build the index again with `embq index --rebuild`",
+                code="index_damaged",
+            ) from error
+        if size != self.bytes:
+            raise OutputError(
+                f"{path} has {size} bytes, its record says {self.bytes}",
+                next_step="restore it, or build the index again with `embq index --rebuild`",
+                code="index_damaged",
+            )
+        return path
+
+
+def _read(form: type[T], described: Mapping[str, Any], what: str) -> T:
+    try:
+        return convert(form, described, what=what)
+    except MalformedError as error:
+        raise OutputError(error.message, code="index_damaged") from error

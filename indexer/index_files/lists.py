@@ -1,0 +1,93 @@
+"""Files of inverted lists: written whole, mapped into memory or loaded, and stacked.
+
+A block's file holds all lists of some rows; a slice's file holds some of the lists of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from core.errors import OutputError
+from indexer.faiss_module import faiss
+from indexer.index_files.files import write_by_faiss
+
+Lists = Any
+"""A `faiss.InvertedLists`, downcast. Whoever holds one that is made of others must hold these as well."""
+
+
+def write_lists(lists: Lists, path: Path) -> None:
+    """Write lists that are in memory; OSError where the disk refuses."""
+    write_by_faiss(path, lambda writer: faiss().write_InvertedLists(lists, writer))
+
+
+def read_lists(path: Path, *, mapped: bool) -> Lists:
+    """The lists of a file; `mapped` leaves them there, for the kernel to load what is looked at."""
+    module = faiss()
+    try:
+        reader = module.FileIOReader(str(path))
+        flags = module.IO_FLAG_MMAP | module.IO_FLAG_READ_ONLY if mapped else 0
+        lists = module.downcast_InvertedLists(module.read_InvertedLists(reader, flags))
+    except RuntimeError as error:
+        raise OutputError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}",
+            next_step="restore it, or build the index again with `embq index --rebuild`",
+            code="index_damaged",
+        ) from error
+    if mapped:
+        # By itself faiss starts 32 threads for each search, to read ahead: most of the time of a search here.
+        lists.prefetch_nthread = 0
+    return lists
+
+
+def empty_lists(nlist: int, code_size: int) -> Lists:
+    """Lists in memory, without anything in them."""
+    return faiss().ArrayInvertedLists(nlist, code_size)
+
+
+def append(target: Lists, source: Lists, *, first: int, last: int) -> int:
+    """Add what lists `first` to `last` - 1 of `source` hold to the target's, from 0 on; gives the number of rows."""
+    rows = 0
+    for number in range(first, last):
+        count = source.list_size(number)
+        if count:
+            target.add_entries(number - first, count, source.get_ids(number), source.get_codes(number))
+            rows += count
+    return rows
+
+
+class Stack:
+    """Lists seen as one: slices one after the other, and on top of each list those of later groups.
+
+    Args:
+        groups: each with the lists of its slices in order; together these are all lists of the index.
+        merged: hold one copy of everything in memory; else lists of several groups are put together when looked at.
+
+    Attributes:
+        lists: to give to an index.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Lists]], *, code_size: int, merged: bool) -> None:
+        self._parts = groups
+        wholes = [self._vertical(slices) for slices in groups]
+        if len(wholes) == 1:
+            self.lists = wholes[0]
+        elif merged:
+            nlist = wholes[0].nlist
+            self.lists = empty_lists(nlist, code_size)
+            for whole in wholes:
+                append(self.lists, whole, first=0, last=nlist)
+            self._parts, wholes = (), []
+        else:
+            self.lists = self._of(faiss().HStackInvertedLists, wholes)
+        self._wholes = wholes
+
+    def _vertical(self, slices: Sequence[Lists]) -> Lists:
+        return slices[0] if len(slices) == 1 else self._of(faiss().VStackInvertedLists, slices)
+
+    def _of(self, kind: Any, parts: Sequence[Lists]) -> Lists:
+        vector = faiss().InvertedListsPtrVector()
+        for part in parts:
+            vector.push_back(part)
+        return kind(vector.size(), vector.data())

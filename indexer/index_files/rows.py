@@ -1,0 +1,66 @@
+"""Rows files: the vectors of rows as float16, found by id, in files that are mapped into memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from indexer.faiss_module import faiss
+
+if TYPE_CHECKING:
+    from indexer.index_files.version import Version
+
+
+class RowsFiles:
+    """The rows files of a version. For one thread at a time.
+
+    Args:
+        dim: numbers of a vector.
+    """
+
+    def __init__(self, version: Version, dim: int) -> None:
+        spans = sorted(version.rows, key=lambda span: span.first_id)
+        self._firsts = np.array([span.first_id for span in spans], np.int64)
+        # As plain arrays: indexing a `memmap` costs several times what the copy itself does.
+        self._maps = [
+            np.asarray(np.memmap(span.file.check(version.index), np.float16, "r", shape=(span.rows, dim)))
+            for span in spans
+        ]
+        self._dim = dim
+        module = faiss()
+        self._exact = module.IndexScalarQuantizer(
+            dim,
+            module.ScalarQuantizer.QT_fp16,
+            module.METRIC_L2 if version.plan.metric == "l2" else module.METRIC_INNER_PRODUCT,
+        )
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Vectors of some rows: float32 (n, dim), in their order. IndexError where an id has none."""
+        return self._halves(ids).astype(np.float32)
+
+    def nearest(self, query: np.ndarray, ids: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of some rows the best for a query: positions in `ids`, best first, and scores.
+
+        Args:
+            query: float32 (dim,).
+
+        Scores are inner products, or squared distances with the metric "l2". faiss multiplies halves in place; numpy
+        would take three times as long to make floats of them.
+        """
+        halves = self._halves(ids)
+        faiss().copy_array_to_vector(halves.view(np.uint8).ravel(), self._exact.codes)
+        self._exact.ntotal = len(ids)
+        scores, places = self._exact.search(query[None], min(k, len(ids)))
+        return places[0], scores[0]
+
+    def _halves(self, ids: np.ndarray) -> np.ndarray:
+        if len(self._maps) == 1:
+            only: np.ndarray = self._maps[0][ids - self._firsts[0]]
+            return only
+        found = np.empty((len(ids), self._dim), np.float16)
+        places = np.searchsorted(self._firsts, ids, side="right") - 1
+        for place in np.unique(places).tolist():
+            mine = places == place
+            found[mine] = self._maps[place][ids[mine] - self._firsts[place]]
+        return found

@@ -1,0 +1,43 @@
+"""How large a version of an index is: its files, its rows and its lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from indexer.index_files.lists import read_lists
+from indexer.index_files.version import Version
+
+
+def sizes_of(version: Version) -> dict[str, Any]:
+    """What infos.json says of the sizes of a version; the names with spaces are autofaiss's."""
+    index_bytes = version.trained.bytes + sum(one.file.bytes for group in version.groups for one in group)
+    rows_bytes = sum(one.file.bytes for one in version.rows)
+    identity_bytes = sum(one.file.bytes for one in version.identity)
+    n = max(1, version.n)
+    return {
+        "size in bytes": index_bytes,
+        "nb vectors": version.n,
+        "compression ratio": 4.0 * version.n * version.plan.dim / max(1, index_bytes),
+        "bytes": {"index": index_bytes, "rows": rows_bytes, "identity": identity_bytes},
+        "bytes_per_vector": {"ram": index_bytes / n, "disk": (index_bytes + rows_bytes + identity_bytes) / n},
+        "rows": {"ids": version.next_id, "excluded": version.excluded, "deleted": version.deleted},
+        "excluded": version.excluded,
+    }
+
+
+def imbalance(version: Version) -> float:
+    """How much more work lists of different lengths make than equal ones: 1 where they are equal."""
+    sizes = list_sizes(version)
+    return float(len(sizes) * np.square(sizes).sum() / max(1.0, sizes.sum()) ** 2)
+
+
+def list_sizes(version: Version) -> np.ndarray:
+    """Rows in each list, all groups together: float64 (nlist,)."""
+    total = np.zeros(max(one.last for group in version.groups for one in group))
+    for group in version.groups:
+        for one in group:
+            lists = read_lists(one.file.check(version.index), mapped=True)
+            total[one.first : one.last] += [lists.list_size(at) for at in range(one.last - one.first)]
+    return total

@@ -1,0 +1,240 @@
+"""Versions of an index: immutable records of what it consists of, and the one that is current.
+
+```
+INDEX/CURRENT                 name of the current version, replaced by rename
+INDEX/v0003/version.json      its record; beside it the report and what else is small
+INDEX/files/                  what versions consist of; a file is never changed, and versions share them
+```
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core.errors import InputError, MalformedError, OutputError
+from core.storage import beneath
+from core.storage.paths import refuse_unnameable
+from indexer.collection.opening import Collection
+from indexer.index_files.files import File, read_json
+from indexer.plan.plan import IndexPlan
+
+SCHEMA = 1
+CURRENT, RECORD = "CURRENT", "version.json"
+NAME = re.compile(r"v\d{4,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A lists file with the lists from `first` to before `last`."""
+
+    file: File
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A file with what belongs to the ids from `first_id` on."""
+
+    file: File
+    first_id: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One version.
+
+    Attributes:
+        index: folder of the index.
+        name: "v0001" and so on; "" of a version that is not published yet.
+        trained: the template.
+        groups: lists of the index as it was built, then those of each addition; the slices of a group are all lists.
+        rows: vectors for exact re-ranking, by id; () where there are none.
+        identity: identity files, by id.
+        next_id: one more than the highest id.
+        excluded: rows that are in no list because they have no direction.
+        deleted: rows that are no answer any more.
+        deleted_file: a bit for each id, those of deleted rows set; None where none is.
+        search: the search parameters that tuning chose: "nprobe" and "k_factor".
+        build: id of the build that trained the template.
+        notes: what else a change of the index keeps from version to version, JSON-ready.
+    """
+
+    index: Path
+    name: str
+    plan: IndexPlan
+    collection: Collection
+    trained: File
+    groups: tuple[tuple[Slice, ...], ...]
+    rows: tuple[Span, ...]
+    identity: tuple[Span, ...]
+    next_id: int
+    excluded: int
+    deleted: int
+    deleted_file: File | None
+    search: Mapping[str, int]
+    build: str
+    created: str
+    notes: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Folder of the version."""
+        return self.index / self.name
+
+    @property
+    def n(self) -> int:
+        """Rows that can be an answer."""
+        return self.next_id - self.excluded - self.deleted
+
+    @property
+    def dropped(self) -> int:
+        """Deleted rows that are in no list any more."""
+        return int(self.notes.get("dropped", 0))
+
+    def files(self) -> Iterable[File]:
+        """All files that it consists of."""
+        yield self.trained
+        for group in self.groups:
+            for one in group:
+                yield one.file
+        for span in (*self.rows, *self.identity):
+            yield span.file
+        if self.deleted_file is not None:
+            yield self.deleted_file
+
+    def describe(self) -> dict[str, Any]:
+        """The record as JSON-ready values; `from_description` is its inverse."""
+
+        def spans(found: Iterable[Span]) -> list[dict[str, Any]]:
+            return [{**one.file.describe(), "first_id": one.first_id, "rows": one.rows} for one in found]
+
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "created": self.created,
+            "build": self.build,
+            "plan": self.plan.describe(),
+            "search": dict(self.search),
+            "next_id": self.next_id,
+            "excluded": self.excluded,
+            "deleted": self.deleted,
+            "deleted_file": None if self.deleted_file is None else self.deleted_file.describe(),
+            "trained": self.trained.describe(),
+            "groups": [
+                [{**one.file.describe(), "first": one.first, "last": one.last} for one in group]
+                for group in self.groups
+            ],
+            "rows": spans(self.rows),
+            "identity": spans(self.identity),
+            "notes": dict(self.notes),
+            "collection": self.collection.describe(),
+        }
+
+    @classmethod
+    def from_description(cls, described: Mapping[str, Any], *, index: Path) -> Version:
+        """The version whose record `describe` gave."""
+
+        def spans(found: Iterable[Mapping[str, Any]]) -> tuple[Span, ...]:
+            return tuple(
+                Span(file=File.from_description(one), first_id=one["first_id"], rows=one["rows"]) for one in found
+            )
+
+        deleted = described["deleted_file"]
+        return cls(
+            index=index,
+            name=described["name"],
+            plan=IndexPlan.from_description(described["plan"]),
+            collection=Collection.from_description(described["collection"]),
+            trained=File.from_description(described["trained"]),
+            groups=tuple(
+                tuple(Slice(file=File.from_description(one), first=one["first"], last=one["last"]) for one in group)
+                for group in described["groups"]
+            ),
+            rows=spans(described["rows"]),
+            identity=spans(described["identity"]),
+            next_id=described["next_id"],
+            excluded=described["excluded"],
+            deleted=described["deleted"],
+            deleted_file=None if deleted is None else File.from_description(deleted),
+            search=described["search"],
+            build=described["build"],
+            created=described["created"],
+            notes=described["notes"],
+        )
+
+
+def current_name(index: Path) -> str:
+    """The name of the current version; "" where there is none."""
+    try:
+        name = beneath.read_bytes(index, CURRENT, most_bytes=100).decode("ascii").strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, MalformedError) as error:
+        raise OutputError(f"{index / CURRENT} cannot be read: {error}", code="index_damaged") from error
+    if not NAME.fullmatch(name):
+        raise OutputError(f"{index / CURRENT} does not name a version", code="index_damaged")
+    return name
+
+
+def read_version(index: Path, name: str) -> Version:
+    """One version; OutputError where its record is missing or damaged."""
+    data = read_json(index / name / RECORD)
+    if data.get("schema") != SCHEMA:
+        raise OutputError(
+            f"{index / name} has schema {data.get('schema')}, this embq reads {SCHEMA}",
+            next_step="use the embq version that made the index, or build it again",
+            code="index_damaged",
+        )
+    try:
+        return Version.from_description(data, index=index)
+    except (KeyError, TypeError, ValueError, AttributeError, MalformedError) as error:
+        raise OutputError(f"{index / name / RECORD} is damaged: {error!r}", code="index_damaged") from error
+
+
+def read_current(index: Path) -> Version:
+    """The current version; InputError where there is no index, OutputError where it is damaged."""
+    name = current_name(index)
+    if not name:
+        raise InputError(
+            f"{index} holds no finished index", next_step="build one with `embq index OUT`", code="no_index"
+        )
+    return read_version(index, name)
+
+
+def resolve_index(path: Path, output: str | None = None) -> Path:
+    """The folder of an index from what a user named: that folder, a version in it, or the output folder of a run.
+
+    Args:
+        output: which of a run's vectors; None where it has an index of one only.
+
+    Raises InputError where there is none, or several.
+    """
+    refuse_unnameable(os.path.abspath(path))
+    if (path / CURRENT).exists():
+        return path
+    if NAME.fullmatch(path.name) and (path / RECORD).exists():
+        return path.parent
+    below = path / "index"
+    names = sorted(os.listdir(below)) if below.is_dir() else []
+    found = {name: below / name for name in names if (below / name / CURRENT).exists()}
+    if output is not None and output in found:
+        return found[output]
+    if not found or output is not None:
+        there = f" of {output!r}; there is one of {', '.join(found)}" if found else ""
+        raise InputError(
+            f"{path} holds no finished index{there}", next_step=f"build one with `embq index {path}`", code="no_index"
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"{path} has an index of {' and of '.join(found)}",
+            next_step=f"add --output {next(iter(found))}, or give {next(iter(found.values()))}",
+            code="which_index",
+        )
+    return next(iter(found.values()))
