@@ -33,8 +33,8 @@ from sources.reader_process.protocol import (
     FRAME_BYTES,
     FRAME_MAX_BYTES,
     SAMPLES,
+    decode_error,
     decode_samples,
-    error_from,
 )
 from sources.unusable import DIED, died
 
@@ -150,7 +150,7 @@ class Process:
         if not kind or len(content) != length:
             raise self._failure(unit, self._end())
         if kind == ERROR:
-            raise error_from(json.loads(content))
+            raise decode_error(content)
         return kind, content
 
     def _failure(self, unit: Unit, status: int) -> EmbqError:

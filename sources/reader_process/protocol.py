@@ -5,13 +5,12 @@ A request is one line of JSON. An answer is a row of frames: kind, length, conte
 
 from __future__ import annotations
 
+import json
 import struct
-from typing import Any
 
 import msgspec
 
-from core import errors
-from core.errors import EmbqError, SourceError
+from core.errors import EmbqError, error_fields, error_of
 from core.units import Sample
 from sources.interface import SAMPLE_MAX_BYTES
 
@@ -56,21 +55,13 @@ def _row(sample: Sample) -> _Row:
     return sample.ordinal, key, sample.image, sample.text, sample.metadata, encoded
 
 
-def describe_error(error: Exception) -> dict[str, Any]:
-    """The content of an `ERROR` frame, before it becomes JSON."""
-    if not isinstance(error, EmbqError):
-        return {"class": type(error).__name__, "fields": {"message": repr(error)}}
-    fields: dict[str, Any] = {"message": error.message, "next_step": error.next_step, "code": error.code}
-    if isinstance(error, SourceError):
-        fields["transient"] = error.transient
-    return {"class": type(error).__name__, "fields": fields}
+def encode_error(error: Exception) -> bytes:
+    """The content of an `ERROR` frame."""
+    fields = error_fields(error) if isinstance(error, EmbqError) else {"bug": repr(error)}
+    return json.dumps(fields).encode()
 
 
-def error_from(described: dict[str, Any]) -> Exception:
-    """The error that `describe_error` described; RuntimeError for one that is not of embq."""
-    kind, fields = described["class"], described["fields"]
-    found = getattr(errors, kind, None)
-    if not (isinstance(found, type) and issubclass(found, EmbqError)):
-        return RuntimeError(f"{kind} while a table was looked at: {fields['message']}")
-    error: EmbqError = found(fields.pop("message"), **fields)
-    return error
+def decode_error(content: bytes) -> Exception:
+    """The error of an `ERROR` frame; RuntimeError for one that is not of embq."""
+    fields = json.loads(content)
+    return RuntimeError(f"{fields['bug']} in the reader process") if "bug" in fields else error_of(fields)

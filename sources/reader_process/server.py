@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from core.errors import EmbqError
 from core.process.children import die_with_parent
 from core.units import Sample, Unit
 from sources.access.files import source_errors
@@ -31,7 +30,7 @@ from sources.reader_process.protocol import (
     FRAME_MAX_BYTES,
     MOVED,
     SAMPLES,
-    describe_error,
+    encode_error,
     encode_samples,
 )
 from sources.unit_reader import metadata_here, read_here
@@ -69,10 +68,8 @@ def _answer(request: dict[str, Any], answers: int) -> None:
                 _send(answers, ANSWER, json.dumps(_look(unit, request["first_metadata"])).encode())
     except BrokenPipeError:
         raise
-    except EmbqError as error:
-        _send(answers, ERROR, json.dumps(describe_error(error)).encode())
-    except Exception as error:  # noqa: BLE001 - a bug, which the parent raises
-        _send(answers, ERROR, json.dumps(describe_error(error)).encode())
+    except Exception as error:  # noqa: BLE001 - the parent raises it, a bug as RuntimeError
+        _send(answers, ERROR, encode_error(error))
 
 
 def _look(unit: Unit, metadata_of: int) -> Any:

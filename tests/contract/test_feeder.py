@@ -13,16 +13,17 @@ from core.queue import hints
 from core.queue import outage_detector as outages
 from core.queue.keys import RUNS, run_key
 from core.queue.registry import RunRecord, register
-from producer import feeder
+from producer import feed_policy
 from producer import feeder as module
-from producer.feeder import MAX_HINTS, Feeder, serve
+from producer.feed_policy import MAX_HINTS
+from producer.feeder import Feeder, serve
 
 
 @pytest.fixture(autouse=True)
 def _small_high_water(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeder, "MIN_HINTS", 6)
-    monkeypatch.setattr(feeder, "HINTS_PER_WORKER", 0)
-    monkeypatch.setattr(feeder, "WINDOW_S", 0.0)
+    monkeypatch.setattr(feed_policy, "MIN_HINTS", 6)
+    monkeypatch.setattr(feed_policy, "HINTS_PER_WORKER", 0)
+    monkeypatch.setattr(feed_policy, "WINDOW_S", 0.0)
 
 
 def units_in_queue(run: RunCase) -> list[int]:
@@ -80,7 +81,7 @@ def test_units_of_a_lost_worker_go_in_front_of_a_queue_that_is_full(
         run.claim(hint.u)
     assert feeder.tick() == 3
     # A window may also shrink to less than what waits, as the speed of the workers falls.
-    monkeypatch.setattr(feeder, "MIN_HINTS", 1)
+    monkeypatch.setattr(feed_policy, "MIN_HINTS", 1)
     run.age()
     assert feeder.tick() == 3
     assert units_in_queue(run) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
@@ -89,12 +90,12 @@ def test_units_of_a_lost_worker_go_in_front_of_a_queue_that_is_full(
 def test_the_mark_grows_with_the_workers_and_is_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(20)
     run.build()
-    monkeypatch.setattr(feeder, "HINTS_PER_WORKER", 3)
+    monkeypatch.setattr(feed_policy, "HINTS_PER_WORKER", 3)
     model = run.record.model.spec
     alive = [{"name": f"w{n}", "model": model} for n in range(4)]
     monkeypatch.setattr(module, "live_workers", lambda _: alive)
     assert run.feeder().tick() == 12
-    monkeypatch.setattr(feeder, "MAX_HINTS", 13)
+    monkeypatch.setattr(feed_policy, "MAX_HINTS", 13)
     alive.extend({"name": f"w{n}", "model": model} for n in range(4, 100))
     assert run.feeder().tick() == 1
     assert MAX_HINTS == 5_000

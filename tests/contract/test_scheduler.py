@@ -13,13 +13,13 @@ from run_case import DIM, RunCase, make_case, sample
 from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
 from core.models import ModelConfig
+from core.queue.fair_queue import VirtualTimes
 from core.queue.keys import TURNS
 from core.rows.spec import RowSpec
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from worker import model_service, process
 from worker.claim.scheduler import Scheduler, Turn
-from worker.claim.turns import Turns
 from worker.context import WorkerOptions
 from worker.embedders.stub import StubEmbedder
 from worker.stages import read as reading
@@ -61,7 +61,7 @@ def at_the_end(chooser: Scheduler, turn: Turn, *, spent_s: float = SLICE_S, idle
 
 def booked(client: redis.Redis, run: RunCase) -> float:
     """Device seconds by weight that stand for the model of a run."""
-    return Turns.from_json(client.get(TURNS)).start(run.record.model.queue_key)
+    return VirtualTimes.from_json(client.get(TURNS)).start(run.record.model.queue_key)
 
 
 def test_without_contention_nobody_ever_changes(own_client: redis.Redis, make: Make) -> None:
@@ -182,14 +182,14 @@ def test_workers_that_book_at_the_same_time_lose_nothing(
     """Another worker books between our look and our answer."""
     runs = [make("a"), make("b")]
     ours, theirs = scheduler(own_client), scheduler(own_client)
-    real, once = Turns.begin, [True]
+    real, once = VirtualTimes.begin, [True]
 
-    def begin(self: Turns, *given: object, **named: object) -> Turns:
+    def begin(self: VirtualTimes, *given: object, **named: object) -> VirtualTimes:
         if once and once.pop():
             assert first(theirs) is not None
         return real(self, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Turns, "begin", begin)
+    monkeypatch.setattr(VirtualTimes, "begin", begin)
     assert first(ours) is not None
     assert [booked(own_client, run) for run in runs] == [SLICE_S / 10, SLICE_S / 10]
 
@@ -266,7 +266,7 @@ def test_a_run_that_cannot_be_made_of_its_models_vectors_is_left_and_others_are_
     own_server: EmbeddedServer, make: Make, device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
     long, other = make("a", rows=RowSpec(truncate_dim=DIM + 1)), make("b")
-    long.client.set(TURNS, Turns(times={other.record.model.queue_key: 1e-6}).to_json(""))
+    long.client.set(TURNS, VirtualTimes(times={other.record.model.queue_key: 1e-6}).to_json(""))
     with caplog.at_level("ERROR", "worker"):
         device.serve(own_server.url, slice_s=0.5)
     assert device.models == [long.record.model, other.record.model]
@@ -292,7 +292,7 @@ def test_results_without_room_are_given_back_when_it_is_the_turn_of_another_mode
     full, other = make("a"), make("b")
     full.client.hset(full.key("meta"), "limit_entries", 0)
     # Hardly behind the other, so its turn comes first.
-    full.client.set(TURNS, Turns(times={other.record.model.queue_key: 1e-6}).to_json(""))
+    full.client.set(TURNS, VirtualTimes(times={other.record.model.queue_key: 1e-6}).to_json(""))
     device.serve(own_server.url, slice_s=0.5)
     assert device.models == [full.record.model, other.record.model]
     assert full.client.hlen(full.key("owner")) == 0

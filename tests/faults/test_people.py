@@ -16,7 +16,7 @@ from e2e.session import Command, Ledger, await_in, logs, started, succeed
 from faults.kit.cluster import DIM, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.table import Recovery
-from producer.feeder import MIN_HINTS
+from producer.feed_policy import MIN_HINTS
 
 OTHER_VERSION = {"set": "core.queue.keys:VERSION", "to": 99}
 

@@ -17,12 +17,12 @@ import redis
 from core.errors import InputError
 from core.models import ModelConfig
 from core.queue import hints
+from core.queue.fair_queue import VirtualTimes
 from core.queue.index_builds import IndexBuild, IndexStage, announced
 from core.queue.keys import TURNS, run_key
 from core.queue.registry import Backlog, registered
 from core.queue.scripts import load_scripts
 from core.service.log import Events
-from worker.claim.turns import Turns
 
 POLL_S = 0.3
 Work = ModelConfig | IndexBuild
@@ -161,7 +161,7 @@ class Scheduler:
         if self.run:
             return next((Turn(model, weights[model], 0.0) for model in models.values()), None)
 
-        def change(turns: Turns) -> tuple[Turns, str]:
+        def change(turns: VirtualTimes) -> tuple[VirtualTimes, str]:
             if own is not None:
                 turns = _settled(turns, own, spent_s)
             key = turns.next(by_key, own=own.model.queue_key if own is not None else "", slice_s=self.slice_s)
@@ -175,11 +175,11 @@ class Scheduler:
                 return None
         return Turn(models[key], weights[models[key]], self.slice_s) if key else None
 
-    def _swap(self, change: Callable[[Turns], tuple[Turns, Any]]) -> Any:
+    def _swap(self, change: Callable[[VirtualTimes], tuple[VirtualTimes, Any]]) -> Any:
         """Change the virtual times as if nobody else did so at the same moment; gives the second that `change` gave."""
         while True:
             there = cast("bytes | None", self.client.get(TURNS)) or b""
-            turns, result = change(Turns.from_json(there))
+            turns, result = change(VirtualTimes.from_json(there))
             if self._scripts["swap"](
                 keys=[TURNS], args=[there, turns.to_json(secrets.token_hex(4))], client=self.client
             ):
@@ -233,7 +233,7 @@ def _has_work(backlog: Backlog, hinted: int, results: int) -> bool:
     return not full and bool(hinted or backlog.unclaimed)
 
 
-def _settled(turns: Turns, turn: Turn, spent_s: float) -> Turns:
+def _settled(turns: VirtualTimes, turn: Turn, spent_s: float) -> VirtualTimes:
     return turns.correct(turn.model.queue_key, weight=turn.weight, seconds=spent_s - turn.booked_s)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from worker.claim.turns import Turns
+from core.queue.fair_queue import VirtualTimes
 
 SLICE_S = 60.0
 
@@ -17,7 +17,7 @@ class Fleet:
     """Workers that take turns: each ends its slices later than it should, by what its last unit takes."""
 
     def __init__(self, workers: int, *, late_s: Mapping[str, float] | None = None) -> None:
-        self.turns = Turns()
+        self.turns = VirtualTimes()
         self.late_s = late_s or {}
         self.spent: Counter[str] = Counter()
         self.served: list[str] = []
@@ -41,7 +41,7 @@ class Fleet:
 
 
 def test_nothing_is_next_where_nothing_has_work() -> None:
-    assert Turns().next({}, slice_s=SLICE_S) == ""
+    assert VirtualTimes().next({}, slice_s=SLICE_S) == ""
 
 
 def test_a_model_that_is_alone_is_served_for_ever() -> None:
@@ -84,7 +84,7 @@ def test_two_workers_with_two_models_do_not_exchange_them() -> None:
 
 
 def test_workers_that_choose_at_the_same_time_choose_different_models() -> None:
-    turns, chosen = Turns(), []
+    turns, chosen = VirtualTimes(), []
     for _ in range(4):
         chosen.append(turns.next({"a": 10, "b": 10}, slice_s=SLICE_S))
         turns = turns.begin(chosen[-1], {"a": 10, "b": 10}, slice_s=SLICE_S)
@@ -93,7 +93,7 @@ def test_workers_that_choose_at_the_same_time_choose_different_models() -> None:
 
 def test_a_model_whose_loading_ends_its_worker_again_and_again_does_not_take_all_the_slices() -> None:
     """What is booked for a slice stays booked where nobody is left to correct it."""
-    turns, chosen = Turns(), []
+    turns, chosen = VirtualTimes(), []
     for _ in range(20):
         chosen.append(turns.next({"broken": 10, "good": 10}, slice_s=SLICE_S))
         turns = turns.begin(chosen[-1], {"broken": 10, "good": 10}, slice_s=SLICE_S)
@@ -102,13 +102,13 @@ def test_a_model_whose_loading_ends_its_worker_again_and_again_does_not_take_all
 
 def test_a_slice_that_was_given_back_was_never_booked() -> None:
     weights = {"a": 10, "b": 20}
-    before = Turns().begin("a", weights, slice_s=SLICE_S)
+    before = VirtualTimes().begin("a", weights, slice_s=SLICE_S)
     after = before.begin("b", weights, slice_s=SLICE_S).correct("b", weight=20, seconds=-SLICE_S)
     assert after.start("b") == before.start("b")
 
 
 def test_models_that_are_behind_are_not_kept_in_mind() -> None:
-    turns = Turns()
+    turns = VirtualTimes()
     for number in range(100):
         weights = {f"m{number}": 10, "always": 10}
         for model in weights:
@@ -117,8 +117,8 @@ def test_models_that_are_behind_are_not_kept_in_mind() -> None:
 
 
 def test_turns_are_the_same_after_a_way_through_the_broker() -> None:
-    turns = Turns().begin("a", {"a": 3}, slice_s=SLICE_S).correct("a", weight=3, seconds=0.1)
-    assert Turns.from_json(turns.to_json("x")) == turns
+    turns = VirtualTimes().begin("a", {"a": 3}, slice_s=SLICE_S).correct("a", weight=3, seconds=0.1)
+    assert VirtualTimes.from_json(turns.to_json("x")) == turns
     assert turns.to_json("x") != turns.to_json("y")
 
 
@@ -136,4 +136,4 @@ def test_turns_are_the_same_after_a_way_through_the_broker() -> None:
     ],
 )
 def test_what_cannot_be_understood_begins_anew(text: str) -> None:
-    assert Turns.from_json(text) == Turns()
+    assert VirtualTimes.from_json(text) == VirtualTimes()
