@@ -31,7 +31,7 @@ from bench.stages_picture import draw
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.process.limits import cores as usable_cores
-from core.queue.registry import live_workers
+from core.queue.heartbeats import live_workers
 from core.run.layout import Layout
 
 SIZE, DIFFERENT, SEED = (1024, 768), 60, 0

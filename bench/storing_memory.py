@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from core.broker.client import connect
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.run.run_info import load_run
 from writer.run_writer import RunWriter
 

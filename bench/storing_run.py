@@ -14,7 +14,7 @@ from core.broker.embedded import EmbeddedServer
 from core.models import ModelConfig
 from core.queue.keys import VERSION
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.queue.scripts import load_scripts
 from core.rows.results import encode_result, row_schema
 from core.rows.spec import RowSpec

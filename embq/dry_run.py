@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from core.queue.registry import Rate, live_workers, measured_rates
+from core.queue.heartbeats import Rate, live_workers, measured_rates
 from producer.estimate import Estimate, known_dims
 
 

@@ -9,7 +9,7 @@ import redis
 from core.broker.embedded import in_use, kept_off
 from core.errors import UsageError
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord, register
+from core.queue.runs import RunRecord, register
 from core.redaction import masked
 from core.run.layout import Layout
 from core.run.run_info import RunInfo

@@ -18,11 +18,12 @@ from core import wire
 from core.broker.client import reach
 from core.errors import EmbqError
 from core.queue import hints
+from core.queue.heartbeats import WORKER_REPORTS, live_workers
 from core.queue.hints import Hint
 from core.queue.index_builds import forget_abandoned
 from core.queue.ledger import Ledger
 from core.queue.outage_detector import Steady
-from core.queue.registry import RunRecord, forget_silent, live_workers, register_again, registered
+from core.queue.runs import RunRecord, register_again, registered
 from core.queue.scripts import Loader, load_scripts
 from core.run.control import Control
 from core.run.layout import Layout
@@ -130,7 +131,7 @@ class Feeder:
         if self._clock() - self._last_sweep > SWEEP_S:
             self._last_sweep = self._clock()
             with self.steady.answered():
-                forget_silent(self.client)
+                WORKER_REPORTS.forget_silent(self.client)
                 forget_abandoned(self.client, scripts=self._scripts)
             for key in queues:
                 with self.steady.answered():

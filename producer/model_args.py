@@ -15,7 +15,7 @@ import redis
 
 from core.errors import ModelError, UsageError
 from core.models import MODALITIES, REFERENCE, Chunking, ModelConfig, ModelSpec, NamedModel
-from core.queue.service_registry import Device, services
+from core.queue.heartbeats import Device, services
 from core.rows.spec import RowSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")

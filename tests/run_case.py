@@ -19,7 +19,7 @@ from core.models import ModelConfig
 from core.queue.hints import Hint, HintJob, drop, hint_queue
 from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
-from core.queue.registry import RunRecord, register
+from core.queue.runs import RunRecord, register
 from core.queue.scripts import load_scripts
 from core.rows.results import encode_result, row_schema
 from core.rows.spec import RowSpec

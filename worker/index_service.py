@@ -18,11 +18,11 @@ from typing import Any
 
 from core.process.children import ChildEndedError
 from core.queue import hints
+from core.queue.heartbeats import WORKER_REPORTS
 from core.queue.hints import IndexHint
 from core.queue.index_builds import SHARED, IndexBuild, announced
 from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
-from core.queue.registry import report_worker, sign_off
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 from worker.claim.rq_worker import HintWorker
@@ -121,7 +121,7 @@ class IndexService:
             if self._unit is not None:
                 self._child.kill()
             self._child.close()
-        sign_off(self._client, self.options.name)
+        WORKER_REPORTS.sign_off(self._client, self.options.name)
         self._slices.end()
         client.close()
         self._client.close()
@@ -266,7 +266,7 @@ class IndexService:
             "stage": "index" if unit is not None else "idle",
             "age_s": round(now - unit.since, 1) if unit is not None else 0.0,
         }
-        report_worker(self._client, self.options.name, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
+        WORKER_REPORTS.report(self._client, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
 
 
 class IndexAccess:

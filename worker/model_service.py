@@ -15,8 +15,8 @@ from core.broker.client import ANSWER_S, RESULT_S
 from core.errors import DeviceFullError, ModelError, OutputError
 from core.models import ModelConfig
 from core.queue import hints
+from core.queue.heartbeats import Rate, report_rate
 from core.queue.hints import Hint
-from core.queue.registry import Rate, report_rate
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 from core.units import Unit

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.queue.heartbeats import live_workers
 from core.queue.keys import VERSION
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord, live_workers, register
 from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
+from core.queue.runs import RunRecord, register
 from core.run.control import Control
 from core.service.log import Events
 from writer.commit import Committer

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import redis
 
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord
 from core.queue.result_stream import Entry, ResultStream, Sender
+from core.queue.runs import RunRecord
 from core.queue.scripts import load_scripts
 from core.run import checkpoint, generations
 from core.run.commit_log import CommitLog

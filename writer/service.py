@@ -9,7 +9,7 @@ import redis
 
 from core.errors import EmbqError, InputError, TryLaterError
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord, registered
+from core.queue.runs import RunRecord, registered
 from core.queue.scripts import Loader, load_scripts
 from core.service.log import Events
 from core.storage.durable import output_error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import InputError, OutputError
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.queue.uploads import PIECE_BYTES, Pieces, Upload, UploadFile
 from core.run.layout import INPUTS, Layout
 from core.run.manifest import Manifest

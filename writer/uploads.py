@@ -14,7 +14,7 @@ from core.broker.embedded import kept_off
 from core.errors import InputError, OutputError
 from core.queue import uploads
 from core.queue.ledger import Ledger
-from core.queue.registry import register
+from core.queue.runs import register
 from core.queue.uploads import End, Grown, Upload
 from core.run.control import PRIORITY, Control, load_control, save_control
 from core.run.layout import Layout, refuse_foreign_files

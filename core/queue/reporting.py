@@ -17,21 +17,17 @@ import redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError
 
 from core.errors import EmbqError
-from core.queue.keys import SERVICES, service_key
-from core.queue.registry import forget_silent
-from core.queue.scripts import Script, load_scripts
-from core.queue.service_registry import (
+from core.queue.heartbeats import (
     REPORT_S,
-    ForeignRun,
+    SERVICE_REPORTS,
     Heard,
     Service,
-    foreign_runs,
-    report_service,
     services,
-    sign_off_service,
     two_of_a_kind,
     whereabouts,
 )
+from core.queue.runs import ForeignRun, foreign_runs
+from core.queue.scripts import Script, load_scripts
 from core.service.log import Events
 
 CLOCK_OFFSET_S = 5.0
@@ -195,7 +191,7 @@ class Reporter(threading.Thread):
                 if self._over.wait(self._every_s):
                     break
             if self.service.began_ms:
-                self._patiently(client, lambda client: sign_off_service(client, self.service.name))
+                self._patiently(client, lambda client: SERVICE_REPORTS.sign_off(client, self.service.name))
 
     def _patiently(self, client: redis.Redis, action: Callable[[redis.Redis], None]) -> None:
         """Do it, or leave it for the next time; a refusal that does not end by itself is told of once."""
@@ -214,9 +210,9 @@ class Reporter(threading.Thread):
         ahead_s = clock_ahead_s(client)
         began_ms = self.service.began_ms or round((time.time() - ahead_s) * 1000)
         self.service = self._look(replace(self.service, began_ms=began_ms, clock_s=round(ahead_s, 3) + 0.0))
-        report_service(client, self.service, scripts=self._scripts)
+        SERVICE_REPORTS.report(client, self.service, scripts=self._scripts)
         if self.service.role in KEEPERS:
-            forget_silent(client, SERVICES, service_key)
+            SERVICE_REPORTS.forget_silent(client)
         self._notices.clock(ahead_s)
         self._notices.others(self.service, services(client))
         self._notices.runs(foreign_runs(client))

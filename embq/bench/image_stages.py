@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from core.errors import DeviceFullError, SampleError, SourceError
 from core.queue.hints import Hint
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.units import Sample, Unit
 from sources.unit_reader import read
 from worker.claim.lease import LeasedUnit, Leases

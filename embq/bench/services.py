@@ -16,8 +16,8 @@ import embq
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, OutputError
+from core.queue.heartbeats import live_workers
 from core.queue.ledger import Ledger
-from core.queue.registry import live_workers
 from core.run.run_info import RunInfo
 from embq.bench.texts import Records
 from embq.local.service_process import ServiceProcess

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import redis
 
-    from core.queue.service_registry import Device
+    from core.queue.heartbeats import Device
     from core.storage.paths import Place
     from producer.enqueue import Request
 
@@ -50,7 +50,7 @@ def precision_of_upload(client: redis.Redis, output: Place) -> str:
 
     A run that is on its way to that folder counts as well: sent again in another precision it would be another run.
     """
-    from core.queue.registry import records_of, registered
+    from core.queue.runs import records_of, registered
     from core.queue.uploads import under_way
 
     sent = records_of({one.upload.run.encode(): one.upload.record.encode() for one in under_way(client)})

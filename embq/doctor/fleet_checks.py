@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 import redis
 
 from core.process.libraries import model_packages
+from core.queue.heartbeats import Heard, Service, services, two_of_a_kind, whereabouts
 from core.queue.keys import VERSION
 from core.queue.reporting import FOREIGN_NEXT, TWO_NEXT, this_service, versions_next
-from core.queue.service_registry import Heard, Service, foreign_runs, services, two_of_a_kind, whereabouts
+from core.queue.runs import foreign_runs
 from core.redaction import printable
 from embq.doctor.check import Check
 

@@ -14,7 +14,7 @@ from core.errors import EmbqError
 from core.models import ModelConfig
 from core.queue.hints import hint_queue, peek
 from core.queue.keys import run_key
-from core.queue.registry import RunRecord, registered
+from core.queue.runs import RunRecord, registered
 from core.redaction import printable
 from core.run.layout import Layout
 from core.run.manifest import Manifest
@@ -52,7 +52,7 @@ except ImportError as error:
 _LOAD = """
 import io, json, sys
 from core.errors import EmbqError, SampleError
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.units import Sample
 from worker.embedders.registry import load
 record = RunRecord.from_json(sys.argv[1])

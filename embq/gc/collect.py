@@ -13,7 +13,7 @@ from core.broker.embedded import EmbeddedServer, kept_off
 from core.errors import BrokerError, ConfigError
 from core.queue.hints import HintJob, hint_queue
 from core.queue.keys import RUN_PARTS, RUNS, run_key
-from core.queue.registry import registered
+from core.queue.runs import registered
 from core.run.commit_log import CommitLog
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run

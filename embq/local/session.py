@@ -16,8 +16,8 @@ import redis
 from core.broker.client import check, connect
 from core.broker.embedded import EmbeddedServer, keep_to_ourselves
 from core.errors import AwayError, Exit
+from core.queue.heartbeats import Device
 from core.queue.ledger import Ledger
-from core.queue.service_registry import Device
 from core.run.layout import Layout
 from core.run.run_info import RunInfo, load_run
 from core.service.progress_line import duration

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import redis
 
-from core.queue import service_registry
+from core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_REPORTS, Service, names_of
 from core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from core.queue.ledger import read_meta
-from core.queue.registry import RunRecord, names_of, records_of, reports_of
-from core.queue.service_registry import ROLES, STATES, Service
+from core.queue.runs import RunRecord, records_of
 from core.run.control import Control, wishes_in
 from core.service.health import quick
 from core.service.metrics import Readings
@@ -129,9 +128,9 @@ class BrokerMetrics:
             answers = pipe.execute()
         many, more = len(first.silent_s), len(first.silent_s) + len(first.services)
         said, of_services, rest = answers[:many], answers[many:more], answers[more:]
-        reports = reports_of(dict(zip(first.silent_s, said, strict=True)))
+        reports = WORKER_REPORTS.parse(dict(zip(first.silent_s, said, strict=True)))
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
-        services = service_registry.reports_of(dict(zip(first.services, of_services, strict=True)))
+        services = SERVICE_REPORTS.parse(dict(zip(first.services, of_services, strict=True)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
         runs = [_Run(record=record, meta=read_meta(meta), asked=wishes_in(asked)) for record, meta, asked in pairs]
         return runs, workers, list(services.values())

@@ -11,8 +11,8 @@ from embq.cli.options import required_url
 if TYPE_CHECKING:
     import redis
 
+    from core.queue.heartbeats import Service
     from core.queue.reporting import Reporter
-    from core.queue.service_registry import Service
 
 
 def service_client(settings: Settings, verb: str, *, give_up: Callable[[], bool], instead: str = "") -> redis.Redis:
@@ -48,7 +48,7 @@ def reporter(
     """Reports this process to the broker as a service, by a client of its own.
 
     Args:
-        role: see `core.queue.service_registry.ROLES`.
+        role: see `core.queue.heartbeats.ROLES`.
         only: the one run that it serves; "" for all.
         metrics: HOST:PORT of its metrics; "" for none.
         look: see `core.queue.reporting.Reporter`.

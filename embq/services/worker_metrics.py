@@ -9,9 +9,7 @@ from typing import Any, cast
 
 import redis
 
-from core.queue.keys import worker_key
-from core.queue.registry import WorkerReport, reports_of, said_by
-from core.queue.service_registry import STATES
+from core.queue.heartbeats import STATES, WORKER_REPORTS, WorkerReport
 from core.service.health import quick
 from core.service.metrics import Readings
 from worker.supervisor.devices import handles, nvml, text_of
@@ -113,7 +111,7 @@ class WorkerMetrics:
     def _read_reports(self, readings: Readings, devices: Mapping[str, str]) -> None:
         names = [name for name in devices if name]
         load_s: dict[str, float] = {}
-        for name, report in reports_of(said_by(self._client, names, worker_key)).items():
+        for name, report in WORKER_REPORTS.reports(self._client, names).items():
             device = devices[name]
             self._count(name, device, report)
             if model := str(report.get("model") or ""):

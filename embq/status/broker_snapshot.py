@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.queue.heartbeats import live_workers
 from core.queue.keys import RUN_PARTS
 from core.queue.ledger import Ledger
-from core.queue.registry import live_workers
 from embq.status.eta import done_in_flight, share_of
 
 

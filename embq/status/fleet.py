@@ -10,10 +10,10 @@ import redis
 from rich.table import Table
 from rich.text import Text
 
+from core.queue.heartbeats import Device, Heard, live_workers, measured_rates, services, two_of_a_kind, whereabouts
 from core.queue.keys import VERSION, run_key
-from core.queue.registry import live_workers, measured_rates, registered
 from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
-from core.queue.service_registry import Device, ForeignRun, Heard, foreign_runs, services, two_of_a_kind, whereabouts
+from core.queue.runs import ForeignRun, foreign_runs, registered
 from core.redaction import printable
 from core.service.progress_line import duration
 from embq.status.display import cell

@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from core.queue.registry import registered
+from core.queue.runs import registered
 from core.queue.uploads import UnderWay
 from core.service.progress_line import PLAIN_EVERY_S
 from embq.status import fleet, upload_status

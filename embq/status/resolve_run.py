@@ -9,9 +9,8 @@ import redis
 from core.broker.client import connect, reach
 from core.broker.embedded import EmbeddedServer
 from core.errors import InputError
-from core.queue.registry import registered
 from core.queue.reporting import FOREIGN_NEXT
-from core.queue.service_registry import foreign_runs
+from core.queue.runs import foreign_runs, registered
 from core.queue.uploads import UnderWay
 from core.run.layout import Layout
 from core.storage.paths import is_folder, place

@@ -14,7 +14,7 @@ from embq.cli.options import settings_with
 if TYPE_CHECKING:
     import redis
 
-    from core.queue.registry import RunRecord
+    from core.queue.runs import RunRecord
 
 CONFIRM_S = 10.0
 """A writer looks for wishes twice a second; one that is committing a large part takes a few seconds."""
@@ -60,7 +60,7 @@ def find(run: str, broker: str) -> tuple[RunRecord, redis.Redis]:
     """
     from core.broker.client import connect, reach
     from core.broker.embedded import EmbeddedServer
-    from core.queue.registry import registered
+    from core.queue.runs import registered
     from core.run.layout import Layout
     from core.run.run_info import load_run
 

@@ -7,7 +7,7 @@ import redis
 
 from core.errors import EmbqError
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.queue.scripts import load_scripts
 from core.run import checkpoint, generations
 from core.run.commit_log import CommitLog, LogState

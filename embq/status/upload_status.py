@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from core.errors import InputError, MalformedError
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.queue.uploads import UnderWay, end_of, under_way
 from core.redaction import printable
 

@@ -28,12 +28,12 @@ from small_index import build_index
 from core import wire
 from core.errors import EmbqError, SampleError
 from core.queue import uploads
+from core.queue.heartbeats import Rate, Service
 from core.queue.hints import Hint, HintJob, IndexHint
 from core.queue.index_builds import IndexBuild, IndexStage
 from core.queue.keys import HINT_FUNCTION, INDEX_HINT_FUNCTION, VERSION
-from core.queue.registry import Backlog, Rate, RunRecord
 from core.queue.result_stream import Entry
-from core.queue.service_registry import Service
+from core.queue.runs import Backlog, RunRecord
 from core.queue.uploads import Upload, UploadFile
 from core.run import checkpoint, commits
 from core.run.commit_log import CommitLog
@@ -136,7 +136,9 @@ def _of_the_broker() -> dict[str, Border]:
         "job, packed": Border(_restored, (zlib.compress(_json([HINT_FUNCTION, None, [{}], {}])),)),
         "run record": Border(RunRecord.from_json, (record.to_json().encode(),)),
         "stage of an index": Border(IndexStage.from_json, (stage.to_json().encode(),)),
-        "report of a service": Border(Service.from_json, (service.to_json().encode(),)),
+        "report of a service": Border(
+            partial(wire.read, Service, what="service report"), (wire.write(service).encode(),)
+        ),
         "rate": Border(lambda data: wire.read(Rate, data, what="rate"), (_json(rate),)),
         "upload": Border(Upload.from_json, (upload.to_json().encode(),)),
         "piece of an upload": Border(_piece, (zlib.compress(b"text" * 100),)),

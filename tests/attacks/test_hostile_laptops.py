@@ -19,6 +19,7 @@ import redis
 from core.errors import InputError
 from core.models import ModelConfig
 from core.queue import uploads
+from core.queue.heartbeats import live_workers, measured_rates, services
 from core.queue.keys import (
     RATES,
     RUNS,
@@ -34,8 +35,7 @@ from core.queue.keys import (
     worker_key,
 )
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord, live_workers, measured_rates, registered
-from core.queue.service_registry import foreign_runs, services
+from core.queue.runs import RunRecord, foreign_runs, registered
 from core.queue.uploads import Upload, UploadFile
 from core.storage.paths import Outputs
 from tests.e2e.check import check_complete

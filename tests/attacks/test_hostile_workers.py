@@ -26,7 +26,7 @@ from run_case import DIM, FINGERPRINT, LEASE_S, RunCase, make_case, sample
 
 from core.queue.keys import MAX_ATTEMPTS, SERVICES, VERSION, WORKERS
 from core.queue.ledger import Ledger, new_token
-from core.queue.registry import register
+from core.queue.runs import register
 from core.queue.scripts import Loader, load_scripts
 from core.rows.results import FAILURE_SCHEMA, encode_result, row_schema
 from core.rows.spec import RowSpec

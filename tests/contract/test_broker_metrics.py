@@ -15,12 +15,12 @@ from run_case import RunCase, make_case
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.broker.users import ROLES
+from core.queue.heartbeats import SERVICE_REPORTS, WORKER_REPORTS, Device
 from core.queue.keys import run_key
-from core.queue.registry import register, report_worker
 from core.queue.reporting import this_service
 from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
+from core.queue.runs import register
 from core.queue.scripts import load_scripts
-from core.queue.service_registry import Device, report_service
 from core.service.metrics import METRICS, Readings
 from embq.services.broker_metrics import SHOWN_S, BrokerMetrics
 from embq.status.run_monitor import RemoteRunMonitor
@@ -61,7 +61,7 @@ def report(case: RunCase, name: str, **said: object) -> None:
         "attribution": {"threads": 1, "cores": 2, "decode": "", "late": late, "whole": {"limit": "device", **late}},
         **said,
     }
-    report_worker(case.client, name, fields, life_s=60, scripts=case.ledger._scripts)
+    WORKER_REPORTS.report(case.client, fields, life_s=60, scripts=case.ledger._scripts)
 
 
 def test_a_run_is_told_as_status_tells_it(run: RunCase, own_client: redis.Redis) -> None:
@@ -159,7 +159,7 @@ def test_who_tells_may_read_all_of_it(
     report(run, "box.cuda0.abc")
     device = Device(device="cuda:0", name="NVIDIA H100", state="serving", worker="box.cuda0.abc")
     service = replace(this_service("worker", version="1"), devices=(device,), began_ms=1)
-    report_service(own_client, service, scripts=load_scripts(own_client))
+    SERVICE_REPORTS.report(own_client, service, scripts=load_scripts(own_client))
 
     with connect(own_server.url.replace("://:", f"://{user}:").replace(own_server._password, "secret")) as restricted:
         readings = Readings("producer")

@@ -13,7 +13,7 @@ from core.broker.embedded import EmbeddedServer
 from core.errors import OutputError
 from core.queue.keys import RUNS
 from core.queue.ledger import new_token
-from core.queue.registry import register
+from core.queue.runs import register
 from core.run.control import Control, load_control, save_control
 from embq.status.run_control import ask
 from writer.service import WriterService

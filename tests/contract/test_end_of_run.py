@@ -9,8 +9,8 @@ import pytest
 from run_case import RunCase
 from waiting import wait_until
 
+from core.queue.heartbeats import WORKER_REPORTS, live_workers
 from core.queue.hints import Hint
-from core.queue.registry import live_workers, report_worker, sign_off
 from core.queue.scripts import load_scripts
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from worker.claim.heartbeat import Heartbeat
@@ -24,7 +24,7 @@ def report(case: RunCase, name: str, tokens_per_s: float, *begun: tuple[int, str
     """What a worker says of itself."""
     share = {"tokens_per_s": tokens_per_s, "units": 1, "size": 9, "begun": begun, "in_batch": 0}
     said = {"name": name, "model": case.info.model.spec, "runs": {case.info.run: share}}
-    report_worker(case.client, name, said, life_s=60, scripts=load_scripts(case.client))
+    WORKER_REPORTS.report(case.client, said, life_s=60, scripts=load_scripts(case.client))
 
 
 def look(case: RunCase) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def at_work(run: RunCase) -> Iterator[RunCase]:
     assert len(run.units) == 8
     yield run
     for name in ("w", "second", "silent", "dead"):
-        sign_off(run.client, name)
+        WORKER_REPORTS.sign_off(run.client, name)
 
 
 def test_what_is_left_is_what_was_neither_committed_nor_published_nor_done_in_flight(at_work: RunCase) -> None:

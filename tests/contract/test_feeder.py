@@ -12,7 +12,7 @@ from run_case import MakeRun, RunCase
 from core.queue import hints
 from core.queue import outage_detector as outages
 from core.queue.keys import RUNS, run_key
-from core.queue.registry import RunRecord, register
+from core.queue.runs import RunRecord, register
 from producer import feed_policy
 from producer import feeder as module
 from producer.feed_policy import MAX_HINTS

@@ -16,22 +16,15 @@ import redis
 from run_case import make_case
 from waiting import wait_until
 
+from core import wire
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.queue import reporting
+from core.queue.heartbeats import SERVICE_REPORTS, Device, Service, services, two_of_a_kind
 from core.queue.keys import RUNS, SERVICES, VERSION, service_key
-from core.queue.registry import registered
 from core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
+from core.queue.runs import foreign_runs, registered
 from core.queue.scripts import load_scripts
-from core.queue.service_registry import (
-    Device,
-    Service,
-    foreign_runs,
-    report_service,
-    services,
-    sign_off_service,
-    two_of_a_kind,
-)
 from embq.doctor.fleet_checks import fleet
 
 EVERY_S = 0.05
@@ -141,11 +134,11 @@ def test_names_of_those_that_are_gone_leave_the_list(own_client: redis.Redis, re
 def test_reports_and_farewells_that_are_sent_twice_change_nothing_more(own_client: redis.Redis) -> None:
     service, scripts = of("writer"), load_scripts(own_client)
     for _ in range(2):
-        report_service(own_client, service, scripts=scripts)
+        SERVICE_REPORTS.report(own_client, service, scripts=scripts)
     assert own_client.zrange(SERVICES, 0, -1) == [service.name.encode()]
     assert 0 < own_client.pttl(service_key(service.name)) <= 20_000
     for _ in range(2):
-        sign_off_service(own_client, service.name)
+        SERVICE_REPORTS.sign_off(own_client, service.name)
     assert own_client.exists(SERVICES) == 0
 
 
@@ -156,9 +149,9 @@ def test_reports_and_farewells_that_are_sent_twice_change_nothing_more(own_clien
         b"[]",
         b"\xff",
         b'{"name": "x"}',
-        json.dumps({**json.loads(of("worker").to_json()), "clock_s": "late"}).encode(),
-        json.dumps({**json.loads(of("worker").to_json()), "devices": [1]}).encode(),
-        json.dumps({**json.loads(of("worker").to_json()), "host": None}).encode(),
+        json.dumps({**json.loads(wire.write(of("worker"))), "clock_s": "late"}).encode(),
+        json.dumps({**json.loads(wire.write(of("worker"))), "devices": [1]}).encode(),
+        json.dumps({**json.loads(wire.write(of("worker"))), "host": None}).encode(),
     ],
 )
 def test_what_is_no_report_is_not_heard(own_client: redis.Redis, said: bytes) -> None:
@@ -170,7 +163,7 @@ def test_what_is_no_report_is_not_heard(own_client: redis.Redis, said: bytes) ->
 def test_a_report_with_fields_of_a_later_version_is_heard(own_client: redis.Redis) -> None:
     service = of("writer", protocol=VERSION + 1)
     own_client.zadd(SERVICES, {service.name: 1e13})
-    own_client.set(service_key(service.name), json.dumps({**json.loads(service.to_json()), "planets": 9}))
+    own_client.set(service_key(service.name), json.dumps({**json.loads(wire.write(service)), "planets": 9}))
     assert heard(own_client) == {service.name: service}
 
 
@@ -211,7 +204,7 @@ def test_services_of_different_runs_and_one_that_follows_a_killed_one_are_not_tw
 ) -> None:
     now = round(time.time() * 1000)
     killed = of("producer", host="box", version="0.9", began_ms=now - 60_000)
-    report_service(own_client, killed, scripts=load_scripts(own_client))
+    SERVICE_REPORTS.report(own_client, killed, scripts=load_scripts(own_client))
     wait_until(lambda: time.time() * 1000 > now + 20)
     report(of("producer", host="box"))
     report(of("producer", host="laptop", run="0123456789abcdef"))
@@ -276,9 +269,9 @@ def test_doctor_tells_of_parts_that_are_missing_doubled_or_of_another_version(ow
     scripts = load_scripts(own_client)
     assert rows() == [("services", "warn"), ("versions", "ok")]
     for role in ("producer", "writer"):
-        report_service(own_client, of(role, host="box"), scripts=scripts)
+        SERVICE_REPORTS.report(own_client, of(role, host="box"), scripts=scripts)
     assert rows() == [("services", "ok"), ("versions", "ok")]
-    report_service(own_client, of("writer", host="attic", version="0.9"), scripts=scripts)
+    SERVICE_REPORTS.report(own_client, of("writer", host="attic", version="0.9"), scripts=scripts)
     own_client.hset(RUNS, "f" * 16, json.dumps({"v": VERSION - 1, "output": "/data/\x1b[31mold"}))
     assert rows() == [("services", "ok"), ("versions", "warn"), ("services", "warn"), ("runs", "warn")]
     told = {check.name: check for check in fleet(own_client, "1.0")}

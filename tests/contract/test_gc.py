@@ -15,7 +15,7 @@ from run_case import MakeRun, RunCase
 from core.broker.embedded import EmbeddedServer, kept_off
 from core.errors import Exit
 from core.queue.keys import RUNS, WORKERS
-from core.queue.registry import register, registered
+from core.queue.runs import register, registered
 from core.settings import Settings
 from embq.cli.entry_point import run as embq
 from embq.gc.collect import Collected, collect

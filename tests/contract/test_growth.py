@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from run_case import MakeRun, RunCase, unit_of
 
-from core.queue.registry import register
+from core.queue.runs import register
 from core.run.commit_log import CommitLog
 from core.run.generations import Generation, append
 from core.run.manifest import SegmentWriter

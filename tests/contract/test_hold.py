@@ -13,9 +13,9 @@ import redis
 from fake_clock import FakeClock
 from run_case import RunCase, make_case, unit_of
 
+from core.queue.heartbeats import WORKER_REPORTS
 from core.queue.hints import Hint
 from core.queue.keys import WORKERS
-from core.queue.registry import report_worker
 from core.queue.scripts import load_scripts
 from core.units import Sample, Unit
 from worker.claim.claim_policy import (
@@ -110,7 +110,7 @@ def make_holder(own_client: redis.Redis, tmp_path: Path, clock: FakeClock) -> Ma
 def other(client: redis.Redis, run: RunCase, *, unit_s: float, ahead_s: float = 0.0, name: str = "other") -> None:
     """Another worker of the same model has reported."""
     said = {"name": name, "model": run.record.model.spec, "unit_s": unit_s, "ahead_s": ahead_s}
-    report_worker(client, name, said, life_s=60, scripts=load_scripts(client))
+    WORKER_REPORTS.report(client, said, life_s=60, scripts=load_scripts(client))
 
 
 def test_until_its_speed_is_known_a_worker_holds_one_unit(make_holder: MakeHolder) -> None:
@@ -271,5 +271,5 @@ def test_only_workers_of_the_same_model_that_take_units_count(make_holder: MakeH
         ("about to leave", {"model": holder.run.record.model.spec}),
         ("me", {"model": holder.run.record.model.spec, "unit_s": 0.1, "ahead_s": 0.0}),
     ):
-        report_worker(own_client, name, {"name": name, **said}, life_s=60, scripts=scripts)
+        WORKER_REPORTS.report(own_client, {"name": name, **said}, life_s=60, scripts=scripts)
     assert holder.hold.room() >= 1

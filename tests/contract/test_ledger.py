@@ -17,11 +17,12 @@ from run_case import FINGERPRINT, LEASE_S, MakeRun, RunCase, make_case
 
 from core.broker.client import connect, now_ms
 from core.broker.embedded import EmbeddedServer
+from core.queue.heartbeats import WORKER_REPORTS, live_workers
 from core.queue.keys import GROUP, MAX_ATTEMPTS, RUN_PARTS, VERSION, WORKERS, worker_key
 from core.queue.ledger import BULK_BYTES, Ledger, new_token
 from core.queue.lua import FREEING, SCRIPTS
-from core.queue.registry import RunRecord, forget_silent, live_workers
 from core.queue.result_stream import LIMIT_BYTES, Entry
+from core.queue.runs import RunRecord
 from core.queue.scripts import load_scripts
 from core.run.commit_log import LogState
 from core.run.commits import Commit, CommittedUnit
@@ -761,7 +762,7 @@ def test_workers_that_are_no_longer_heard_of_are_forgotten(own_client: redis.Red
     own_client.set(worker_key("b"), json.dumps({"name": "b"}))
     (alive,) = live_workers(own_client)
     assert alive["name"] == "b"
-    forget_silent(own_client)
+    WORKER_REPORTS.forget_silent(own_client)
     assert own_client.zrange(WORKERS, 0, -1) == [b"b"]
 
 

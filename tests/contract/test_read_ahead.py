@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from core.errors import SourceError
 from core.queue.hints import Hint
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.units import Unit
 from sources.access import ranged_reads
 from sources.access.read_ahead import ReadAhead

@@ -10,7 +10,7 @@ import pytest
 from run_case import DIM, FINGERPRINT, RunCase, sample, unit_of, vector
 
 from core.queue.keys import VERSION
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.rows.results import encode_result, row_schema
 from core.run.commit_log import CommitLog
 from core.run.manifest import Manifest

@@ -21,7 +21,7 @@ from waiting import wait_until
 
 from core.errors import InputError, OutputError, TryLaterError
 from core.queue.keys import MAX_ATTEMPTS, VERSION
-from core.queue.registry import RunRecord, register, registered
+from core.queue.runs import RunRecord, register, registered
 from core.rows.results import encode_result, row_schema
 from core.rows.spec import Column, RowSpec
 from core.run.commit_log import CommitLog

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from run_case import RunCase, make_case
 
 from core.queue.keys import RUNS
-from core.queue.registry import register
+from core.queue.runs import register
 from core.service.metrics import Readings
 from embq.services.writer_metrics import WriterMetrics
 from writer.service import WriterService

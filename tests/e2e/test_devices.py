@@ -13,7 +13,7 @@ from e2e.session import Command, closed, started
 from faults.kit.cluster import held_after, let_go, sabotaged
 
 from core.broker.embedded import EmbeddedServer
-from core.queue.registry import live_workers
+from core.queue.heartbeats import live_workers
 
 UNITS = 400
 

@@ -20,9 +20,9 @@ from waiting import wait_until
 
 from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
+from core.queue.heartbeats import SERVICE_REPORTS, Device
 from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
-from core.queue.service_registry import Device, report_service
 
 SHOWN_S = 10.0
 
@@ -124,7 +124,7 @@ def test_a_device_that_joins_later_refuses_a_precision_that_it_lacks_and_names_t
 ) -> None:
     card = Device(device="cuda:0", name="Tesla V100", state="idle", worker="", precisions=("fp16", "fp32"))
     there = replace(this_service("worker", version="1.0"), devices=(card,))
-    report_service(own_client, there, scripts=load_scripts(own_client))
+    SERVICE_REPORTS.report(own_client, there, scripts=load_scripts(own_client))
     with ExitStack() as stack:
         services = Services(stack, own_server, start=())
         services.enqueue(short_tmp / "out", 2, model="minilm")

@@ -21,10 +21,10 @@ from core.broker.embedded import EmbeddedServer
 from core.errors import Exit
 from core.models import ModelConfig
 from core.process.libraries import model_packages
+from core.queue.heartbeats import SERVICE_REPORTS
 from core.queue.keys import VERSION, queue_name
 from core.queue.reporting import this_service
 from core.queue.scripts import load_scripts
-from core.queue.service_registry import report_service
 
 GONE = "st:/nowhere/on-this-machine"
 
@@ -133,13 +133,13 @@ def test_versions_that_differ_are_told_and_another_protocol_fails(services: Serv
     scripts = load_scripts(own_client)
     other = {**model_packages(), "transformers": "1.0"}
     old = this_service("worker", version="0.0.1")
-    report_service(own_client, replace(old, host="old", packages=other), scripts=scripts)
+    SERVICE_REPORTS.report(own_client, replace(old, host="old", packages=other), scripts=scripts)
     status, rows = checked(services, "--devices", "sim:1")
     assert status == 0
     assert [row["state"] for row in rows["versions"]] == ["warn"]
     assert "embq 0.0.1, protocol 3 on old (worker)" in rows["versions"][0]["detail"]
     assert "1.0 on old" in rows["libraries"][0]["detail"]
-    report_service(own_client, replace(old, host="strange", protocol=VERSION + 1), scripts=scripts)
+    SERVICE_REPORTS.report(own_client, replace(old, host="strange", protocol=VERSION + 1), scripts=scripts)
     status, rows = checked(services, "--devices", "sim:1")
     assert status == Exit.UNAVAILABLE
     assert "upgrade all machines" in rows["versions"][0]["fix"]

@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from core.errors import Exit
 from core.queue.keys import GROUP, RUN_PARTS, queue_name
-from core.queue.registry import registered
+from core.queue.runs import registered
 from faults.kit.cluster import DIM, QUICK_LEASES, Broker, Cluster, Service, held_after, let_go
 from faults.kit.proxy import Proxy
 from faults.kit.table import Recovery

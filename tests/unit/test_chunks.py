@@ -19,8 +19,8 @@ from core.errors import InputError, UsageError
 from core.models import Chunking, ModelConfig
 from core.queue.hints import Hint
 from core.queue.keys import VERSION
-from core.queue.registry import RunRecord
 from core.queue.result_stream import Entry
+from core.queue.runs import RunRecord
 from core.rows.results import decode_result, encode_result, row_schema
 from core.rows.spec import RowSpec
 from core.run.layout import Layout

@@ -16,8 +16,8 @@ from e2e.session import write_shards, write_texts
 from core.broker.embedded import EmbeddedServer
 from core.errors import EmbqError
 from core.models import ModelConfig, ModelSpec
+from core.queue.heartbeats import WORKER_REPORTS, Rate, measured_rates, report_rate
 from core.queue.keys import RATES
-from core.queue.registry import Rate, measured_rates, report_rate, report_worker
 from core.queue.scripts import load_scripts
 from core.rows.spec import RowSpec
 from embq.verbs.enqueue import command
@@ -114,7 +114,7 @@ def test_hours_are_those_of_devices_on_which_the_model_has_run(tmp_path: Path, o
         for device, speed in (("Great GPU", 0.5), ("Small GPU", 0.1)):
             report_rate(client, MODEL, Rate(device=device, rows_per_s=speed, dims=8), scripts=scripts)
         for name in ("one", "two"):
-            report_worker(client, name, {"name": name, "device_name": "Small GPU"}, life_s=60, scripts=scripts)
+            WORKER_REPORTS.report(client, {"name": name, "device_name": "Small GPU"}, life_s=60, scripts=scripts)
     answer = said(*asked, broker=own_server.url)
     great, small = answer["devices"]  # type: ignore[misc]
     assert great == {"device": "Great GPU", "rows_per_s": 0.5, "device_hours": 0.0667, "workers": 0}

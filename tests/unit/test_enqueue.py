@@ -14,7 +14,7 @@ from run_case import MakeRun
 
 from core.errors import EmbqError, InputError, ModelError
 from core.queue.keys import RUNS
-from core.queue.registry import registered
+from core.queue.runs import registered
 from core.rows.spec import RowSpec
 from core.run.layout import Layout
 from core.run.manifest import Manifest

@@ -13,7 +13,7 @@ from waiting import wait_until
 
 from core.models import ModelConfig
 from core.queue.hints import Hint
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from sources.kinds import SOURCES
 from sources.options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases

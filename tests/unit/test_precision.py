@@ -12,14 +12,15 @@ import redis
 from click.testing import CliRunner, Result
 from e2e.session import write_texts
 
+from core import wire
 from core.broker.embedded import EmbeddedServer
 from core.errors import InputError, ModelError
 from core.models import ModelConfig
-from core.queue.registry import RunRecord
-from core.queue.registry import register as register_run
+from core.queue.heartbeats import SERVICE_REPORTS, Device, Service
 from core.queue.reporting import this_service
+from core.queue.runs import RunRecord
+from core.queue.runs import register as register_run
 from core.queue.scripts import load_scripts
-from core.queue.service_registry import Device, Service, report_service
 from core.queue.uploads import Upload, announce
 from core.run.layout import Layout
 from core.run.run_info import load_run
@@ -145,7 +146,7 @@ def worker(*devices: Device, run: str = "", role: str = "worker") -> Service:
 
 def register(client: redis.Redis, *services: Service) -> None:
     for service in services:
-        report_service(client, service, scripts=load_scripts(client))
+        SERVICE_REPORTS.report(client, service, scripts=load_scripts(client))
 
 
 def test_devices_that_would_serve_a_new_run_are_asked(own_client: redis.Redis) -> None:
@@ -161,10 +162,10 @@ def test_devices_that_would_serve_a_new_run_are_asked(own_client: redis.Redis) -
 
 
 def test_a_report_of_an_older_embq_still_counts_and_as_fp32(own_client: redis.Redis) -> None:
-    report = json.loads(worker(H100).to_json())
-    assert Service.from_json(json.dumps(report)) is not None
+    report = json.loads(wire.write(worker(H100)))
+    assert wire.read(Service, json.dumps(report), what="report") is not None
     del report["devices"][0]["precisions"]
-    service = Service.from_json(json.dumps(report))
+    service = wire.read(Service, json.dumps(report), what="report")
     assert service is not None
     assert [one.precisions for one in service.devices] == [FP32]
     register(own_client, service)

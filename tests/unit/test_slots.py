@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import redis
 
+from core import wire
 from core.errors import EmbqError, Exit
-from core.queue.service_registry import Device, Heard, Service
+from core.queue.heartbeats import Device, Heard, Service
 from core.settings import Settings
 from embq.status.fleet import FleetStatus as Machines
 from worker.context import WorkerOptions
@@ -131,7 +132,7 @@ def test_a_supervisor_ends_when_its_last_device_is_given_up_and_not_before() -> 
 def test_a_device_that_was_given_up_shows_in_the_status_of_the_fleet() -> None:
     device = Device(device="cuda:1", name="NVIDIA L4", state="given_up", worker="", why="it is full; make room")
     service = Service(name="s", role="worker", host="box", pid=1, version="1", devices=(device,))
-    assert Service.from_json(service.to_json()) == service
+    assert wire.read(Service, wire.write(service), what="report") == service
     machines = Machines(heard=[Heard(service=service, last_ms=0, silent_s=0.0)])
     assert machines.given_up() == [
         "box has given up cuda:1 (NVIDIA L4), until the worker there is started again: it is full; make room"
@@ -141,8 +142,8 @@ def test_a_device_that_was_given_up_shows_in_the_status_of_the_fleet() -> None:
 
 
 def test_a_report_of_a_version_without_reasons_is_understood() -> None:
-    text = Service(name="s", role="worker", host="box", pid=1, version="1").to_json()
+    text = wire.write(Service(name="s", role="worker", host="box", pid=1, version="1"))
     old = text.replace('"devices": []', '"devices": [{"device": "cpu", "name": "x", "state": "idle", "worker": "w"}]')
-    service = Service.from_json(old)
+    service = wire.read(Service, old, what="report")
     assert service is not None
     assert service.devices == (Device(device="cpu", name="x", state="idle", worker="w"),)

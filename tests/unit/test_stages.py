@@ -18,7 +18,7 @@ from waiting import wait_until
 from core.errors import SourceError
 from core.models import Chunking, ModelConfig, NamedModel
 from core.queue.hints import Hint
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.units import Sample, Unit
 from sources.kinds import SOURCES
 from sources.options import ReadOptions

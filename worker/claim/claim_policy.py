@@ -16,7 +16,8 @@ import redis
 
 from core.models import ModelConfig
 from core.queue import hints
-from core.queue.registry import fresh_workers, units_unclaimed
+from core.queue.heartbeats import WORKER_REPORTS
+from core.queue.runs import units_unclaimed
 from core.units import Unit
 from worker.claim.lease import Leases
 from worker.embedders.base import Embedder
@@ -184,7 +185,7 @@ class ClaimPolicy:
             self.left = self.client.llen(self._queue.key) + units_unclaimed(self.client, self.runs())
             self._others = [
                 WorkerSpeed(ahead_s=max(0.0, said["ahead_s"] - age_s), unit_s=said["unit_s"])
-                for said, age_s in fresh_workers(self.client, within_s=SILENT_S)
+                for said, _, age_s in WORKER_REPORTS.heard(self.client, within_s=SILENT_S)
                 if said["name"] != self.name and said.get("model") == self.model.spec
                 if "ahead_s" in said and "unit_s" in said
             ]

@@ -11,7 +11,7 @@ from core.errors import ConfigError, InputError
 from core.models import ModelConfig
 from core.queue.hints import Hint
 from core.queue.ledger import Ledger, new_token
-from core.queue.registry import RunRecord, registered
+from core.queue.runs import RunRecord, registered
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 from core.units import Unit

@@ -11,8 +11,8 @@ from typing import Any
 import redis
 
 from core.errors import EmbqError
+from core.queue.heartbeats import WORKER_REPORTS
 from core.queue.ledger import Ledger
-from core.queue.registry import report_worker, sign_off
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 from worker.claim.lease import LeasedUnit, Leases
@@ -88,7 +88,7 @@ class Heartbeat(threading.Thread):
         self._stop_requested.set()
         self.join(5)
         self._measure(time.monotonic(), busy=False)
-        sign_off(self.client, self.worker)
+        WORKER_REPORTS.sign_off(self.client, self.worker)
 
     def run(self) -> None:
         """Report every second, or as often as it beats where that is more often; beat every `beat_s` seconds."""
@@ -163,7 +163,7 @@ class Heartbeat(threading.Thread):
         }
         if self.stats.first_batch_at is not None and self.stats.last_batch_at is not None:
             fields["embed_s"] = round(self.stats.last_batch_at - self.stats.first_batch_at, 2)
-        report_worker(self.client, self.worker, fields, life_s=self.lease_s * 3, scripts=self._scripts)
+        WORKER_REPORTS.report(self.client, fields, life_s=self.lease_s * 3, scripts=self._scripts)
 
     def _runs(self, held: list[LeasedUnit]) -> dict[str, dict[str, Any]]:
         """For each run: its tokens per second, the units in hand and their size, and what is done of them in tokens."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import redis
 
 from core.queue import keys
-from core.queue.registry import live_workers
-from core.queue.service_registry import services
+from core.queue.heartbeats import live_workers, services
 from core.service.log import Events
 from core.units import Unit
 from sources.unit_reader import is_here

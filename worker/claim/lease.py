@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from core.queue.hints import Hint
 from core.queue.keys import MAX_ATTEMPTS
 from core.queue.ledger import Ledger
-from core.queue.registry import RunRecord
+from core.queue.runs import RunRecord
 from core.run.unit_sizes import extent_of
 from core.units import Failure, Sample
 

@@ -20,7 +20,7 @@ from core.queue import hints
 from core.queue.fair_queue import VirtualTimes
 from core.queue.index_builds import IndexBuild, IndexStage, announced
 from core.queue.keys import TURNS, run_key
-from core.queue.registry import Backlog, registered
+from core.queue.runs import Backlog, registered
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core.process.libraries import model_packages
 from core.process.limits import cores, memory_bytes
-from core.queue.service_registry import Device, Service
+from core.queue.heartbeats import Device, Service
 from core.settings import model_cache
 from worker.embedders.device.capability import BUILDS, serves
 from worker.embedders.device.hardware import device_name, precisions_of

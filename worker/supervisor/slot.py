@@ -42,7 +42,7 @@ some MB back to the kernel again and again, which then clears each page anew: wi
 BLAMELESS = {Exit.DONE, Exit.USAGE, Exit.BAD_INPUT, Exit.UNAVAILABLE, Exit.OUTPUT, Exit.TRY_LATER, Exit.CONFIG}
 """Exit statuses with which a process leaves of its own accord; no unit had a part in it."""
 WORDS = {WAITING[0]: "idle", LOADING[0]: "loading", READY[0]: "serving"}
-"""What a process says -> what it is at, as `core.queue.service_registry.STATES` has it."""
+"""What a process says -> what it is at, as `core.queue.heartbeats.STATES` has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class Slot:
 
     @property
     def doing(self) -> str:
-        """What its process is at: one of `core.queue.service_registry.STATES`."""
+        """What its process is at: one of `core.queue.heartbeats.STATES`."""
         if self.process is not None:
             return self._said
         return "given_up" if self.given_up else "over" if self.over else "starting"

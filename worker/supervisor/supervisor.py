@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import redis
 
 from core.errors import EmbqError, Exit
+from core.queue.heartbeats import WORKER_REPORTS
 from core.queue.index_builds import announced
 from core.queue.ledger import Ledger
-from core.queue.registry import registered, sign_off
+from core.queue.runs import registered
 from core.queue.scripts import load_scripts
 from core.service.log import Events
 from core.service.stopping import StopFlag
@@ -288,7 +289,7 @@ class LeaseFreer(threading.Thread):
                     Ledger(self.client, run, scripts=scripts).abandon(death.worker, death.message, blame=death.blame)
                     for run in (*registered(self.client), *_stages(self.client))
                 )
-                sign_off(self.client, death.worker)
+                WORKER_REPORTS.sign_off(self.client, death.worker)
                 self.log.info("leases_freed", worker=death.worker, units=freed)
         except Exception as error:  # noqa: BLE001 - thread boundary: the supervisor ends with it
             self.error = error
