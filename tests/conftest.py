@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # a quarter of the processor time of a small run.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import gc
 import shutil
 import tempfile
 import threading
@@ -48,6 +49,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left]
     if left:
         config.hook.pytest_deselected(items=left)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the collection made out of every later garbage collection.
+
+    Thousands of items and the modules behind them are millions of objects, and each full collection passes over all of
+    them: half of the processor time of small tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let extension modules find what is theirs at the end, or they report it as leaked."""
+    gc.unfreeze()
 
 
 # --- devices ---

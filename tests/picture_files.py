@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,23 +55,33 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     return data.getvalue()
 
 
-def picture_files() -> list[PictureFile]:
+KINDS = (
+    "jpegs",
+    "odd_jpegs",
+    "pngs",
+    "webps_and_gifs",
+    "tiffs",
+    "avifs",
+    "bmps",
+    "small_and_long",
+    "beyond_limits",
+    "cut",
+    "damaged",
+    "no_images",
+)
+"""The functions below that make them, by name: making the files of all takes seconds."""
+
+
+@cache
+def files_of(kind: str) -> Sequence[PictureFile]:
+    """Those of one kind."""
+    return [PictureFile(*each) for each in globals()[kind]()]
+
+
+@cache
+def picture_files() -> Sequence[PictureFile]:
     """All of them; names are unique, and say what is odd."""
-    kinds: list[Callable[[], Iterator[tuple[str, bytes, str]]]] = [
-        jpegs,
-        odd_jpegs,
-        pngs,
-        webps_and_gifs,
-        tiffs,
-        avifs,
-        bmps,
-        small_and_long,
-        beyond_limits,
-        cut,
-        damaged,
-        no_images,
-    ]
-    files = [PictureFile(*each) for kind in kinds for each in kind()]
+    files = [file for kind in KINDS for file in files_of(kind)]
     assert len({file.name for file in files}) == len(files)
     return files
 

@@ -28,7 +28,7 @@ import fake_cuda  # noqa: E402
 from contract import test_image_kinds as kinds  # noqa: E402
 from contract import test_preprocess as fits  # noqa: E402
 from contract.test_embedders import make_clip  # noqa: E402
-from contract.test_image_kinds import FAILURES, FILES, ROWS, preprocess_of, psnr, reference  # noqa: E402
+from contract.test_image_kinds import data_of, failures, preprocess_of, psnr, reference, rows  # noqa: E402
 from contract.test_preprocess import photograph  # noqa: E402
 from picture_files import EQUAL, encoded  # noqa: E402
 from PIL import Image  # noqa: E402
@@ -104,9 +104,9 @@ def pictures_of(images: Sequence[bytes]) -> list[Picture]:
     return [Picture(Sample(ordinal=n, key=str(n), image=data)) for n, data in enumerate(images)]
 
 
-def taken(name: str) -> bool:
+def taken(data: bytes) -> bool:
     """Whether a file is one that the device is asked to decode."""
-    with Picture(Sample(ordinal=0, key=name, image=FILES[name].data)) as picture:
+    with Picture(Sample(ordinal=0, key="", image=data)) as picture:
         return picture.frame is not None and suits(picture.data, picture.frame)
 
 
@@ -156,22 +156,23 @@ def test_photographs_have_nearly_the_pixels_of_open_clip(decoder: GpuDecoder, mo
 
 
 def test_every_kind_of_image_is_a_row_by_the_device_or_by_the_cpu(decoder: GpuDecoder) -> None:
-    found = rows_of([FILES[name].data for name in ROWS], decoder)
-    for name, row in zip(ROWS, found, strict=True):
-        assert not isinstance(row, str), name
-        if FILES[name].outcome == EQUAL:
-            assert np.array_equal(row, reference(name, USUAL)), name
+    found = rows_of([file.data for file in rows().values()], decoder)
+    for file, row in zip(rows().values(), found, strict=True):
+        assert not isinstance(row, str), file.name
+        expected = reference(file.data, USUAL)
+        if file.outcome == EQUAL:
+            assert np.array_equal(row, expected), file.name
         else:
-            assert psnr(row, reference(name, USUAL)) >= (LEAST if taken(name) else 55), name
+            assert psnr(row, expected) >= (LEAST if taken(file.data) else 55), file.name
 
 
 def test_what_cannot_be_decoded_has_the_code_of_the_other_paths(decoder: GpuDecoder) -> None:
-    found = rows_of([FILES[name].data for name in FAILURES], decoder)
-    assert dict(zip(FAILURES, found, strict=True)) == {name: FILES[name].outcome for name in FAILURES}
+    found = rows_of([file.data for file in failures().values()], decoder)
+    assert dict(zip(failures(), found, strict=True)) == {name: file.outcome for name, file in failures().items()}
 
 
 def test_whole_plain_jpegs_are_for_the_device_and_nothing_else_is() -> None:
-    names = {name for name in ROWS if taken(name)}
+    names = {name for name, file in rows().items() if taken(file.data)}
     assert {"jpeg 4:2:0", "jpeg 4:4:4", "jpeg gray", "jpeg turned by exif"} <= names
     not_plain = ("progressive", "cmyk", "without a colour transform", "png", "webp", "gif", "tiff")
     assert not any(word in name for name in names for word in not_plain)
@@ -215,8 +216,8 @@ def test_an_image_that_fails_costs_its_neighbours_nothing(decoder: GpuDecoder, c
     good = [photograph(width, height) for width, height in SIZES[:4]]
     alone = [row for data in good for row in by_device([data], decoder)]
     calls.clear()
-    mixed = [*good[:2], FILES[FAILING].data, *good[2:]]
-    assert taken(FAILING)
+    mixed = [*good[:2], data_of(FAILING), *good[2:]]
+    assert taken(data_of(FAILING))
     found = list(rows_of(mixed, decoder))
     assert same(found[:2] + found[3:], alone)
     assert found[2] == "corrupt"
@@ -279,7 +280,7 @@ def test_everything_is_done_on_the_card_that_is_named_and_on_streams_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gpu_decode, "_torchcodec", lambda: on_cards)
-    images = [photograph(160, 120), FILES[FAILING].data, photograph(90, 70)]
+    images = [photograph(160, 120), data_of(FAILING), photograph(90, 70)]
     expected = by_device(images, GpuDecoder(torch.device("cpu")))
     with fake_cuda.installed() as cards:
         decoder = GpuDecoder(torch.device("cuda:1"))
@@ -326,7 +327,7 @@ def test_rows_of_both_ways_are_in_order_and_a_damaged_image_harms_no_other(
     rows = ImageRows(preprocess_of(USUAL), GPU, torch.device(everywhere))
     names = ["jpeg 4:2:0", "png rgb", "jpeg cut in the middle", "jpeg gray", FAILING, "jpeg progressive", "jpeg 4:4:4"]
     kept, failed = {}, {}
-    pictures = pictures_of([FILES[name].data for name in names])
+    pictures = pictures_of([data_of(name) for name in names])
     rows.look_ahead(pictures)
     for name, picture in zip(names, pictures, strict=True):
         with picture:
@@ -340,7 +341,7 @@ def test_rows_of_both_ways_are_in_order_and_a_damaged_image_harms_no_other(
     white = (numbers - black).cpu() / (1 / torch.tensor(usual(224).std)).view(1, 3, 1, 1)
     for name, image in zip(kept, white, strict=True):
         pixels = (image.permute(1, 2, 0) * 255).round().numpy()
-        assert psnr(pixels, reference(name, USUAL)) >= LEAST, name
+        assert psnr(pixels, reference(data_of(name), USUAL)) >= LEAST, name
 
 
 def test_a_run_of_mixed_and_damaged_images_has_the_rows_and_failures_of_the_exact_path(
@@ -350,7 +351,7 @@ def test_a_run_of_mixed_and_damaged_images_has_the_rows_and_failures_of_the_exac
     calls: list[int],
 ) -> None:
     names = ["png rgb", "jpeg 4:2:0", "jpeg cut in the middle", "jpeg 4:4:4", "jpeg gray", "empty", "jpeg progressive"]
-    samples = [Sample(ordinal=n, key=str(n), image=FILES[name].data) for n, name in enumerate(8 * names)]
+    samples = [Sample(ordinal=n, key=str(n), image=data_of(name)) for n, name in enumerate(8 * names)]
     found = {}
     for decode in ("cpu-exact", GPU):
         config = ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=decode)

@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import pytest
 pytest.importorskip("torch")
 
 from open_clip.transform import PreprocessCfg, image_transform_v2
-from picture_files import EQUAL, NEAR, PictureFile, picture_files
+from picture_files import EQUAL, KINDS, NEAR, PictureFile, files_of, picture_files
 from PIL import Image
 
 from core.errors import SampleError
@@ -41,12 +42,22 @@ FITS: Mapping[str, dict[str, Any]] = {
 }
 USUAL = "224 shortest bicubic"
 
-FILES = {file.name: file for file in picture_files()}
 LARGE = ("jpeg large", "20,000x400 jpeg")
 """What the decoder makes smaller, where at least twice as much is left as the model reads."""
 
-ROWS = [name for name, file in FILES.items() if file.outcome in (EQUAL, NEAR)]
-FAILURES = [name for name in FILES if name not in ROWS]
+
+def is_row(file: PictureFile) -> bool:
+    return file.outcome in (EQUAL, NEAR)
+
+
+def rows() -> dict[str, PictureFile]:
+    """By name, every file that becomes a row."""
+    return {file.name: file for file in picture_files() if is_row(file)}
+
+
+def failures() -> dict[str, PictureFile]:
+    """By name, every file that becomes a failure."""
+    return {file.name: file for file in picture_files() if not is_row(file)}
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +65,12 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         quiet_pillow()
         yield
+
+
+def data_of(name: str) -> bytes:
+    """The bytes of one file."""
+    (file,) = (file for file in picture_files() if file.name == name)
+    return file.data
 
 
 @cache
@@ -66,27 +83,19 @@ def preprocess_of(fit: str) -> Preprocess:
     return of_open_clip(transform_of(fit), FITS[fit], "a model")
 
 
-@cache
-def reference(name: str, fit: str) -> np.ndarray:
+def reference(data: bytes, fit: str) -> np.ndarray:
     """By nothing of embq's: uint8 of shape (side, side, 3)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = Image.open(io.BytesIO(FILES[name].data))
+        image = Image.open(io.BytesIO(data))
         for step in transform_of(fit).transforms[:-2]:
             image = step(image)
     return np.asarray(image)
 
 
-def made(name: str, fit: str, decode: str) -> np.ndarray:
-    with Picture(Sample(ordinal=0, key=name, image=FILES[name].data)) as picture:
+def made(data: bytes, fit: str, decode: str) -> np.ndarray:
+    with Picture(Sample(ordinal=0, key="", image=data)) as picture:
         return Pixels(preprocess_of(fit), decode).of(picture)
-
-
-def code_of(file: PictureFile, decode: str) -> str:
-    with pytest.raises(SampleError) as caught:
-        made(file.name, USUAL, decode)
-    assert caught.value.message
-    return caught.value.code
 
 
 def psnr(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -99,57 +108,66 @@ def largest_step(ours: np.ndarray, theirs: np.ndarray) -> int:
 
 
 def test_there_are_many_kinds() -> None:
-    assert len(ROWS) >= 60
-    assert len(FAILURES) >= 40
+    assert len(rows()) >= 60
+    assert len(failures()) >= 40
     assert {"truncated", "corrupt", "too_large", "bad_aspect", "unsupported_mode", "unidentified"} == {
-        FILES[name].outcome for name in FAILURES
+        file.outcome for file in failures().values()
     }
 
 
-@pytest.mark.parametrize("fit", list(FITS))
-@pytest.mark.parametrize("name", ROWS)
-def test_an_image_has_the_pixels_of_the_reference(name: str, fit: str) -> None:
-    expected = reference(name, fit)
-    assert np.array_equal(made(name, fit, "reference"), expected)
-    exact = made(name, fit, "cpu-exact")
-    if FILES[name].outcome == EQUAL:
-        assert np.array_equal(exact, expected)
-        assert np.array_equal(made(name, fit, "cpu-fast"), expected)
-        return
-    step, ratio = (2, 65) if fit == USUAL else (4, 55)
-    assert largest_step(exact, expected) <= step
-    assert psnr(exact, expected) >= ratio
-    fast = made(name, fit, "cpu-fast")
-    if name in LARGE:
-        assert psnr(fast, expected) >= 42
-        assert np.array_equal(fast, exact) == (name != "jpeg large" and fit != "336 longest bicubic")
-    else:  # too small to be made smaller while it is decoded, or no baseline JPEG
-        assert np.array_equal(fast, exact)
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_has_the_pixels_of_the_reference(kind: str, fit: str, subtests: pytest.Subtests) -> None:
+    for file in filter(is_row, files_of(kind)):
+        with subtests.test(file.name):
+            expected = reference(file.data, fit)
+            assert np.array_equal(made(file.data, fit, "reference"), expected)
+            exact, fast = made(file.data, fit, "cpu-exact"), made(file.data, fit, "cpu-fast")
+            if file.outcome == EQUAL:
+                assert np.array_equal(exact, expected)
+                assert np.array_equal(fast, expected)
+                continue
+            step, ratio = (2, 65) if fit == USUAL else (4, 55)
+            assert largest_step(exact, expected) <= step
+            assert psnr(exact, expected) >= ratio
+            if file.name in LARGE:
+                assert psnr(fast, expected) >= 42
+                assert np.array_equal(fast, exact) == (file.name != "jpeg large" and fit != "336 longest bicubic")
+            else:  # too small to be made smaller while it is decoded, or no baseline JPEG
+                assert np.array_equal(fast, exact)
 
 
 @pytest.mark.parametrize("decode", CPU_DECODES)
-@pytest.mark.parametrize("name", FAILURES)
-def test_what_cannot_be_decoded_has_its_code_on_every_path(name: str, decode: str) -> None:
-    assert code_of(FILES[name], decode) == FILES[name].outcome
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_decoded_has_its_code_on_every_path(kind: str, decode: str, subtests: pytest.Subtests) -> None:
+    for file in files_of(kind):
+        if is_row(file):
+            continue
+        with subtests.test(file.name):
+            with pytest.raises(SampleError) as caught:
+                made(file.data, USUAL, decode)
+            assert caught.value.code == file.outcome
+            assert caught.value.message
 
 
 @pytest.mark.parametrize("decode", CPU_DECODES)
 def test_a_thread_gives_each_image_its_own_pixels_whatever_came_before(decode: str) -> None:
-    names = [name for name in ROWS if name.startswith(("jpeg 4", "jpeg gray", "png rgb", "png 1", "1x1 j", "jpeg c"))]
-    alone = {name: made(name, USUAL, decode).copy() for name in names}
+    some = ("jpeg 4", "jpeg gray", "png rgb", "png 1", "1x1 j", "jpeg c")
+    images = [file.data for name, file in rows().items() if name.startswith(some)]
+    alone = [made(data, USUAL, decode).copy() for data in images]
     pixels = Pixels(preprocess_of(USUAL), decode)
-    failing = ["jpeg cut in the middle", "empty", "jpeg 12 bit"]
-    for name, bad in zip(names * 2, failing * len(names), strict=False):
-        with Picture(Sample(ordinal=0, key=bad, image=FILES[bad].data)) as picture, pytest.raises(SampleError):
+    failing = [data_of(name) for name in ("jpeg cut in the middle", "empty", "jpeg 12 bit")]
+    for (data, expected), bad in zip(2 * list(zip(images, alone, strict=True)), cycle(failing), strict=False):
+        with Picture(Sample(ordinal=0, key="", image=bad)) as picture, pytest.raises(SampleError):
             pixels.of(picture)
-        with Picture(Sample(ordinal=0, key=name, image=FILES[name].data)) as picture:
-            assert np.array_equal(pixels.of(picture), alone[name])
+        with Picture(Sample(ordinal=0, key="", image=data)) as picture:
+            assert np.array_equal(pixels.of(picture), expected)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "gif", "bmp", "tiff", "avif"])
 def test_whatever_is_damaged_has_one_outcome_on_every_path(kind: str) -> None:
     chance = random.Random(11)
-    files = [file for name, file in FILES.items() if name.startswith(kind) and name != "jpeg large"]
+    files = [file for file in picture_files() if file.name.startswith(kind) and file.name != "jpeg large"]
     paths = [Pixels(preprocess_of(USUAL), decode) for decode in CPU_DECODES]
     seen = Counter()
     for _ in range(250):
@@ -209,11 +227,11 @@ print(peak_bytes() - before)
 
 
 def test_what_is_refused_takes_no_memory_for_its_pixels(tmp_path: Path) -> None:
-    (tmp_path / "0").write_bytes(FILES["jpeg 4:2:0"].data)
-    for number, name in enumerate(FAILURES, 1):
-        (tmp_path / f"{number:04d}").write_bytes(FILES[name].data)
+    (tmp_path / "0").write_bytes(data_of("jpeg 4:2:0"))
+    for number, file in enumerate(failures().values(), 1):
+        (tmp_path / f"{number:04d}").write_bytes(file.data)
     done = subprocess.run([sys.executable, "-c", HOSTILE, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    longest = max(len(FILES[name].data) for name in FAILURES)
+    longest = max(len(file.data) for file in failures().values())
     # The longest file itself, and what the pixels of an 81 MP image do not fit into.
     assert int(done.stdout) < longest + 40_000_000

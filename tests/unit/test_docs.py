@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -21,14 +22,19 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-CODE = [
-    path
-    for folder in ("core", "sources", "producer", "worker", "writer", "indexer", "embq", "training")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in CODE}
-NODES = [node for tree in TREES.values() for node in ast.walk(tree)]
+PACKAGES = ("core", "sources", "producer", "worker", "writer", "indexer", "embq", "training")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+def nodes_of(package: str) -> Iterator[ast.AST]:
+    """Every node of the syntax trees of a package, one file's tree at a time: all together are a gigabyte."""
+    for path in sorted((ROOT / package).rglob("*.py")):
+        yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def nodes() -> Iterator[ast.AST]:
+    """Every node of all packages."""
+    return (node for package in PACKAGES for node in nodes_of(package))
 
 
 def section(text: str, heading: str) -> str:
@@ -177,7 +183,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_code() -> None:
 
 def events() -> Iterator[str]:
     """The first argument of every call that logs."""
-    for node in NODES:
+    for node in nodes():
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
         receiver, first = ast.unparse(node.func.value), node.args[0]
@@ -239,7 +245,7 @@ def test_the_status_that_is_shown_has_the_shape_of_the_code() -> None:
 def parameters_called_code() -> dict[str, int]:
     """Function or class -> where its positional parameter `code` stands; -1 where it is given by name only."""
     found: dict[str, int] = {}
-    for owner in NODES:
+    for owner in nodes():
         for node in ast.iter_child_nodes(owner):
             if not isinstance(node, ast.FunctionDef):
                 continue
@@ -256,7 +262,8 @@ def texts(node: ast.AST) -> set[str]:
     return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value}
 
 
-def codes() -> set[str]:
+@cache
+def codes() -> frozenset[str]:
     """Every failure code in the code, by where codes stand.
 
     Arguments called `code`, wherever a function or an error class takes one; their defaults; what is assigned to `code`
@@ -265,7 +272,7 @@ def codes() -> set[str]:
     """
     positions = parameters_called_code()
     found: set[str] = set()
-    for node in NODES:
+    for node in nodes():
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             at = positions.get(name, -1)
@@ -283,14 +290,12 @@ def codes() -> set[str]:
                     found |= texts(default)
         elif isinstance(node, ast.Assign):
             found |= assigned_code(node.targets[0], node.value)
-    for node in (
-        node for path, tree in TREES.items() if path.is_relative_to(ROOT / "sources") for node in ast.walk(tree)
-    ):
+    for node in nodes_of("sources"):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
             found |= {code for code in texts(node.value.elts[0]) if isinstance(node.value.elts[1], ast.Constant)}
-    for script in (ROOT / "core" / "lua").glob("*.py"):
+    for script in (ROOT / "core" / "queue" / "lua").glob("*.py"):
         found |= set(re.findall(r"lapse\([^\n]*, '([a-z_]+)'", script.read_text(encoding="utf-8")))
-    return {code for code in found if NAME.fullmatch(code)}
+    return frozenset(code for code in found if NAME.fullmatch(code))
 
 
 def assigned_code(target: ast.expr, value: ast.expr) -> set[str]:
