@@ -22,8 +22,8 @@ from core.storage.durable import drop, drop_in, names_in
 from core.units import Unit
 from sources.access.files import exists, join
 from sources.access.listings import listed_once
-from sources.extensions import named_in
 from sources.formats.image_folder import cut
+from sources.options import EXTENSIONS
 
 SHOWN = 3
 
@@ -173,6 +173,7 @@ class Additions:
                 _note_vanished(found, f"{unit.source}/{path}")
 
 
+_EXTENSIONS = {one.name for one in EXTENSIONS}
 _NOW = "another size now, or read by other --image-key or --caption-key"
 
 
@@ -190,7 +191,9 @@ def _note_vanished(found: Differences, what: str) -> None:
 
 def _item(unit: Unit, path: str, size: int) -> bytes:
     """A file of a folder, as it is read: by its path, its size, and what the user said of extensions."""
-    return _digest(unit.source, path, str(size), *(f"{name}={value}" for name, value in named_in(unit)))
+    return _digest(
+        unit.source, path, str(size), *(f"{name}={value}" for name, value in unit.options if name in _EXTENSIONS)
+    )
 
 
 def _place(unit: Unit) -> bytes:

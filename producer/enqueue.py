@@ -24,8 +24,8 @@ from core.units import Unit
 from producer.additions import Additions, Differences, PlanRecord, alone, grow, now
 from producer.model_args import asked_models, check_rows, config_of
 from producer.plan import Plan, first_columns, plan
-from producer.selection import SELECTED, Selection, recorded
-from sources.options import CUT_UNIT_BYTES, ReadOptions
+from producer.selection import SELECTED, Selection
+from sources.options import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,11 @@ class Request:
     priority: int = PRIORITY
     chunking: Chunking | None = None
     decode: str = REFERENCE
+
+    @property
+    def recorded(self) -> tuple[tuple[str, str], ...]:
+        """Reader options and selection as the run records them."""
+        return tuple(sorted((*self.options.record().items(), *self.selection.recorded())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +106,7 @@ def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None)
 
 def asked_for(request: Request) -> PlanRecord:
     """What a user's request says of its plan."""
-    return PlanRecord(
-        inputs=request.inputs, options=recorded(request.options, request.selection), version=request.version
-    )
+    return PlanRecord(inputs=request.inputs, options=request.recorded, version=request.version)
 
 
 def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> Grown:
@@ -142,10 +145,9 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
     if request.rows.normalize is False:
         models = tuple(replace(model, spec=model.spec.without_normalizing()) for model in models)
     layout = Layout(place(request.output))
-    cut_bytes = CUT_UNIT_BYTES if request.chunking is not None else 0
     planned = plan(
         request.inputs,
-        replace(request.options, unit_bytes=cut_bytes),
+        request.options if request.chunking is None else request.options.for_chunks(),
         request.modalities,
         selection=request.selection,
         known=_known_sources(layout),
@@ -185,7 +187,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
     info = RunInfo(
         run="",
         inputs=request.inputs,
-        options=recorded(request.options, request.selection),
+        options=request.recorded,
         model=config,
         rows=request.rows,
         format=request.format,

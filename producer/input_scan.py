@@ -8,13 +8,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from core.errors import InputError, SourceError, UsageError
+from core.errors import InputError, SourceError
 from core.service.log import Events
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.access.files import stat_file
 from sources.access.urls import is_url
-from sources.columns import ALL, named_columns
 from sources.kinds import SOURCES, detect, kind_of
 from sources.options import ReadOptions
 from sources.unusable import COLUMN_CODES, UNUSABLE_CODES
@@ -29,18 +28,6 @@ _BARE = ("jsonl", "lines")
 
 _OPTION_CODES = (*COLUMN_CODES, "missing_member")
 """What one option may be the cause of, for all inputs of a kind."""
-
-_ROWS = ("parquet", "arrow", "csv", "jsonl")
-
-_OPTIONS = {
-    "--text-column": ("text_column", (*_ROWS, "hdf5")),
-    "--id-column": ("id_column", (*_ROWS, "hdf5")),
-    "--image-column": ("image_column", ("parquet", "arrow", "csv")),
-    "--metadata-columns": ("metadata_columns", _ROWS),
-    "--image-key": ("image_keys", ("tar", "files")),
-    "--caption-key": ("caption_keys", ("tar", "files")),
-}
-"""Option -> the field of `ReadOptions` that it fills, and the kinds of input that look at it."""
 
 
 class Survey:
@@ -160,7 +147,7 @@ class Survey:
             empty = error.code == "empty_input"
             log.warning("input_empty" if empty else "table_unusable", path=path, code=error.code, why=error.message)
             if not empty:
-                yield Unit(kind=kind, source=path, etag=_version(path), options=named_columns(self._options)), False
+                yield Unit(kind=kind, source=path, etag=_version(path), options=self._options.columns), False
             return
         if first is not None:
             yield first, True
@@ -194,19 +181,8 @@ class Survey:
         for kind, error in self._unclear.items():
             if kind not in self.kinds and (not self.kinds or error.code in _OPTION_CODES):
                 raise error
-        self._refuse_useless_options()
+        self._options.refuse_useless({*self.kinds, *self._unclear})
         return self._missing
-
-    def _refuse_useless_options(self) -> None:
-        """UsageError where the user named columns or extensions, and no input has such."""
-        there = {*self.kinds, *self._unclear}
-        for option, (field, kinds) in _OPTIONS.items():
-            named = getattr(self._options, field)
-            if there and named and named != (ALL,) and not there & set(kinds):
-                raise UsageError(
-                    f"{option} is for inputs of kind {', '.join(kinds)}; these are of kind {', '.join(sorted(there))}",
-                    next_step=f"leave {option} out",
-                )
 
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about inputs that are left out."""

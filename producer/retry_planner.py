@@ -11,7 +11,7 @@ from core.run.run_info import RunInfo
 from core.units import Unit
 from sources.access.files import join, stat_file
 from sources.kinds import SOURCES
-from sources.options import CUT_UNIT_BYTES, read_options
+from sources.options import ReadOptions
 
 GONE_CODES = ("source_missing", "source_denied", "not_a_file")
 
@@ -99,8 +99,9 @@ class Mended:
     def _plan(self, u: int, unit: Unit) -> list[Unit]:
         """All units of a file, cut as they were when it was planned."""
         if unit.source not in self._planned:
-            cut_bytes = CUT_UNIT_BYTES if self.info.model.chunking is not None else 0
-            options = read_options(self._options(u), unit_bytes=cut_bytes)
+            options = ReadOptions.from_record(self._options(u))
+            if self.info.model.chunking is not None:
+                options = options.for_chunks()
             try:
                 self._planned[unit.source] = list(SOURCES[unit.kind].split(unit.source, options))
             except InputError as error:

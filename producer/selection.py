@@ -12,7 +12,6 @@ from itertools import chain, groupby
 from core.errors import UsageError
 from core.units import Unit
 from sources.formats.image_folder import cut
-from sources.options import ReadOptions
 
 SELECTED = ("exclude", "include", "limit", "sample")
 """What a selection is called among the options of a run."""
@@ -110,21 +109,3 @@ class Selection:
 
 def _matches(path: str, pattern: str) -> bool:
     return fnmatchcase(path, pattern) or fnmatchcase(path, "*/" + pattern)
-
-
-def recorded(options: ReadOptions, selection: Selection) -> tuple[tuple[str, str], ...]:
-    """Options and selection as sorted pairs; what the user left out is left out."""
-    read = {
-        "id_column": options.id_column,
-        "text_column": options.text_column,
-        "unit_samples": str(options.unit_samples),
-    }
-    named = {
-        "caption_keys": ";".join(options.caption_keys),
-        "image_column": options.image_column,
-        "image_keys": ";".join(options.image_keys),
-        "input_format": options.kind,
-        "metadata_columns": ",".join(options.metadata_columns),
-    }
-    read |= {name: value for name, value in named.items() if value}
-    return tuple(sorted((*read.items(), *selection.recorded())))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.errors import SourceError
-from sources.options import ReadOptions
+from sources.options import ALL
 
 TEXT_COLUMNS = ("text", "caption", "content", "document", "passage", "body")
 """Where a text is looked for, in this order, unless the user names the column."""
@@ -21,17 +21,11 @@ IMAGE_COLUMNS = ("image", "img", "image_bytes", "jpg", "jpeg", "png", "webp", "b
 LINK_COLUMNS = ("image_path", "image_file", "image")
 """Columns of strings with such a name hold the paths of images. URLs are read only where the user names the column."""
 
-ALL = "*"
-"""In the place of names of metadata columns: every column that is not taken otherwise, and can become JSON."""
-
 _KEYS = ("text", "integer", "exact")
 """Roles of columns that can hold keys."""
 
 _PLAIN = (*_KEYS, "other")
 """Roles of columns that can become JSON, which has no bytes."""
-
-NAMED = ("id_column", "image_column", "metadata_columns", "text_column")
-"""The fields of `ReadOptions` that name columns, in the order in which units carry them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,23 +78,12 @@ class Choice:
         return list(dict.fromkeys((*filter(None, (self.text, self.image, self.key)), *self.metadata)))
 
 
-def named_columns(options: ReadOptions) -> tuple[tuple[str, str], ...]:
-    """The columns that the user named, as a unit carries them; () where none is."""
-    values = {
-        "id_column": options.id_column,
-        "image_column": options.image_column,
-        "metadata_columns": ",".join(options.metadata_columns),
-        "text_column": options.text_column,
-    }
-    return tuple((name, values[name]) for name in NAMED if values[name])
-
-
 def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: str) -> Choice:
     """What to take from a table with `columns`; `path` is named in errors.
 
     Args:
         columns: all columns of the table.
-        named: what the user named, as `named_columns` gives it.
+        named: what the user named, as units carry it.
 
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """

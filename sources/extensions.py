@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from core.units import Unit
 from sources.decode import IMAGE_EXTENSIONS
-from sources.options import ReadOptions
 
 
 class Extensions(NamedTuple):
@@ -38,17 +36,6 @@ class Extensions(NamedTuple):
 
 
 ALL = Extensions()
-
-
-def named(options: ReadOptions) -> tuple[tuple[str, str], ...]:
-    """What the user named, as a unit carries it; () where that is nothing."""
-    pairs = (("caption_keys", options.caption_keys), ("image_keys", options.image_keys))
-    return tuple((name, ";".join(keys)) for name, keys in pairs if keys)
-
-
-def named_in(unit: Unit) -> tuple[tuple[str, str], ...]:
-    """What the user named when a unit was planned."""
-    return tuple(pair for pair in unit.options if pair[0] in ("caption_keys", "image_keys"))
 
 
 def extensions_of(options: tuple[tuple[str, str], ...]) -> Extensions:

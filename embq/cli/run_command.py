@@ -6,6 +6,7 @@ import click
 
 from core.errors import UsageError
 from embq.cli.clip_retrieval import OPENAI_MODELS, translate
+from sources.options import DECLARED
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "The run": (
@@ -22,12 +23,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "What is stored of a vector": ("dtype", "truncate_dim", "normalize", "int8_range", "similarity"),
     "How inputs are read": (
         "input_format",
-        "image_key",
-        "caption_key",
-        "text_column",
-        "id_column",
-        "image_column",
-        "metadata_columns",
+        *(one.parameter for one in DECLARED),
         "chunk_tokens",
         "chunk_overlap",
         "unit_size",

@@ -11,6 +11,7 @@ import embq
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
 from embq.cli.options import decode_option, option_group, precision_option
+from sources.options import DECLARED, ReadOptions, comma_list
 
 if TYPE_CHECKING:
     from core.rows.spec import RowSpec
@@ -127,18 +128,6 @@ run_options = option_group(
         help="What the inputs are.  [what their names say]",
     ),
     click.option(
-        "--image-key",
-        default="",
-        metavar="LIST",
-        help="Extensions of images in shards and folders, the best first: 'jpg;png'.  [all that are known]",
-    ),
-    click.option(
-        "--caption-key",
-        default="",
-        metavar="LIST",
-        help="Extensions of captions in shards and folders.  [txt]",
-    ),
-    click.option(
         "--chunk-tokens",
         type=click.IntRange(min=16),
         default=None,
@@ -154,17 +143,7 @@ run_options = option_group(
         metavar="M",
         help="At most M tokens of a chunk are repeated in the next one; M is at most half of N.",
     ),
-    click.option("--text-column", default="", metavar="NAME", help="Column or field that holds the text."),
-    click.option("--id-column", default="", metavar="NAME", help="Column or field that holds the key."),
-    click.option(
-        "--image-column", default="", metavar="NAME", help="Column of images, or of their paths in the folder."
-    ),
-    click.option(
-        "--metadata-columns",
-        default="",
-        metavar="LIST",
-        help="Columns kept as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
-    ),
+    *(click.option(one.flag, default="", metavar=one.metavar, help=one.help) for one in DECLARED),
     click.option(
         "--include",
         multiple=True,
@@ -196,9 +175,8 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
     from core.storage.paths import is_url, place
     from producer.enqueue import Request
     from producer.selection import Selection
-    from sources.options import ReadOptions
 
-    modalities = _parts(options["modality"])
+    modalities = comma_list(options["modality"])
     for modality in modalities:
         if modality not in MODALITIES:
             raise UsageError(f"unknown modality {modality!r}", next_step="use --modality image, text or image,text")
@@ -211,14 +189,9 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
         rows=_rows(options, modalities),
         format=options["output_format"],
         part_rows=options["write_batch_size"],
-        options=ReadOptions(
+        options=ReadOptions.from_arguments(
+            options,
             unit_samples=options["unit_size"],
-            text_column=options["text_column"],
-            id_column=options["id_column"],
-            image_column=options["image_column"],
-            metadata_columns=_parts(options["metadata_columns"]),
-            image_keys=extensions(options["image_key"]),
-            caption_keys=extensions(options["caption_key"]),
             kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
         ),
         version=embq.__version__,
@@ -298,13 +271,3 @@ def _chunking(tokens: int | None, overlap: int) -> Chunking | None:
             next_step=f"use --chunk-overlap {tokens // 2} or less; a tenth of the chunk is usual",
         )
     return Chunking(tokens=tokens, overlap=overlap)
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    """The names in a list with commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def extensions(text: str) -> tuple[str, ...]:
-    """The extensions in a list with commas or semicolons, as webdataset has it, in lower case and without dots."""
-    return tuple(part.lower().lstrip(".") for part in _parts(text.replace(";", ",")))

@@ -60,8 +60,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
     from core.service.stopping import StopFlag
     from embq.bench import conduct
     from embq.bench.images import Asked, measure
-    from embq.cli.run_options import extensions
-    from sources.options import ReadOptions
+    from sources.options import ReadOptions, extension_list
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
     asked = Asked(
@@ -72,7 +71,7 @@ def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
         device=device,
         options=ReadOptions(
             image_column=options["image_column"],
-            image_keys=extensions(options["image_key"]),
+            image_keys=extension_list(options["image_key"]),
             kind=INPUT_FORMATS[options["input_format"]] if options["input_format"] else "",
         ),
         samples=options["samples"],

@@ -19,7 +19,7 @@ from core.service.log import Events
 from core.units import Sample, Unit
 from sources.access.files import stat_file
 from sources.access.urls import is_url, path_of
-from sources.columns import Choice, Column, choose, named_columns, refuse_doubled
+from sources.columns import Choice, Column, choose, refuse_doubled
 from sources.decode import decode_text
 from sources.formats.compressed import SUFFIXES as COMPRESSED
 from sources.formats.text_files import Cut, Text, check_head, damage_of, open_planned, open_text, whole_first
@@ -138,7 +138,7 @@ class DelimitedSource(Source):
                     yield sample.metadata
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
-        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))
+        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
 
 
 @lru_cache(maxsize=8)

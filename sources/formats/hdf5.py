@@ -19,7 +19,7 @@ from core.process.limits import decoded_bytes
 from core.service.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, stat_file
-from sources.columns import Choice, named_columns
+from sources.columns import Choice
 from sources.formats.hdf5_datasets import Found, beside_of, choose
 from sources.formats.tables import table_errors
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, Source, unwatched
@@ -112,7 +112,7 @@ class Hdf5Source(Source):
                 start = 0
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
-        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))
+        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
 
 
 def _cut(unit: Unit, datasets: Sequence[Found], most: int) -> Iterator[Unit]:

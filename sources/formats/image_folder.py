@@ -18,7 +18,7 @@ from sources.access.files import join, read_if_there, read_inside, source_errors
 from sources.access.ranged_reads import fetch_all
 from sources.access.urls import is_url
 from sources.decode import decode_file, decode_metadata
-from sources.extensions import ALL, Extensions, extensions_of, named
+from sources.extensions import ALL, Extensions, extensions_of
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
 from sources.options import ReadOptions
 
@@ -58,8 +58,8 @@ class FilesSource(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units that also fit into a hint, however long the names are."""
         others: Counter[str] = Counter()
-        wanted = extensions_of(named(options))
-        empty = Unit(kind=self.kind, source=path, options=named(options))
+        wanted = extensions_of(options.extensions)
+        empty = Unit(kind=self.kind, source=path, options=options.extensions)
         files: Iterable[tuple[str, int]] = walk(path, others)
         if is_url(path):
             files = list(files)

@@ -16,11 +16,11 @@ from typing import Any
 from core.errors import SampleError, SourceError
 from core.units import Sample, Unit, is_unicode
 from sources.access.files import base_name, stat_file
-from sources.columns import ALL, ID_COLUMNS, TEXT_COLUMNS, named_columns
+from sources.columns import ID_COLUMNS, TEXT_COLUMNS
 from sources.decode import compact_json, decode_text, parse_object
 from sources.formats.text_files import open_planned, open_text, read_lines, split_lines
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
-from sources.options import ReadOptions
+from sources.options import ALL, ReadOptions
 from sources.unusable import COMPRESSION_CODES
 
 
@@ -73,7 +73,7 @@ class JsonLinesSource(Source):
 
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """Units of `unit_samples` lines, from one pass over the file; columns that the user named go along."""
-        unit = Unit(kind=self.kind, source=path, options=named_columns(options))
+        unit = Unit(kind=self.kind, source=path, options=options.columns)
         return split_lines(unit, options.unit_samples, options.unit_bytes)
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:

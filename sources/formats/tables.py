@@ -13,7 +13,7 @@ from core.service.log import Events
 from core.units import Sample, Unit
 from sources.access.cursors import LastCursor
 from sources.access.files import beyond_memory, beyond_units, open_unchanged, source_errors, stat_file
-from sources.columns import Choice, Column, choose, left_out, named_columns, shown
+from sources.columns import Choice, Column, choose, left_out, shown
 from sources.interface import FILE_UNITS_MAX, Moved, Source, unwatched
 from sources.options import ReadOptions
 from sources.reader_process.client import inspect
@@ -132,7 +132,7 @@ class TableSource(Source):
                     yield sample.metadata
 
     def _whole(self, path: str, options: ReadOptions) -> Unit:
-        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=named_columns(options))
+        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
 
     @contextmanager
     def _opened(self, unit: Unit, moved: Moved) -> Iterator[Table]:

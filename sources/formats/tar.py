@@ -17,7 +17,7 @@ from core.units import Sample, Unit
 from sources.access.files import forget_cached, load_unchanged, source_errors, stat_file
 from sources.access.urls import is_url
 from sources.decode import decode_file, decode_metadata
-from sources.extensions import ALL, Extensions, extensions_of, named
+from sources.extensions import ALL, Extensions, extensions_of
 from sources.formats.compressed import beginning, unpack
 from sources.formats.tar_headers import DAMAGE_CODES, Member, walk, walk_beginning
 from sources.interface import SAMPLE_MAX_BYTES, Memory, Moved, Source, unwatched
@@ -52,7 +52,7 @@ class TarSource(Source):
     def split(self, path: str, options: ReadOptions) -> Iterator[Unit]:
         """One unit, from the file's status alone."""
         status = stat_file(path)
-        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=named(options))
+        yield Unit(kind=self.kind, source=path, stop=status.size, etag=status.version, options=options.extensions)
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """Images and captions. Where the user named their extensions, a plain local shard must have one of each.
