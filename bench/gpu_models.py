@@ -26,7 +26,7 @@ from core.errors import EmbqError
 from core.models import CPU_DECODES, REFERENCE, ModelConfig
 from core.units import Sample
 from embq.bench.image_stages import Tried, decode
-from worker.embedders.base import UnderWay
+from worker.embedders.base import PendingVectors
 from worker.embedders.device.hardware import free_memory
 from worker.embedders.device.tuning import tune
 from worker.embedders.registry import load
@@ -243,7 +243,7 @@ def loop(embedder: Any, prepared: Sequence[Any], seconds: float) -> dict[str, An
         for batch in itertools.chain.from_iterable(_windows(batcher)):
             vectors = embedder.embed([entry.prepared for entry in batch])
             flying.append(vectors)
-            while len(flying) > (vectors.ahead if isinstance(vectors, UnderWay) else 0):
+            while len(flying) > (vectors.ahead if isinstance(vectors, PendingVectors) else 0):
                 dict(flying.pop(0))
             lengths = sum(entry.tokens for entry in batch)
             throughput.batch_done(len(batch), lengths, since=since)

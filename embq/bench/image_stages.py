@@ -17,7 +17,7 @@ from core.queue.runs import RunRecord
 from core.units import Sample, Unit
 from sources.unit_reader import read
 from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.base import Prepared, UnderWay
+from worker.embedders.base import PendingVectors, Prepared
 from worker.meter.bottleneck import Bottleneck
 from worker.meter.meter import Meter
 from worker.meter.progress_board import ProgressBoard
@@ -291,7 +291,7 @@ def _passes(
     while time.monotonic() - began < seconds or done < least:
         vectors = embedder.embed(list(itertools.islice(turns, size)))
         flying.append(vectors)
-        while len(flying) > (vectors.ahead if isinstance(vectors, UnderWay) else 0):
+        while len(flying) > (vectors.ahead if isinstance(vectors, PendingVectors) else 0):
             dict(flying.pop(0))
         done += 1
         look()

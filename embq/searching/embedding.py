@@ -98,11 +98,11 @@ class QueryEmbedder:
         """
         if modality in self._models:
             return
-        from worker.embedders.query.loading import Loaded
+        from worker.embedders.query.loading import TorchQueryModel
 
         model, found = self._opened(modality)
         if found != self._fingerprint and self._fingerprint is not None:
-            if not isinstance(model, Loaded) or self._config.members:
+            if not isinstance(model, TorchQueryModel) or self._config.members:
                 # A note may be of the time before a library was replaced.
                 model, found = self._opened(modality, noted=False)
             if found != self._fingerprint:

@@ -31,7 +31,7 @@ from tests.tiny_models import WIDTH, save_sentence_model, save_trunk  # noqa: E4
 from training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from training.openclip.checkpoints import Arguments  # noqa: E402
 from training.openclip.models import beginning_of  # noqa: E402
-from worker.embedders.lookup import look  # noqa: E402
+from worker.embedders.lookup import locate  # noqa: E402
 from worker.embedders.query.loading import open_query_model  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 
@@ -208,7 +208,7 @@ def test_no_code_of_a_model_runs_when_it_is_loaded(
 def test_the_checks_of_a_run_look_at_what_a_model_says(place: Place) -> None:
     """Finding 1: a hostile model is named before anything loads it."""
     with pytest.raises(ModelError, match="trust_remote_code"):
-        look(ModelSpec.parse(clip_tokenizer(place)))
+        locate(ModelSpec.parse(clip_tokenizer(place)))
     assert not place.marker.exists()
 
 
@@ -277,7 +277,7 @@ def test_a_folder_below_the_inputs_of_an_upload_is_no_model(place: Place) -> Non
         with pytest.raises(ModelError, match="_inputs"):
             open_query_model(rows, rows.outputs[0], "text")
         with pytest.raises(ModelError, match="_inputs"):
-            look(ModelSpec.parse(spec))
+            locate(ModelSpec.parse(spec))
     shutil.copytree(place.root / "clip", sent.with_name("clip"))
     assert "_inputs" in refusal(f"open_clip:local-dir:{sent.with_name('clip')}", "image")
 

@@ -16,9 +16,9 @@ from core.errors import ModelError, SampleError
 from core.models import EMBEDS, Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
 from tests.tiny_vision import save_vision
-from worker.embedders.base import Cutting, Embedder, Family, Truncated
+from worker.embedders.base import ChunkableEmbedder, Embedder, HasChunks, Truncated
 from worker.embedders.registry import load
-from worker.embedders.text.splitting import CuttingEmbedder
+from worker.embedders.text.splitting import ChunkingEmbedder
 
 torch = pytest.importorskip("torch")
 
@@ -136,8 +136,8 @@ def config(request: pytest.FixtureRequest, folders: dict[str, str]) -> ModelConf
 
 
 @pytest.fixture(scope="module")
-def embedder(config: ModelConfig) -> Family:
-    family: Family = load(config, "cpu")  # type: ignore[assignment]
+def embedder(config: ModelConfig) -> ChunkableEmbedder:
+    family: ChunkableEmbedder = load(config, "cpu")  # type: ignore[assignment]
     return family
 
 
@@ -338,11 +338,11 @@ def test_a_text_beyond_what_the_model_reads_is_told_of(
 
 
 def test_the_chunks_of_a_text_are_read_whole_and_cover_it(
-    embedder: Family, config: ModelConfig, samples: list[Sample]
+    embedder: ChunkableEmbedder, config: ModelConfig, samples: list[Sample]
 ) -> None:
     skip_without_chunks(config)
-    cutting = CuttingEmbedder(embedder, Chunking(tokens=16, overlap=4))
-    assert isinstance(cutting, Cutting)
+    cutting = ChunkingEmbedder(embedder, Chunking(tokens=16, overlap=4))
+    assert isinstance(cutting, HasChunks)
     chunks = cutting.chunks(text_sample(LONG, samples), lambda: None)
     assert len(chunks) > 10
     assert chunks == cutting.chunks(text_sample(LONG, samples), lambda: None)
@@ -363,17 +363,19 @@ def test_the_chunks_of_a_text_are_read_whole_and_cover_it(
     np.testing.assert_allclose(rows[:1], alone, atol=1e-5)
 
 
-def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: Family, config: ModelConfig) -> None:
+def test_how_texts_are_cut_is_part_of_the_fingerprint(embedder: ChunkableEmbedder, config: ModelConfig) -> None:
     skip_without_chunks(config)
     cuts = [Chunking(tokens=16), Chunking(tokens=16, overlap=4), Chunking(tokens=15)]
-    found = {CuttingEmbedder(embedder, chunking).fingerprint for chunking in cuts}
+    found = {ChunkingEmbedder(embedder, chunking).fingerprint for chunking in cuts}
     assert len({embedder.fingerprint, *found}) == 4
-    assert CuttingEmbedder(embedder, cuts[0]).fingerprint in found
+    assert ChunkingEmbedder(embedder, cuts[0]).fingerprint in found
 
 
-def test_a_text_without_chunks_says_why(embedder: Family, config: ModelConfig, samples: list[Sample]) -> None:
+def test_a_text_without_chunks_says_why(
+    embedder: ChunkableEmbedder, config: ModelConfig, samples: list[Sample]
+) -> None:
     skip_without_chunks(config)
-    cutting = CuttingEmbedder(embedder, Chunking(tokens=16))
+    cutting = ChunkingEmbedder(embedder, Chunking(tokens=16))
     for text, code in ((" \n", "empty_text"), ("a \ud800 b", "text_not_utf8")):
         with pytest.raises(SampleError) as caught:
             cutting.chunks(text_sample(text, samples), lambda: None)

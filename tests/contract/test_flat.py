@@ -34,8 +34,8 @@ from tests.tiny_models import (  # noqa: E402
 )
 from worker.embedders.base import padded_tokens  # noqa: E402
 from worker.embedders.device.optional_paths import FLAT as FLAT_PATH  # noqa: E402
-from worker.embedders.device.optional_paths import Paths  # noqa: E402
-from worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, Sender  # noqa: E402
+from worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
+from worker.embedders.device.transfer import LEAST_NUMBERS, SLOTS, PinnedSender  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.embedders.text import flat_attention  # noqa: E402
 from worker.embedders.text.flat_attention import NAME, attend_one_by_one, attention_within_texts, kernel_for  # noqa: E402
@@ -103,9 +103,9 @@ def events(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 
 @pytest.fixture
-def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
+def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
     """Those of the process, for this test alone."""
-    paths = Paths()
+    paths = OptionalPaths()
     monkeypatch.setattr("worker.embedders.text.flat_forward.PATHS", paths)
     return paths
 
@@ -336,7 +336,7 @@ def test_a_path_that_is_as_near_to_fp32_is_taken_however_far_from_the_padded_one
 
 
 def test_a_kernel_that_breaks_the_device_ends_the_process(
-    trunks: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, paths: Paths
+    trunks: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, paths: OptionalPaths
 ) -> None:
     """Given a kernel whose fault is followed by that of every call, then it is an error of the device."""
     embedder = loaded(f"st:{trunks('bert')}")
@@ -363,7 +363,7 @@ def test_a_kernel_that_breaks_the_device_ends_the_process(
 
 
 def test_a_process_whose_predecessor_died_with_flat_batches_pads_them(
-    trunks: Callable[[str], Path], paths: Paths, events: pytest.LogCaptureFixture
+    trunks: Callable[[str], Path], paths: OptionalPaths, events: pytest.LogCaptureFixture
 ) -> None:
     paths.without = frozenset({FLAT_PATH})
     embedder = loaded(f"st:{trunks('bert')}")
@@ -411,7 +411,7 @@ def test_a_trunk_that_computes_in_another_type_for_once_is_padded_for_once(
 def test_texts_are_sent_as_they_are() -> None:
     batch = [{"input_ids": np.arange(n, dtype=np.int32)} for n in (3, 1, 5)]
     batch[1]["token_type_ids"] = np.array([2], dtype=np.int32)
-    texts = flattened(batch, Sender(torch.device("cpu")))
+    texts = flattened(batch, PinnedSender(torch.device("cpu")))
     assert texts.ids.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
     assert texts.places().tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 4]
     assert texts.types is not None
@@ -442,7 +442,7 @@ def test_options_that_an_older_kernel_lacks_are_given_only_where_they_matter() -
 
 def two_texts() -> tuple[FlatTexts, Any]:
     """Texts of 4 tokens, and states of theirs."""
-    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, Sender(torch.device("cpu")))
+    texts = flattened([{"input_ids": np.zeros(4, dtype=np.int32)}] * 2, PinnedSender(torch.device("cpu")))
     return texts, torch.randn(8, 2, 16)
 
 
@@ -519,7 +519,7 @@ def test_the_kernel_of_torch_agrees_with_padding_on_a_gpu(
 @pytest.mark.gpu
 @needs_gpu
 def test_pinned_memory_is_not_written_before_it_is_copied() -> None:
-    sender = Sender(torch.device("cuda"))
+    sender = PinnedSender(torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     sent = []
     for number in range(5 * SLOTS):

@@ -44,7 +44,7 @@ from worker.embedders.image.gpu_decode import GpuDecoder, suits  # noqa: E402
 from worker.embedders.image.jpeg import frame_of  # noqa: E402
 from worker.embedders.image.pixels import Pixels  # noqa: E402
 from worker.embedders.image.preprocess import usual  # noqa: E402
-from worker.embedders.image.upload import ImageRows  # noqa: E402
+from worker.embedders.image.upload import ImageBatcher  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.meter.meter import Meter  # noqa: E402
 from worker.meter.progress_board import ProgressBoard  # noqa: E402
@@ -113,7 +113,7 @@ def taken(data: bytes) -> bool:
 def rows_of(images: Sequence[bytes], decoder: GpuDecoder) -> Iterator[np.ndarray | str]:
     """The pixels of each image, or the code of its failure, as a chunk of a worker has them."""
     pixels, pictures = Pixels(preprocess_of(USUAL), GPU, decoder), pictures_of(images)
-    pixels.look_ahead(pictures)
+    pixels.decode_ahead(pictures)
     for picture in pictures:
         with picture:
             try:
@@ -125,7 +125,7 @@ def rows_of(images: Sequence[bytes], decoder: GpuDecoder) -> Iterator[np.ndarray
 def by_device(images: Sequence[bytes], decoder: GpuDecoder) -> list[np.ndarray | None]:
     """The pixels that the device gives, None of an image that it leaves to the CPU."""
     pictures, fit = pictures_of(images), usual(224).fit
-    decoder.look_ahead(pictures, fit)
+    decoder.decode_ahead(pictures, fit)
     return [picture.resized.get(fit) for picture in pictures]
 
 
@@ -144,7 +144,7 @@ def test_photographs_have_nearly_the_pixels_of_open_clip(decoder: GpuDecoder, mo
     transform, preprocess = fits.preprocess_of(size=224, resize_mode=mode, interpolation=interpolation, fill_color=3)
     images = [photograph(width, height) for width, height in SIZES]
     pictures = pictures_of(images)
-    decoder.look_ahead(pictures, preprocess.fit)
+    decoder.decode_ahead(pictures, preprocess.fit)
     found = [
         min(99.0, psnr(picture.resized[preprocess.fit], fits.by_open_clip(data, transform)))
         for picture, data in zip(pictures, images, strict=True)
@@ -324,11 +324,11 @@ def test_a_card_without_room_for_a_chunk_leaves_it_to_the_cpu(monkeypatch: pytes
 def test_rows_of_both_ways_are_in_order_and_a_damaged_image_harms_no_other(
     decoder: GpuDecoder, everywhere: str
 ) -> None:
-    rows = ImageRows(preprocess_of(USUAL), GPU, torch.device(everywhere))
+    rows = ImageBatcher(preprocess_of(USUAL), GPU, torch.device(everywhere))
     names = ["jpeg 4:2:0", "png rgb", "jpeg cut in the middle", "jpeg gray", FAILING, "jpeg progressive", "jpeg 4:4:4"]
     kept, failed = {}, {}
     pictures = pictures_of([data_of(name) for name in names])
-    rows.look_ahead(pictures)
+    rows.decode_ahead(pictures)
     for name, picture in zip(names, pictures, strict=True):
         with picture:
             try:
@@ -404,7 +404,7 @@ def test_several_models_that_read_the_same_pixels_have_an_image_decoded_once(
 
 def test_a_cpu_is_refused() -> None:
     with pytest.raises(ModelError, match="needs a CUDA device, not cpu") as caught:
-        ImageRows(preprocess_of(USUAL), GPU, torch.device("cpu"))
+        ImageBatcher(preprocess_of(USUAL), GPU, torch.device("cpu"))
     assert "--decode cpu-exact" in str(caught.value.next_step)
 
 

@@ -26,7 +26,7 @@ from worker.embedders.device.network import on_host  # noqa: E402
 from worker.embedders.device.placement import on_device  # noqa: E402
 from worker.embedders.device.tuning import tune  # noqa: E402
 from worker.embedders.device.warm_up import warm_up  # noqa: E402
-from worker.embedders.image.buffer_pool import ROWS, Slabs  # noqa: E402
+from worker.embedders.image.buffer_pool import ROWS, SlabPool  # noqa: E402
 from worker.embedders.image.upload import Uploader  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 
@@ -181,7 +181,7 @@ def test_every_piece_that_names_a_device_uses_no_other(kind: str) -> None:
         sent = on_device(torch.arange(100_000), device)
         arrived = on_host({"text": sent[:, None] * 2}, device)
         assert dict(arrived)["text"][:, 0].tolist() == list(range(0, 200_000, 2))
-        slabs, uploader = Slabs(2, 2, device), Uploader(device)
+        slabs, uploader = SlabPool(2, 2, device), Uploader(device)
         for mark in range(5):
             rows = [slabs.fill(lambda pixels, mark=mark: pixels.fill(mark)) for _ in range(ROWS // 2 + 1)]  # type: ignore[misc]
             numbers = uploader.send(rows, torch.Tensor.float)
@@ -251,7 +251,7 @@ def warms_up(embedder: Any, samples: Sequence[Sample]) -> None:
 
 def is_tuned(embedder: Any, samples: Sequence[Sample]) -> None:
     fake_cuda.break_device()
-    embedder.try_ways(compile_s=0.0)
+    embedder.choose_variant(compile_s=0.0)
 
 
 @needs_none

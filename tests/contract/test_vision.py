@@ -305,7 +305,7 @@ def test_on_a_gpu_the_vectors_are_those_of_the_cpu_by_the_way_that_is_chosen_as_
         rows = vectors_of(embedder, pictures)
         cosines = (rows * expected).sum(1) / np.linalg.norm(rows, axis=1) / np.linalg.norm(expected, axis=1)
         assert cosines.min() >= least
-        embedder.try_ways(compile_s=0)
+        embedder.choose_variant(compile_s=0)
 
 
 # --- what is refused ---

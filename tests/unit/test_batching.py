@@ -17,7 +17,7 @@ from unit.test_stages import AnsweringLedger, make_work, stages, texts  # noqa: 
 from core.errors import DeviceFullError, SourceError
 from core.units import Sample
 from worker.claim.lease import LeasedUnit
-from worker.embedders.base import Cost, UnderWay, padded_tokens
+from worker.embedders.base import Cost, PendingVectors, padded_tokens
 from worker.meter.meter import Meter
 from worker.meter.progress_board import ProgressBoard
 from worker.meter.throughput import Throughput
@@ -191,7 +191,7 @@ class Lengths:
                 raise DeviceFullError("no room")
             return {"text": np.array([[number] for number, _ in batch], dtype=np.float32)}
 
-        return UnderWay(["text"], arrive, is_over=lambda: self.over) if self.under_way else arrive()
+        return PendingVectors(["text"], arrive, is_over=lambda: self.over) if self.under_way else arrive()
 
 
 def stage_of(stages: SimpleNamespace, embedder: Lengths) -> EmbedStage:  # noqa: F811

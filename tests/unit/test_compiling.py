@@ -79,7 +79,7 @@ def test_what_cannot_be_compiled_is_not_tried_and_a_gpu_that_was_to_is_told_of(
     monkeypatch.setattr("worker.embedders.device.tuning.lacking", lambda: lacks)
     embedder: Any = load(MODEL, "cpu")
     spent: list[float] = []
-    embedder.try_ways = lambda *, compile_s: spent.append(compile_s)
+    embedder.choose_variant = lambda *, compile_s: spent.append(compile_s)
     tune(embedder, MODEL, device=device, batch_size=1, compile_s=asked)
     assert spent == [allowed]
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

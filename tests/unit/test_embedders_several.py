@@ -17,7 +17,7 @@ from core.units import Sample
 from producer.model_args import asked_models, config_of
 from worker.embedders.base import Embedder, Truncated
 from worker.embedders.device.warm_up import warm_up
-from worker.embedders.multi_model import Member, SeveralEmbedder
+from worker.embedders.multi_model import Member, MultiModelEmbedder
 from worker.embedders.registry import load
 
 torch = pytest.importorskip("torch")
@@ -43,9 +43,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Member]:
     }
 
 
-def together(members: Iterable[Member]) -> SeveralEmbedder:
+def together(members: Iterable[Member]) -> MultiModelEmbedder:
     chosen = list(members)
-    return SeveralEmbedder(
+    return MultiModelEmbedder(
         chosen, ModelConfig.several([member.named for member in chosen], modalities=BOTH, precision="fp32")
     )
 

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from contract.test_embedders import a_jpeg, make_clip  # noqa: E402
 
-from worker.embedders.base import Decoding, Trying, UnderWay  # noqa: E402
+from worker.embedders.base import BuffersImages, HasVariants, PendingVectors  # noqa: E402
 from worker.embedders.device.warm_up import warm_up  # noqa: E402
 from worker.embedders.image.buffer_pool import ROWS, gathered  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
@@ -129,7 +129,7 @@ def test_what_the_device_still_reads_is_not_overwritten_by_images_that_are_decod
     for start in (0, 16):
         batch = [one for _, one in ready_of(embedder, good[start : start + 16])]
         passes.append(embedder.embed(batch))
-        assert isinstance(passes[-1], UnderWay)
+        assert isinstance(passes[-1], PendingVectors)
         del batch
     for _ in range(5):
         ready_of(embedder, good)
@@ -205,10 +205,10 @@ def test_a_broken_device_ends_the_process_and_no_image_becomes_a_failure(
 
 
 def test_the_bytes_that_wait_are_those_of_the_input_size(embedder: Any) -> None:
-    assert isinstance(embedder, Decoding)
+    assert isinstance(embedder, BuffersImages)
     assert embedder.image_bytes == SIDE * SIDE * 3
-    assert isinstance(embedder, Trying)
-    embedder.try_ways(compile_s=1.0)  # of a CPU there is one way
+    assert isinstance(embedder, HasVariants)
+    embedder.choose_variant(compile_s=1.0)  # of a CPU there is one way
 
 
 def test_a_made_up_image_leaves_the_main_thread_its_cores(embedder: Any) -> None:
@@ -243,7 +243,7 @@ def test_on_a_gpu_the_vectors_are_those_of_the_cpu_by_the_way_that_is_chosen_as_
     bar = 0.9999 if precision == "fp32" else 0.999
     assert least() >= bar
     with caplog.at_level("INFO", logger="worker"):
-        embedder.try_ways(compile_s=0)
+        embedder.choose_variant(compile_s=0)
     assert "image_path" in caplog.messages[-1]
     assert least() >= bar
     embedder.embed_in_fp32(ready[:2])

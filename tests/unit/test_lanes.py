@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from core.errors import DeviceFullError
-from worker.embedders.device.lanes import Lanes
 from worker.embedders.device.network import Network
+from worker.embedders.device.parallel_passes import ParallelPasses
 
 WAIT_S = 20.0
 
@@ -27,7 +27,7 @@ def test_passes_are_computed_at_the_same_time_each_by_one_thread() -> None:
 
         return run
 
-    lanes = Lanes(2)
+    lanes = ParallelPasses(2)
     begun = [lanes.begin(["text"], computed(number)) for number in range(4)]
     assert [vectors["text"].tolist() for vectors in begun] == [[[number, 1]] for number in range(4)]
     assert {vectors.ahead for vectors in begun} == {2}
@@ -38,7 +38,7 @@ def test_what_a_pass_raises_is_raised_where_its_vectors_are_asked_for() -> None:
     def run() -> Mapping[str, np.ndarray]:
         raise DeviceFullError("no room")
 
-    begun = Lanes(2).begin(["text"], run)
+    begun = ParallelPasses(2).begin(["text"], run)
     with pytest.raises(DeviceFullError, match="no room"):
         dict(begun)
 

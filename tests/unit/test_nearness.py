@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.accuracy import PROBES, Nearness, places  # noqa: E402
+from worker.embedders.device.accuracy import PROBES, AccuracyCheck, places  # noqa: E402
 
 DIM = 64
 
@@ -35,13 +35,13 @@ def test_two_ways_that_are_as_far_from_fp32_as_each_other_are_as_good_however_fa
     usual, other = (turned(exact(), 1e-4, seed, spread=0.5) for seed in (1, 2))
     apart = 1 - torch.nn.functional.cosine_similarity(usual, other).min()
     assert apart > 1e-4, "a bar of 0.9999 between the two would refuse it"
-    assert not Nearness(usual, exact()).refusal(other)
-    assert not Nearness(usual, exact()).refusal(exact())
+    assert not AccuracyCheck(usual, exact()).refusal(other)
+    assert not AccuracyCheck(usual, exact()).refusal(exact())
 
 
 @pytest.mark.parametrize(("ratio", "is_refused"), [(0.2, False), (1.4, False), (1.6, True), (2.0, True), (50.0, True)])
 def test_a_way_with_half_as_much_error_more_is_refused(ratio: float, is_refused: bool) -> None:
-    nearness = Nearness(turned(exact(), 1e-5, 1), exact())
+    nearness = AccuracyCheck(turned(exact(), 1e-5, 1), exact())
     way = turned(exact(), ratio * 1e-5, 2)
     assert nearness.ratio(way) == pytest.approx(ratio, rel=1e-6)
     assert bool(nearness.refusal(way)) == is_refused
@@ -52,18 +52,18 @@ def test_a_way_with_half_as_much_error_more_is_refused(ratio: float, is_refused:
 def test_one_wrong_row_is_enough(row: int, value: float) -> None:
     way = turned(exact(), 1e-6, 2)
     way[row] = value
-    assert Nearness(turned(exact(), 1e-5, 1), exact()).refusal(way)
+    assert AccuracyCheck(turned(exact(), 1e-5, 1), exact()).refusal(way)
 
 
 def test_a_row_that_is_a_little_worse_by_chance_is_not() -> None:
     way = turned(exact(), 1e-5, 2)
     way[3:4] = turned(exact()[3:4], 6e-5, 3)
-    assert not Nearness(turned(exact(), 1e-5, 1), exact()).refusal(way)
+    assert not AccuracyCheck(turned(exact(), 1e-5, 1), exact()).refusal(way)
 
 
 @pytest.mark.parametrize(("error", "is_refused"), [(1e-12, False), (1e-9, False), (5e-7, True)])
 def test_in_fp32_a_way_may_add_in_another_order_and_not_round_to_tf32(error: float, is_refused: bool) -> None:
-    assert bool(Nearness(exact(), exact()).refusal(turned(exact(), error, 1))) == is_refused
+    assert bool(AccuracyCheck(exact(), exact()).refusal(turned(exact(), error, 1))) == is_refused
 
 
 def test_rows_of_which_the_usual_way_gives_no_number_say_nothing() -> None:
@@ -71,8 +71,8 @@ def test_rows_of_which_the_usual_way_gives_no_number_say_nothing() -> None:
     usual[2] = torch.nan
     way = usual.clone()
     way[2] = 1.0
-    assert not Nearness(usual, exact()).refusal(way)
-    assert "no finite" in Nearness(torch.full_like(usual, torch.nan), exact()).refusal(way)
+    assert not AccuracyCheck(usual, exact()).refusal(way)
+    assert "no finite" in AccuracyCheck(torch.full_like(usual, torch.nan), exact()).refusal(way)
 
 
 @pytest.mark.parametrize("rows", [1, 5, PROBES, 257])

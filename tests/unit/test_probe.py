@@ -118,7 +118,7 @@ class Looks(Timed):
         assert all(sample.image for sample in samples)
         return [1 for _ in samples]
 
-    def look_ahead(self, pictures: Sequence[Any]) -> None: ...
+    def decode_ahead(self, pictures: Sequence[Any]) -> None: ...
 
     def prepare_one(self, sample: Sample, picture: Any) -> int:
         return 1
@@ -191,7 +191,7 @@ def test_what_was_found_is_what_a_worker_keeps_to(
             time.sleep(0 if len(batch) in (1, 512) else 0.02)
             return {}
 
-        def try_ways(self, *, compile_s: float) -> None:
+        def choose_variant(self, *, compile_s: float) -> None:
             ways.append((self.batch_size, compile_s))
 
     ways: list[tuple[int, float]] = []

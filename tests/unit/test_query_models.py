@@ -17,7 +17,7 @@ import pytest
 from core.errors import ModelError, SampleError
 from core.models import Chunking, ModelConfig, ModelSpec, NamedModel
 from core.units import Sample
-from worker.embedders.query.loading import Loaded, QueryModel, check_modality, open_query_model, query_spec
+from worker.embedders.query.loading import QueryModel, TorchQueryModel, check_modality, open_query_model, query_spec
 from worker.embedders.registry import load
 
 pytest.importorskip("torch")
@@ -78,8 +78,8 @@ def test_minilm_is_loaded_once_and_gives_the_same_vectors_without_torch_from_the
     first, fingerprint = asked(rows, on_load=loads.append)
     then, noted = asked(rows, on_load=loads.append)
     assert loads == ["minilm"]
-    assert isinstance(first, Loaded)
-    assert not isinstance(then, Loaded)
+    assert isinstance(first, TorchQueryModel)
+    assert not isinstance(then, TorchQueryModel)
     assert noted == fingerprint
     for text in TEXTS:
         np.testing.assert_allclose(then.text(text), first.text(text), atol=1e-5)
@@ -98,7 +98,7 @@ def test_a_folder_of_a_bert_needs_no_torch_the_second_time(name: str, folders: d
     spec = f"st:{folders[name]}"
     _, fingerprint = asked(config(spec))
     light, noted = asked(config(spec))
-    assert not isinstance(light, Loaded)
+    assert not isinstance(light, TorchQueryModel)
     assert noted == fingerprint == load(config(spec), "cpu").fingerprint
     given = np.stack([light.text(text) for text in TEXTS])
     np.testing.assert_allclose(given, library_vectors(spec, TEXTS), atol=1e-5 * max(1, np.abs(given).max()))
@@ -108,13 +108,13 @@ def test_a_folder_of_a_bert_needs_no_torch_the_second_time(name: str, folders: d
 def test_what_the_light_way_does_not_know_is_loaded_each_time(name: str, folders: dict[str, Path], cache: Path) -> None:
     for _ in range(2):
         model, _ = asked(config(f"st:{folders[name]}"))
-        assert isinstance(model, Loaded)
+        assert isinstance(model, TorchQueryModel)
     assert not cache.exists()
 
 
 def test_nothing_is_noted_where_the_two_ways_do_not_agree(folders: dict[str, Path], tmp_path: Path) -> None:
-    from worker.embedders.query.proof import prove, read_note
     from worker.embedders.query.sentence import LightSentence
+    from worker.embedders.query.verified_models import prove, read_note
 
     light = LightSentence(folders["mean"], ModelSpec.parse(f"st:{folders['mean']}"))
     note = tmp_path / "note.json"
@@ -138,14 +138,14 @@ def test_a_folder_that_has_changed_is_loaded_anew_and_has_another_fingerprint(
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**told, "layer_norm_eps": 1e-3}))
     model, after = asked(config(f"st:{folder}"))
-    assert isinstance(model, Loaded)
+    assert isinstance(model, TorchQueryModel)
     assert after != before
     weights = bytearray((folder / "model.safetensors").read_bytes())
     first = 8 + int.from_bytes(weights[:8], "little")
     weights[first : first + 4] = np.float32(0.25).tobytes()
     (folder / "model.safetensors").write_bytes(weights)
     model, last = asked(config(f"st:{folder}"))
-    assert isinstance(model, Loaded)
+    assert isinstance(model, TorchQueryModel)
     assert last not in (before, after)
 
 
@@ -156,9 +156,9 @@ def test_a_note_that_is_no_note_counts_for_nothing(folders: dict[str, Path], cac
     for damaged in (b"", b"{", b"[]", b'{"other": 1}', b"\xff"):
         note.write_bytes(damaged)
         model, found = asked(rows)
-        assert isinstance(model, Loaded)
+        assert isinstance(model, TorchQueryModel)
         assert found == fingerprint
-    assert not isinstance(asked(rows)[0], Loaded)
+    assert not isinstance(asked(rows)[0], TorchQueryModel)
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "length", "empty"])

@@ -11,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from worker.embedders.device.placement import on_device  # noqa: E402
-from worker.embedders.image.buffer_pool import ROWS, Row, Slabs, gathered, runs  # noqa: E402
+from worker.embedders.image.buffer_pool import ROWS, Row, SlabPool, gathered, runs  # noqa: E402
 from worker.embedders.image.upload import BUFFERS, Uploader  # noqa: E402
 
 CPU = torch.device("cpu")
 
 
-def filled(slabs: Slabs, *values: int) -> list[Row]:
+def filled(slabs: SlabPool, *values: int) -> list[Row]:
     """A row for each value, all of it that value."""
     return [slabs.fill(lambda pixels, value=value: pixels.fill(value)) for value in values]
 
@@ -28,7 +28,7 @@ def values(pixels: torch.Tensor) -> list[int]:
 
 
 def test_the_rows_of_one_thread_are_one_run_and_no_copy_is_made_of_it() -> None:
-    slabs = Slabs(4, 6, CPU)
+    slabs = SlabPool(4, 6, CPU)
     rows = filled(slabs, *range(10))
     assert rows[0].pixels.shape == (4, 6, 3)
     assert rows[0].pixels.dtype == torch.uint8
@@ -39,7 +39,7 @@ def test_the_rows_of_one_thread_are_one_run_and_no_copy_is_made_of_it() -> None:
 
 
 def test_a_batch_over_several_slabs_and_with_gaps_is_in_order() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
     rows = filled(slabs, *range(2 * ROWS + 3))
     del rows[5], rows[ROWS : ROWS + 2]
     rows.append(rows[0])
@@ -49,7 +49,7 @@ def test_a_batch_over_several_slabs_and_with_gaps_is_in_order() -> None:
 
 
 def test_a_row_that_fails_is_the_next_one_again() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
 
     def broken(pixels: torch.Tensor) -> None:
         pixels.fill(255)
@@ -65,7 +65,7 @@ def test_a_row_that_fails_is_the_next_one_again() -> None:
 
 
 def test_memory_is_used_again_once_the_last_of_its_rows_is_gone_and_not_before() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
     rows = filled(slabs, *range(ROWS))
     memory = rows[0].slab.memory
     last = rows[7]
@@ -81,7 +81,7 @@ def test_memory_is_used_again_once_the_last_of_its_rows_is_gone_and_not_before()
 
 
 def test_what_an_error_still_refers_to_is_kept_and_comes_back_with_it() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
 
     def failing() -> None:
         rows = filled(slabs, *[5] * ROWS)
@@ -102,7 +102,7 @@ def test_what_an_error_still_refers_to_is_kept_and_comes_back_with_it() -> None:
 
 def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_they_were() -> None:
     """Given a device that reads a batch long after it got it, when threads go on filling, then no pixel has changed."""
-    slabs, chunks, threads, each = Slabs(8, 8, CPU), 12, 4, 20
+    slabs, chunks, threads, each = SlabPool(8, 8, CPU), 12, 4, 20
     waiting: queue.Queue[list[tuple[int, Row]]] = queue.Queue(maxsize=2)
 
     def decode(number: int) -> None:
@@ -129,7 +129,7 @@ def test_threads_fill_slabs_of_their_own_and_a_slow_reader_finds_its_rows_as_the
 
 
 def test_memory_that_is_made_in_inference_mode_is_written_outside_of_it() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
     with torch.inference_mode():
         filled(slabs, *range(ROWS))
     assert values(gathered(filled(slabs, 7, 8))) == [7, 8]
@@ -137,7 +137,7 @@ def test_memory_that_is_made_in_inference_mode_is_written_outside_of_it() -> Non
 
 
 def test_a_thread_that_ends_gives_its_slab_back() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
     for _ in range(5):
         thread = threading.Thread(target=filled, args=(slabs, 1, 2, 3))
         thread.start()
@@ -146,7 +146,7 @@ def test_a_thread_that_ends_gives_its_slab_back() -> None:
 
 
 def test_on_a_cpu_the_numbers_are_read_from_the_rows_themselves() -> None:
-    slabs = Slabs(2, 2, CPU)
+    slabs = SlabPool(2, 2, CPU)
     seen: list[torch.Tensor] = []
     rows = filled(slabs, 3, 4)
     numbers = Uploader(CPU).send(rows, lambda pixels: seen.append(pixels) or pixels.float())
@@ -165,7 +165,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees
 def test_no_row_is_written_before_it_is_copied_and_no_buffer_before_it_is_read() -> None:
     """Given a device that is far behind, when batches are sent and their rows let go, then all arrive as they were."""
     device = torch.device("cuda")
-    slabs = Slabs(224, 224, device)
+    slabs = SlabPool(224, 224, device)
     busy = torch.randn(4096, 4096, device=device)
 
     def read(pixels: torch.Tensor) -> torch.Tensor:
@@ -189,7 +189,7 @@ def test_no_row_is_written_before_it_is_copied_and_no_buffer_before_it_is_read()
 @torch.inference_mode()
 def test_a_copy_from_a_slab_does_not_wait_for_the_device() -> None:
     device = torch.device("cuda")
-    slabs = Slabs(224, 224, device)
+    slabs = SlabPool(224, 224, device)
     uploader = Uploader(device)
     rows = filled(slabs, *range(ROWS))
     assert rows[0].slab.memory.is_pinned()

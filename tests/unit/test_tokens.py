@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from transformers import CanineTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
 from worker.embedders.base import Truncated  # noqa: E402
-from worker.embedders.device.transfer import Sender  # noqa: E402
+from worker.embedders.device.transfer import PinnedSender  # noqa: E402
 from worker.embedders.text.tokens import Tokens  # noqa: E402
 
 TEXTS = [
@@ -77,7 +77,7 @@ TOKENISERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 def test_padded_rows_are_what_the_wrapper_pads(make: Callable[[], PreTrainedTokenizerFast], limit: int | None) -> None:
     wrapper = make()
     tokens = Tokens(wrapper, limit)
-    padded = tokens.padded(tokens.rows(TEXTS), Sender(torch.device("cpu")))
+    padded = tokens.padded(tokens.rows(TEXTS), PinnedSender(torch.device("cpu")))
     options = {"truncation": "longest_first", "max_length": limit} if limit else {}
     expected = wrapper(TEXTS, padding=True, return_tensors="pt", **options)
     assert set(padded) == set(expected) | {"attention_mask"}

@@ -15,9 +15,9 @@ from core.errors import DeviceError
 
 torch = pytest.importorskip("torch")
 
-from worker.embedders.device.optional_paths import Paths  # noqa: E402
-from worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Way, fastest  # noqa: E402
-from worker.embedders.image.forward import ImagePath, compiled  # noqa: E402
+from worker.embedders.device.optional_paths import OptionalPaths  # noqa: E402
+from worker.embedders.device.trial import PASSES, ROUNDS, TRIAL_S, Encode, Variant, fastest  # noqa: E402
+from worker.embedders.image.forward import ImageForward, compiled  # noqa: E402
 
 BATCH = torch.arange(24, dtype=torch.float32).reshape(2, 3, 2, 2) + 1
 
@@ -38,18 +38,18 @@ class Timed:
         return torch.tensor([[math.cos(self.turn), math.sin(self.turn)]] * len(batch))
 
 
-def way(name: str, encode: Encode, **options: Any) -> Way:
-    return Way(name, lambda _: encode, **options)
+def way(name: str, encode: Encode, **options: Any) -> Variant:
+    return Variant(name, lambda _: encode, **options)
 
 
-def found(clock: FakeClock, usual: Encode, *ways: Way, exact: torch.Tensor | None = None) -> Any:
+def found(clock: FakeClock, usual: Encode, *ways: Variant, exact: torch.Tensor | None = None) -> Any:
     return fastest(usual, ways, BATCH, exact=exact, wait=lambda: None, clock=clock)
 
 
 @pytest.fixture
-def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
+def paths(monkeypatch: pytest.MonkeyPatch) -> OptionalPaths:
     """Those of the process, for this test alone."""
-    paths = Paths()
+    paths = OptionalPaths()
     monkeypatch.setattr("worker.embedders.device.trial.PATHS", paths)
     return paths
 
@@ -81,12 +81,12 @@ def test_each_way_is_made_of_those_that_were_taken_and_undone_where_it_was_not(c
     undone: list[str] = []
     given: dict[str, Encode] = {}
 
-    def of(name: str, made: Encode) -> Way:
+    def of(name: str, made: Encode) -> Variant:
         def make(encode: Encode) -> Encode:
             given[name] = encode
             return made
 
-        return Way(name, make, lambda: undone.append(name))
+        return Variant(name, make, lambda: undone.append(name))
 
     result = found(clock, usual, of("faster", faster), of("slower", slower), of("last", last))
     assert given == {"faster": usual, "slower": faster, "last": faster}
@@ -117,7 +117,9 @@ def test_a_graph_is_taken_on_a_tie(clock: FakeClock, seconds: float, path: str) 
     assert found(clock, Timed(clock, 0.01), way("other", Timed(clock, seconds))).path == "eager"
 
 
-def test_each_way_is_told_of_before_it_is_tried_and_again_where_it_is_not_taken(clock: FakeClock, paths: Paths) -> None:
+def test_each_variant_is_announced_before_it_is_tried_and_again_where_it_is_not_taken(
+    clock: FakeClock, paths: OptionalPaths
+) -> None:
     told: list[object] = []
     paths.tell = told.append
 
@@ -125,13 +127,13 @@ def test_each_way_is_told_of_before_it_is_tried_and_again_where_it_is_not_taken(
         told.append("made")
         return Timed(clock, 0.005)
 
-    found(clock, Timed(clock, 0.01), Way("taken", make), way("slow", Timed(clock, 0.02)))
+    found(clock, Timed(clock, 0.01), Variant("taken", make), way("slow", Timed(clock, 0.02)))
     assert told == [["taken"], "made", ["taken"], ["slow", "taken"], ["taken"]]
     paths.clear()
     assert told[-1] == ()
 
 
-def test_a_way_with_which_the_process_before_died_is_not_tried(clock: FakeClock, paths: Paths) -> None:
+def test_a_way_with_which_the_process_before_died_is_not_tried(clock: FakeClock, paths: OptionalPaths) -> None:
     paths.without = frozenset({"deadly"})
     deadly = Timed(clock, 0.001)
     result = found(clock, Timed(clock, 0.01), way("deadly", deadly), way("other", Timed(clock, 0.005)))
@@ -155,7 +157,7 @@ def test_whatever_a_way_raises_the_others_are_tried(clock: FakeClock, error: Exc
         raise error
 
     good = Timed(clock, 0.005)
-    result = found(clock, Timed(clock, 0.01), Way("broken", broken), way("good", good))
+    result = found(clock, Timed(clock, 0.01), Variant("broken", broken), way("good", good))
     assert (result.path, result.encode) == ("good", good)
     assert result.refused["broken"].startswith(type(error).__name__)
 
@@ -176,7 +178,7 @@ def test_a_device_that_a_way_left_broken_is_not_used(clock: FakeClock) -> None:
         raise fault
 
     with pytest.raises(DeviceError, match="illegal memory access"):
-        found(clock, usual, Way("breaking", breaking))
+        found(clock, usual, Variant("breaking", breaking))
 
 
 def test_a_slow_device_is_not_kept_from_its_work_but_what_has_a_bound_of_its_own_is_tried(clock: FakeClock) -> None:
@@ -199,7 +201,7 @@ def tower() -> torch.nn.Sequential:
 @torch.inference_mode()
 def test_the_fast_way_is_for_batches_of_its_size_and_type_and_all_others_take_the_plain_one() -> None:
     module = tower()
-    path = ImagePath(module, module)
+    path = ImageForward(module, module)
     path._fast, path._suits = lambda batch: torch.full((len(batch), 5), 7.0), (4, torch.float32)
     batch = torch.randn(4, 3, 8, 8)
     assert torch.equal(path(batch), torch.full((4, 5), 7.0))
@@ -210,7 +212,7 @@ def test_the_fast_way_is_for_batches_of_its_size_and_type_and_all_others_take_th
 
 def test_a_layout_that_is_not_taken_is_undone_changes_no_vector_and_leaves_weights_that_can_be_cast() -> None:
     module = tower()
-    path = ImagePath(module, module)
+    path = ImageForward(module, module)
     batch = torch.randn(4, 8, 8, 3).permute(0, 3, 1, 2)
     kernel = module[0].weight
     with torch.inference_mode():
@@ -233,7 +235,7 @@ def test_the_tower_in_fp32_gives_what_ways_are_compared_with_and_has_the_weights
     module, half = tower(), tower().bfloat16()
     module.load_state_dict(half.state_dict())
     bits = [weights.clone() for weights in half.parameters()]
-    path = ImagePath(half, half)
+    path = ImageForward(half, half)
     batch = torch.randn(4, 3, 8, 8).bfloat16()
     with torch.inference_mode():
         exact = path._in_fp32(batch)
@@ -254,7 +256,7 @@ def test_the_tower_in_fp32_gives_what_ways_are_compared_with_and_has_the_weights
 
 def test_a_tower_that_cannot_be_cast_back_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     module = tower().bfloat16()
-    path = ImagePath(module, module)
+    path = ImageForward(module, module)
 
     def cast(dtype: torch.dtype) -> None:
         if dtype == torch.bfloat16:
@@ -280,7 +282,7 @@ def test_what_takes_longer_to_compile_than_it_may_is_given_up(monkeypatch: pytes
 @pytest.mark.filterwarnings("default")  # those of the compiler are its own
 def test_a_compiled_pass_gives_the_vectors_of_the_plain_one() -> None:
     module = tower()
-    path = ImagePath(module, module)
+    path = ImageForward(module, module)
     batch = torch.randn(4, 8, 8, 3).permute(0, 3, 1, 2)
     made = compiled(path._plain, batch, 200)
     with torch.inference_mode():

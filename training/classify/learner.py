@@ -264,10 +264,10 @@ def seed_step(*parts: int) -> None:
 @contextmanager
 def device_faults() -> Iterator[None]:
     """DeviceFullError, or DeviceError, of what torch raises within the block where a device is full, or broken."""
-    from worker.embedders.device.placement import foreign_faults
+    from worker.embedders.device.errors import translated_device_errors
 
     try:
-        with foreign_faults():
+        with translated_device_errors():
             yield
     except DeviceFullError as error:
         raise DeviceFullError(

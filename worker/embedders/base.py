@@ -1,4 +1,4 @@
-"""What every model family provides."""
+"""The interfaces of a model family: `Embedder`, and what some families offer beside it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Truncated(dict[str, Any]):
     """A prepared sample whose text was longer than the model reads: only its beginning will be embedded."""
 
 
-class UnderWay(Mapping[str, "np.ndarray"]):
-    """Vectors on their way from the device; who looks at any of them waits for all.
+class PendingVectors(Mapping[str, "np.ndarray"]):
+    """Vectors that a device still computes; reading any of them waits for all.
 
     Args:
         names: the outputs.
@@ -38,7 +38,7 @@ class UnderWay(Mapping[str, "np.ndarray"]):
         is_over: whether the device is through with the pass; it waits for nothing, and raises nothing.
 
     Attributes:
-        over_at: when that was seen first, in monotonic seconds; None before. Whoever looks sets it.
+        over_at: when that was seen first, in monotonic seconds; None before. The caller of `is_over` sets it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ def padded_tokens(lengths: Sequence[int]) -> int:
 
 
 class Splitter(Protocol):
-    """Cuts texts, always in the same way.
+    """Splits texts into chunks, deterministically.
 
     Attributes:
         identity: all that decides where a text is cut, beside the model itself, as JSON-ready values.
@@ -134,7 +134,7 @@ class Embedder(Protocol):
     def embed(self, batch: Sequence[Prepared]) -> Mapping[str, np.ndarray]:
         """Vectors of one forward pass: output -> float32 array of shape (len(batch), dim), rows in the batch's order.
 
-        Called from one thread only. Where they come from the device while it goes on, the answer is an `UnderWay`.
+        Called from one thread only. The answer is `PendingVectors` where the device still computes.
         A vector may hold non-finite values; the caller has those computed once more, by `embed_in_fp32`.
         Raises DeviceFullError where the device's memory is too small for the batch, DeviceError where it is broken.
         """
@@ -147,16 +147,16 @@ class Embedder(Protocol):
         ...
 
 
-class Family(Embedder, Protocol):
-    """A model as its family loads it."""
+class ChunkableEmbedder(Embedder, Protocol):
+    """A model that can tell how texts are split for it."""
 
     def splitter(self, chunking: Chunking) -> Splitter:
-        """What cuts texts by the model's own tokens; ModelError where `chunking` does not suit the model."""
+        """The splitter by the model's own tokens; ModelError where `chunking` does not suit the model."""
         ...
 
 
 @runtime_checkable
-class Decoding(Embedder, Protocol):
+class BuffersImages(Embedder, Protocol):
     """A model that keeps the pixels of images until the device has them.
 
     Attributes:
@@ -167,10 +167,10 @@ class Decoding(Embedder, Protocol):
 
 
 @runtime_checkable
-class Looking(Decoding, Protocol):
+class ImageEmbedder(BuffersImages, Protocol):
     """A model that decodes images, and may share a decoded one with others."""
 
-    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
         """Called with the pictures of all samples that `prepare_one` is called with next, for what is best done for
         many at once. Raises no SampleError: what fails here is left to `prepare_one`.
 
@@ -187,11 +187,11 @@ class Looking(Decoding, Protocol):
 
 
 @runtime_checkable
-class Trying(Embedder, Protocol):
-    """A model that can compute its passes in more than one way."""
+class HasVariants(Embedder, Protocol):
+    """A model with several variants of its forward pass."""
 
-    def try_ways(self, *, compile_s: float) -> None:
-        """Find the way that is fastest on this device for passes of `batch_size` samples; the log says which it is.
+    def choose_variant(self, *, compile_s: float) -> None:
+        """Choose the fastest variant on this device for passes of `batch_size` samples, and log it.
 
         Args:
             compile_s: seconds that compiling may take; 0 spares it.
@@ -202,7 +202,7 @@ class Trying(Embedder, Protocol):
 
 
 @runtime_checkable
-class Cutting(Embedder, Protocol):
+class HasChunks(Embedder, Protocol):
     """A model whose samples are chunks of texts."""
 
     def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:

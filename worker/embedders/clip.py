@@ -1,4 +1,4 @@
-"""open_clip models: images, texts, or both into one space."""
+"""Models of open_clip: images, texts, or both in one space."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from worker.embedders.device.placement import (
 )
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.image.decoding import Picture, prepare_pictures, quiet_pillow
-from worker.embedders.image.forward import ImagePath
+from worker.embedders.image.forward import ImageForward
 from worker.embedders.image.preprocess import of_open_clip
-from worker.embedders.image.upload import ImageRows
-from worker.embedders.loading import foreign_failures, model_source
-from worker.embedders.members import check_modalities, text_of
-from worker.embedders.params import choice, unit_length, whole_number
+from worker.embedders.image.upload import ImageBatcher
+from worker.embedders.loading import model_source, translated_model_errors
+from worker.embedders.sample_fields import check_modalities, text_of
+from worker.embedders.spec_params import choice, unit_length, whole_number
 from worker.embedders.text.clip_tokens import ClipTokens, clip_tokenizer_content
 from worker.embedders.text.clip_tower import causal_tower, tower_vocabulary
 from worker.embedders.text.splitting import TokenSplitter
@@ -44,7 +44,7 @@ from worker.embedders.text.splitting import TokenSplitter
 log = Events("worker")
 
 
-def maker(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
+def model_factory(spec: ModelSpec) -> tuple[Callable[[], tuple[Any, Any, Any]], str]:
     """What makes (model, training transform, evaluation transform) of a spec, and the name of its tokeniser."""
     create = open_clip.create_model_and_transforms
     if spec.name.startswith("local-dir:"):
@@ -157,9 +157,9 @@ class ClipEmbedder:
         self.image_bytes = 0
         if "image" in config.modalities:
             preprocess = of_open_clip(transform, model.visual.preprocess_cfg, config.spec)
-            self._images = ImageRows(preprocess, config.decode, device)
+            self._images = ImageBatcher(preprocess, config.decode, device)
             self.image_bytes = self._images.row_bytes
-            self._image_path = ImagePath(model.visual, lambda numbers: model.encode_image(numbers, normalize=False))
+            self._image_path = ImageForward(model.visual, lambda numbers: model.encode_image(numbers, normalize=False))
         self._spec = config.spec
         self._tokens = ClipTokens(tokenizer, tower_vocabulary(model) if tokenizer is not None else None)
         self._text_tower = causal_tower(model) if "text" in config.modalities else None
@@ -195,15 +195,15 @@ class ClipEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Ready | SampleError]:
         """Pixels and token ids of each sample."""
-        return prepare_pictures(samples, self.prepare_one, self.look_ahead)
+        return prepare_pictures(samples, self.prepare_one, self.decode_ahead)
 
-    def look_ahead(self, pictures: Sequence[Picture]) -> None:
-        """See `worker.embedders.base.Looking`."""
+    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
+        """See `worker.embedders.base.ImageEmbedder`."""
         if "image" in self._modalities:
-            self._images.look_ahead(pictures)
+            self._images.decode_ahead(pictures)
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Ready:
-        """See `worker.embedders.base.Looking`."""
+        """See `worker.embedders.base.ImageEmbedder`."""
         ready: Ready = {}
         for modality in self._modalities:
             if modality == "image":
@@ -230,8 +230,8 @@ class ClipEmbedder:
         """The same of the towers in fp32."""
         return self._network.embed_in_fp32(batch)
 
-    def try_ways(self, *, compile_s: float) -> None:
-        """See `worker.embedders.base.Trying`. Only images of a CUDA device have more than one way."""
+    def choose_variant(self, *, compile_s: float) -> None:
+        """See `worker.embedders.base.HasVariants`. Only images of a CUDA device have more than one way."""
         if "image" in self._modalities:
             self._image_path.try_with(
                 self._images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
@@ -265,8 +265,8 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> ClipEmbedder:
     quiet_pillow()
     # For good: open_clip leaves it to transformers, which asks at a terminal, whether a model's own code may run.
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
-    make, name = maker(spec)
-    with foreign_failures(spec, from_hub=not name.startswith("local-dir:")):
+    make, name = model_factory(spec)
+    with translated_model_errors(spec, from_hub=not name.startswith("local-dir:")):
         model, _, transform = make()
         # Images need no tokeniser, and some tokenisers have to be fetched.
         reads_text = "text" in (*config.modalities, *config.identified_as.modalities)

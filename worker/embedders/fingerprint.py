@@ -1,4 +1,4 @@
-"""The identity of a loaded model: equal for equal content, wherever the files lie and however the spec was written."""
+"""Fingerprint of a loaded model: equal for equal content, whatever the path or the spelling of the spec."""
 
 from __future__ import annotations
 

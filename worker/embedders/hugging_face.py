@@ -1,4 +1,4 @@
-"""transformers models: of texts or of images, as the run asks."""
+"""Models of transformers: a text encoder or a vision encoder, as the run asks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from core.errors import ModelError
 from core.models import EMBEDS, ModelConfig, ModelSpec
-from worker.embedders.members import check_modalities
-from worker.embedders.params import choice
+from worker.embedders.sample_fields import check_modalities
+from worker.embedders.spec_params import choice
 
 if TYPE_CHECKING:
     from worker.embedders.image.vision import VisionEmbedder

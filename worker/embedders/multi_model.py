@@ -1,4 +1,4 @@
-"""Several models as one: each sample is read and decoded once, and every model embeds it."""
+"""Several models as one embedder: each sample is read and decoded once, and every model embeds it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from core.errors import SampleError
 from core.models import Chunking, ModelConfig, NamedModel
 from core.units import Sample, content_hash
 from worker.embedders.base import (
+    BuffersImages,
     Cost,
-    Decoding,
     Embedder,
-    Looking,
+    HasVariants,
+    ImageEmbedder,
+    PendingVectors,
     Prepared,
     Splitter,
     Truncated,
-    Trying,
-    UnderWay,
     padded_tokens,
 )
 from worker.embedders.image.decoding import Picture
@@ -42,12 +42,12 @@ Ready = dict[str, Any]
 """One sample: model's name -> what that model made of it; a `Truncated` where a model does not read all its text."""
 
 
-class SeveralEmbedder:
+class MultiModelEmbedder:
     """Models that embed the same samples. A sample has a row where each of them can embed it."""
 
     def __init__(self, members: Sequence[Member], config: ModelConfig) -> None:
         self._members = tuple(members)
-        self._looking = tuple(m.embedder if isinstance(m.embedder, Looking) else None for m in members)
+        self._looking = tuple(m.embedder if isinstance(m.embedder, ImageEmbedder) else None for m in members)
         self._spec = config.spec
         self.dims: Mapping[str, int] = {
             output.name: member.embedder.dims[modality]
@@ -59,7 +59,7 @@ class SeveralEmbedder:
         self.token_budget = sum(member.embedder.token_budget for member in members)
         self.cost: Cost = sum if all(member.embedder.cost is sum for member in members) else padded_tokens
         self.window = max(member.embedder.window for member in members) if self.token_budget else self.batch_size
-        self.image_bytes = sum(m.embedder.image_bytes for m in members if isinstance(m.embedder, Decoding))
+        self.image_bytes = sum(m.embedder.image_bytes for m in members if isinstance(m.embedder, BuffersImages))
         self.fingerprint = content_hash(
             [EMBEDDER_VERSION, *([member.named.name, member.embedder.fingerprint] for member in members)]
         )
@@ -76,7 +76,7 @@ class SeveralEmbedder:
         pictures = [Picture(sample) for sample in samples]
         for looking in self._looking:
             if looking is not None:
-                looking.look_ahead(pictures)
+                looking.decode_ahead(pictures)
         ready: list[Ready | SampleError] = []
         for sample, picture in zip(samples, pictures, strict=True):
             answers = [None if answers is None else next(answers) for answers in together]
@@ -90,8 +90,8 @@ class SeveralEmbedder:
     def embed(self, batch: Sequence[Ready]) -> Mapping[str, np.ndarray]:
         """The vectors of one model after the other."""
         found = [member.embedder.embed(_of(member, batch)) for member in self._members]
-        if under_way := [of_model for of_model in found if isinstance(of_model, UnderWay)]:
-            return UnderWay(
+        if under_way := [of_model for of_model in found if isinstance(of_model, PendingVectors)]:
+            return PendingVectors(
                 self.dims,
                 lambda: self._named(found),
                 ahead=min(one.ahead for one in under_way),
@@ -108,12 +108,12 @@ class SeveralEmbedder:
         del chunking
         raise no_splitter(self._spec, "each of these models counts tokens in its own way")
 
-    def try_ways(self, *, compile_s: float) -> None:
+    def choose_variant(self, *, compile_s: float) -> None:
         """Each model by itself; their passes have the size of the passes of all."""
         for member in self._members:
             member.embedder.batch_size = self.batch_size
-            if isinstance(member.embedder, Trying):
-                member.embedder.try_ways(compile_s=compile_s)
+            if isinstance(member.embedder, HasVariants):
+                member.embedder.choose_variant(compile_s=compile_s)
 
     def _named(self, found: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return {

@@ -1,4 +1,4 @@
-"""From a model config to a loaded model: one line per family."""
+"""Model families by name, and loading a model from its config."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from core.errors import ModelError
 from core.models import INT8_FAMILIES, PRECISIONS, REFERENCE, ModelConfig, ModelSpec
-from worker.embedders.base import Embedder, Family
-from worker.embedders.text.splitting import CuttingEmbedder
+from worker.embedders.base import ChunkableEmbedder, Embedder
+from worker.embedders.text.splitting import ChunkingEmbedder
 
 FAMILY_FILES = {
     "minilm": "worker.embedders.text.sentence",
@@ -34,10 +34,10 @@ def load(config: ModelConfig, device: str) -> Embedder:
     if config.precision not in PRECISIONS:
         raise ModelError(f"unknown precision {config.precision!r}", next_step=f"use one of {', '.join(PRECISIONS)}")
     embedder = _several(config, device) if config.members else _one(config, device)
-    return embedder if config.chunking is None else CuttingEmbedder(embedder, config.chunking)
+    return embedder if config.chunking is None else ChunkingEmbedder(embedder, config.chunking)
 
 
-def _one(config: ModelConfig, device: str) -> Family:
+def _one(config: ModelConfig, device: str) -> ChunkableEmbedder:
     spec = ModelSpec.parse(config.spec)
     if config.precision == "int8" and spec.family not in INT8_FAMILIES:
         raise ModelError(
@@ -45,7 +45,7 @@ def _one(config: ModelConfig, device: str) -> Family:
             next_step="use fp32 or bf16",
         )
     try:
-        load_family: Callable[[ModelSpec, ModelConfig, str], Family]
+        load_family: Callable[[ModelSpec, ModelConfig, str], ChunkableEmbedder]
         load_family = importlib.import_module(FAMILY_FILES[spec.family]).load
         return load_family(spec, config, device)
     except ImportError as error:
@@ -57,7 +57,7 @@ def _one(config: ModelConfig, device: str) -> Family:
         ) from error
 
 
-def _several(config: ModelConfig, device: str) -> Family:
+def _several(config: ModelConfig, device: str) -> ChunkableEmbedder:
     loaded = []
     for named in config.members:
         alone = ModelConfig(
@@ -68,6 +68,6 @@ def _several(config: ModelConfig, device: str) -> Family:
         )
         loaded.append((named, _one(alone, device)))
     # Here, because it imports Pillow, which a single stub does without.
-    from worker.embedders.multi_model import Member, SeveralEmbedder
+    from worker.embedders.multi_model import Member, MultiModelEmbedder
 
-    return SeveralEmbedder([Member(named, embedder) for named, embedder in loaded], config)
+    return MultiModelEmbedder([Member(named, embedder) for named, embedder in loaded], config)

@@ -1,6 +1,6 @@
-"""A model without a model: vectors that anybody can recompute from the sample's bytes, at any speed.
+"""Stub model: vectors computed from a hash of the sample, at any speed.
 
-`embq verify`, the tests and `embq doctor` recompute what a stub run must hold, so nothing here imports torch.
+`embq verify`, the tests and `embq doctor` recompute them, so nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from core.units import Sample, content_hash
 from sources.interface import Moved
 from worker.embedders.base import MAX_CHUNKS, padded_tokens
 from worker.embedders.device.hardware import simulated_speed
-from worker.embedders.members import check_modalities, image_of, prepare_each, text_of
-from worker.embedders.params import choice, milliseconds_as_s, whole_number
+from worker.embedders.sample_fields import check_modalities, image_of, prepare_each, text_of
+from worker.embedders.spec_params import choice, milliseconds_as_s, whole_number
 
 if TYPE_CHECKING:
     from worker.embedders.image.pixels import Pixels

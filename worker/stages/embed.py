@@ -16,7 +16,7 @@ from core.rows.vectors import Fault, similarities, stored
 from core.service.log import Events
 from core.units import Sample
 from worker.claim.lease import LeasedUnit, Leases
-from worker.embedders.base import Embedder, Truncated, UnderWay
+from worker.embedders.base import Embedder, PendingVectors, Truncated
 from worker.meter.batch_trace import Trace
 from worker.meter.meter import Meter
 from worker.meter.progress_board import ProgressBoard, Span
@@ -40,8 +40,8 @@ class EmbedStage:
     """Gathers samples until a window of them waits or nothing more comes, embeds it pass by pass, and gives the rows
     back to their units.
 
-    Where vectors come back while the device goes on (`UnderWay`), a pass is begun before those of the one before are
-    asked for.
+    Where vectors come back while the device goes on (`PendingVectors`), a pass is begun before those of the
+    one before are asked for.
 
     Args:
         board: where the stage says what it has in hand.
@@ -78,7 +78,7 @@ class EmbedStage:
     @property
     def waiting_state(self) -> State:
         """What this stage is in while its thread waits for input: at work as long as the device is."""
-        under_way = [flight.vectors for flight in self._in_flight if isinstance(flight.vectors, UnderWay)]
+        under_way = [flight.vectors for flight in self._in_flight if isinstance(flight.vectors, PendingVectors)]
         for vectors in under_way:
             if vectors.over_at is None and vectors.is_over():
                 vectors.over_at = time.monotonic()
@@ -150,7 +150,7 @@ class EmbedStage:
                 began = time.monotonic()
                 vectors = self.embedder.embed([entry.prepared for entry in batch])
                 self._in_flight.append(InFlight(batch, vectors, began))
-                arrived = self._arrived(leave=vectors.ahead if isinstance(vectors, UnderWay) else 0)
+                arrived = self._arrived(leave=vectors.ahead if isinstance(vectors, PendingVectors) else 0)
         except DeviceFullError as error:
             self._make_smaller(batch, error)
             return
@@ -203,7 +203,7 @@ class EmbedStage:
                 continue
             arrived.append(InFlight(batch, self._finite(batch, here), begun))
             # Until the one before was done, it only waited. It may have been over before it was asked for.
-            over_at = vectors.over_at if isinstance(vectors, UnderWay) else None
+            over_at = vectors.over_at if isinstance(vectors, PendingVectors) else None
             began, self._free_at = max(begun, self._free_at), over_at or time.monotonic()
             tokens: Counter[str] = Counter()
             for entry in batch:

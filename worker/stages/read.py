@@ -16,7 +16,7 @@ from core.units import Sample, key_without_chunks
 from sources.access.read_ahead import ReadAhead
 from sources.unit_reader import fetchable, read
 from worker.claim.lease import LeasedUnit
-from worker.embedders.base import Cutting, Decoding, Embedder, Prepared
+from worker.embedders.base import BuffersImages, Embedder, HasChunks, Prepared
 from worker.embedders.text.splitting import CHARS_PER_TOKEN
 from worker.meter.meter import Meter
 from worker.meter.progress_board import ProgressBoard, Span
@@ -112,9 +112,9 @@ class ReadStage:
         upcoming: Callable[[], list[LeasedUnit]] = list,
     ) -> None:
         self.embedder = embedder
-        self.cutter = embedder if isinstance(embedder, Cutting) else None
+        self.cutter = embedder if isinstance(embedder, HasChunks) else None
         self.text_factor = 1 if self.cutter is None else CUT_TEXT_FACTOR
-        self.image_bytes = embedder.image_bytes if isinstance(embedder, Decoding) else 0
+        self.image_bytes = embedder.image_bytes if isinstance(embedder, BuffersImages) else 0
         self.pool = pool
         self.stats = stats
         self.board = board
@@ -229,7 +229,7 @@ class ReadStage:
             return prepared
 
     def _cut(
-        self, cutter: Cutting, sample: Sample, error: SampleError | None
+        self, cutter: HasChunks, sample: Sample, error: SampleError | None
     ) -> list[tuple[Sample, SampleError | None]]:
         """The chunks of a text, or the text itself with why it has none."""
         if error is None:

@@ -1,8 +1,8 @@
-"""Accuracy check of another way to compute the same vectors: it has to be as near to fp32 as the usual way.
+"""Accuracy check of a faster variant: its vectors must be as near to fp32 as those of the usual one.
 
-Two ways in half precision round differently, and neither is right: with all-MiniLM-L6-v2 in bf16 their vectors differ
-by as much as each differs from fp32. So each is compared with fp32 of the same weights and inputs. The error of a
-vector is 1 - cosine with its fp32 vector.
+Two variants in half precision round differently, and neither is right: with all-MiniLM-L6-v2 in bf16 their vectors
+differ by as much as each differs from fp32. So each is compared with fp32 of the same weights and inputs. The error of
+a vector is 1 - cosine with its fp32 vector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def places(rows: int) -> torch.Tensor:
     return torch.linspace(0, rows - 1, min(rows, PROBES)).long()
 
 
-class Nearness:
+class AccuracyCheck:
     """What the vectors of ways are compared with.
 
     Args:

@@ -1,4 +1,4 @@
-"""How many tokens of a text model, or images, suit a forward pass on this device: found by trying some numbers."""
+"""Measures the batch size of a forward pass on this device: tokens of text models, or images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from core.errors import DeviceFullError, SampleError
 from core.models import ModelConfig, ModelSpec
 from core.units import Sample
-from worker.embedders.base import Embedder, Looking, Prepared
+from worker.embedders.base import Embedder, ImageEmbedder, Prepared
 from worker.embedders.device.warm_up import made_up
 
 TEXT = "some words of a text as they come " * 8
@@ -96,7 +96,7 @@ def may_probe_images(model: ModelConfig, embedder: Embedder, *, batch_size: int,
     """
     if not device.startswith("cuda") or "image" not in model.modalities or model.members or batch_size:
         return False
-    return isinstance(embedder, Looking) and not ModelSpec.parse(model.spec).param("batch_size", "")
+    return isinstance(embedder, ImageEmbedder) and not ModelSpec.parse(model.spec).param("batch_size", "")
 
 
 def speeds_of_sizes(

@@ -1,4 +1,4 @@
-"""What a device is called by its maker, so that measured speeds can be told apart; and giving its memory back."""
+"""Names, precisions and instructions of devices, without importing torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def free_memory(device: str) -> None:
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and device.startswith("cuda") and torch.cuda.is_initialized():
-        from worker.embedders.device.placement import using
+        from worker.embedders.device.errors import using
 
         with using(torch.device(device)):
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""A model on its device: its forward passes, and the same in fp32 for what half precision cannot hold."""
+"""Forward passes of a model on its device, repeated in fp32 where half precision overflows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from core.errors import DeviceError, DeviceFullError
-from worker.embedders.base import UnderWay
-from worker.embedders.device.lanes import Lanes
-from worker.embedders.device.placement import using
+from worker.embedders.base import PendingVectors
+from worker.embedders.device.errors import using
+from worker.embedders.device.parallel_passes import ParallelPasses
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Network(Generic[T]):
         self._cast_to = self.dtype = dtype
         # As many as this process has been given of the cores.
         cores = torch.get_num_threads() if device.type == "cpu" else 1
-        self._lanes = Lanes(cores) if cores > 1 else None
+        self._lanes = ParallelPasses(cores) if cores > 1 else None
         # What would be infinite after the cast, and could not be cast back.
         self._beyond = {
             name: weights.detach().clone()
@@ -135,4 +135,4 @@ def on_host(vectors: Mapping[str, torch.Tensor], device: torch.device) -> Mappin
         except RuntimeError:  # which `arrive` will raise as well
             return True
 
-    return UnderWay(copies, arrive, is_over=is_over)
+    return PendingVectors(copies, arrive, is_over=is_over)

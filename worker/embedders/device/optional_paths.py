@@ -1,7 +1,7 @@
-"""Optional ways to compute that this process may take, and those that it has on trial or in use.
+"""Optional code paths of this process: those that it must not try, and those on trial or in use.
 
 A kernel that faults leaves a CUDA context in which nothing works any more, so the process ends. The supervisor is told
-of each way before it is tried, and starts the next process without those that this one had. A process serves one
+of each path before it is tried, and starts the next process without those of this one. A process serves one
 device, so this is kept once for a process.
 """
 
@@ -13,7 +13,7 @@ FLAT = "flat"
 """Batches of texts without padding, see `worker.embedders.text.flat_forward`."""
 
 
-class Paths:
+class OptionalPaths:
     """Names of ways.
 
     Attributes:
@@ -42,5 +42,5 @@ class Paths:
         self.tell(sorted(self._taken))
 
 
-PATHS = Paths()
+PATHS = OptionalPaths()
 """Those of this process."""

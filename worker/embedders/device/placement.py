@@ -1,13 +1,10 @@
-"""What the device decides: where a model runs, in which numbers, how many samples at once, and what may go wrong."""
+"""Device, dtype and batch sizes of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-
 import torch
 
-from core.errors import ConfigError, DeviceError, DeviceFullError, EmbqError, ModelError
+from core.errors import ConfigError, ModelError
 from core.models import ModelConfig
 from core.service.log import Events
 from worker.embedders.device.hardware import cpu_flags, precisions_of, simulated_speed
@@ -43,12 +40,6 @@ CPU_IMAGE_BATCH = 16
 
 ACCELERATOR_IMAGE_BATCH = 256
 """Fills a data-centre GPU with a small model."""
-
-DEVICE_FAULTS = (
-    *("CUDA error", "CUDA driver", "CUDA unknown error", "CUDA GPUs", "NVIDIA driver", "HIP error"),
-    *("CUBLAS_STATUS", "CUDNN_STATUS", "device-side"),
-)
-"""Parts of what torch says where a device or its driver is at fault, also while a context is made."""
 
 
 def device_of(name: str) -> torch.device:
@@ -145,48 +136,3 @@ def on_device(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
         return numbers.to(device)
     with torch.cuda.device(device):
         return numbers.pin_memory().to(device, non_blocking=True)
-
-
-@contextmanager
-def using(device: torch.device) -> Iterator[None]:
-    """Make a device the current one of the thread, and turn what it raises into our own errors, see `device_error`.
-
-    In CUDA a stream, an event, page-locked memory and a copy belong to the thread's current device where they name
-    none. That is cuda:0 in each thread at first, whatever device the tensors are on.
-    """
-    with foreign_faults(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        yield
-
-
-@contextmanager
-def foreign_faults() -> Iterator[None]:
-    """Turn what torch raises for a device that is full or broken into our own errors, see `device_error`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if (told := device_error(error)) is not None:
-            raise told from error
-        raise
-
-
-def device_error(error: Exception) -> EmbqError | None:
-    """The DeviceFullError or DeviceError that a foreign exception stands for; None where the device is not at fault."""
-    first = (str(error).splitlines() or [""])[0]
-    if isinstance(error, torch.OutOfMemoryError) or _says_out_of_memory(error):
-        return DeviceFullError(f"the memory of the device is too small: {first}")
-    return DeviceError(f"the device failed: {first}") if is_device_fault(error) else None
-
-
-def _says_out_of_memory(error: Exception) -> bool:
-    """cuBLAS and the CPU allocator report it with a plain RuntimeError. So does torch on MIG instances and on Jetson,
-    where it fails to ask NVML for what its message would say (pytorch issues 112377, 185240)."""
-    parts = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "NVML_SUCCESS == r INTERNAL ASSERT")
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
-
-
-def is_device_fault(error: Exception) -> bool:
-    """Whether a foreign exception says that the device, not the model or the input, is at fault."""
-    accelerator_error = getattr(torch, "AcceleratorError", None)  # since torch 2.8
-    if accelerator_error is not None and isinstance(error, accelerator_error):
-        return True
-    return any(word in str(error) for word in DEVICE_FAULTS)

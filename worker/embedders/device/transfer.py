@@ -1,4 +1,4 @@
-"""Numbers on their way to a device, through pinned memory that is made once."""
+"""Copies of token ids to a device through reused pinned memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker.embedders.device.placement import using
+from worker.embedders.device.errors import using
 
 SLOTS = 4
 """Copies that may be under way at once: that of the next pass, those that the device still reads, and one to spare."""
@@ -18,7 +18,7 @@ LEAST_NUMBERS = 1 << 16
 """Size of a slot in numbers at first; it doubles when it is too small."""
 
 
-class Slot:
+class PinnedBuffer:
     """A piece of pinned memory, and when the last copy out of it was done."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Slot:
         return self.memory[:count]
 
 
-class Sender:
+class PinnedSender:
     """Sends int32 numbers to one device. For one thread.
 
     A copy from pinned memory is queued and not waited for. It goes by the stream that computes: the ids of a pass are
@@ -45,7 +45,7 @@ class Sender:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._slots = [Slot() for _ in range(SLOTS)] if device.type == "cuda" else []
+        self._slots = [PinnedBuffer() for _ in range(SLOTS)] if device.type == "cuda" else []
         self._turn = 0
 
     def send(self, parts: Sequence[np.ndarray]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Which of some ways to compute the same is the fastest on this device: found by trying them when a model is loaded."""
+"""Trial of variants of a forward pass when a model is loaded: the fastest that is accurate is used."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from worker.embedders.device.accuracy import Nearness, places
+from worker.embedders.device.accuracy import AccuracyCheck, places
+from worker.embedders.device.errors import is_device_fault, translated_device_errors
 from worker.embedders.device.optional_paths import PATHS
-from worker.embedders.device.placement import foreign_faults, is_device_fault
 
 Encode = Callable[[torch.Tensor], torch.Tensor]
 """One forward pass: vectors of shape (rows, dim) of a batch of numbers."""
@@ -31,7 +31,7 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """Another way to compute what the fastest so far computes.
 
     Attributes:
@@ -49,7 +49,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Found:
+class Fastest:
     """What a trial found.
 
     Attributes:
@@ -67,13 +67,13 @@ class Found:
 
 def fastest(
     usual: Encode,
-    ways: Sequence[Way],
+    ways: Sequence[Variant],
     batch: torch.Tensor,
     *,
     exact: torch.Tensor | None,
     wait: Callable[[], object],
     clock: Callable[[], float] = time.perf_counter,
-) -> Found:
+) -> Fastest:
     """Try each way on top of those that were taken before it.
 
     Args:
@@ -86,11 +86,11 @@ def fastest(
     """
     began = clock()
     speed = partial(_speed, batch=batch, wait=wait, clock=clock)
-    with foreign_faults():
+    with translated_device_errors():
         compared = places(len(batch))
         expected = usual(batch)[compared]
-        nearness = Nearness(expected, expected if exact is None else exact)
-        found = Found(usual, rows_per_s={"eager": speed(usual)})
+        nearness = AccuracyCheck(expected, expected if exact is None else exact)
+        found = Fastest(usual, rows_per_s={"eager": speed(usual)})
     best = found.rows_per_s["eager"]
     for way in ways:
         if way.name in PATHS.without:
@@ -140,5 +140,5 @@ def check_device(usual: Callable[[], object], error: Exception) -> None:
         usual: computes something in the usual way, and waits for it.
     """
     if is_device_fault(error):
-        with foreign_faults():
+        with translated_device_errors():
             usual()

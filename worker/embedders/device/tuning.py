@@ -1,4 +1,4 @@
-"""What a device decides about a model that is loaded: how much a pass holds, and in which way it is computed."""
+"""Tuning of a loaded model for its device: batch size and variant of the forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from core.models import ModelConfig
 from core.service.log import Events
 from core.settings import child_environment
-from worker.embedders.base import Embedder, Trying
+from worker.embedders.base import Embedder, HasVariants
 from worker.embedders.device.batch_size import (
     best_budget,
     may_probe,
@@ -68,8 +68,8 @@ def tune(embedder: Embedder, model: ModelConfig, *, device: str, batch_size: int
     if may_probe_images(model, embedder, batch_size=batch_size, device=device):
         embedder.batch_size = embedder.window = best_budget(speeds := speeds_of_sizes(embedder, model.modalities))
         log.info("batch_size_chosen", model=model.spec, rows=embedder.batch_size, rows_per_s=_told(speeds))
-    if isinstance(embedder, Trying):
-        embedder.try_ways(compile_s=_possible(compile_s, model, device))
+    if isinstance(embedder, HasVariants):
+        embedder.choose_variant(compile_s=_possible(compile_s, model, device))
 
 
 def _possible(compile_s: float, model: ModelConfig, device: str) -> float:

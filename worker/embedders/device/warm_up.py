@@ -1,7 +1,7 @@
-"""One made-up sample through a loaded model, before it is trusted with work.
+"""Warm-up: one synthetic sample through a loaded model before it gets work.
 
-A device that is broken shows it here, where no unit is charged for it; and what a first batch costs once (kernels,
-allocations) is not taken for a slow unit.
+A broken device fails here, where no unit is charged for it, and the one-off cost of a first batch (kernels,
+allocations) is not measured as a slow unit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sizes that an AVIF is coded in, read before anything is decoded.
+"""Coded frame sizes of an AVIF, read before anything is decoded.
 
 An AVIF is an ISO box file around AV1. Its boxes say how large the picture is, and its AV1 sequence headers how large
 the frames are that a decoder allocates; where the two differ, libavif scales. So a file that calls itself 10x10 may

@@ -1,11 +1,11 @@
-"""Decoded images in memory that is made once: rows of slabs, which decode threads fill and devices read.
+"""Pool of slabs for decoded images, which decode threads fill and devices read.
 
 A slab holds `ROWS` images one behind the other, page-locked where a CUDA device reads them. Each decode thread fills
 one slab from its first row to its last, so the images of a chunk lie next to each other and travel in one copy.
 
-**When a slab is filled again.** A `Row` holds its slab, and so does the thread that fills it. When the last of them
-lets go, wherever that happens, the memory goes back to where threads take slabs from. There is no count of our own that
-an error could leave wrong: what an exception or a traceback still refers to is kept too long, never too short. So the
+**Reuse.** A `Row` refers to its slab, and so does the thread that fills it. When the last reference goes, the memory
+returns to the pool. There is no count of our own that an error could leave wrong: a slab that an exception still refers
+to is kept too long, never too short. So the
 one rule for readers of pixels is to hold the rows until they are done with them. The embed stage does so until the
 vectors have arrived (`worker.stages.embed.InFlight`). A copy to a device may outlast the call that began it: code that
 begins one holds the rows until it has seen the copy's event (`Uploader`), whatever became of the pass.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from worker.embedders.device.placement import using
+from worker.embedders.device.errors import using
 
 ROWS = 32
 """Images of a slab: as many as one thread prepares at a time (`worker.stages.read.CHUNK_SAMPLES`)."""
@@ -59,7 +59,7 @@ class Row(NamedTuple):
         return self.slab.memory[self.place]
 
 
-class Slabs:
+class SlabPool:
     """Hands out rows to decode threads.
 
     Args:

@@ -1,4 +1,4 @@
-"""Encoded images in, decoded PIL images out, under limits that hold before anything large is allocated."""
+"""Image decoding under limits that are checked before anything large is allocated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from core.errors import SampleError
 from core.units import Sample
 from worker.embedders.image import headers, jpeg, tiff
 from worker.embedders.image.preprocess import Fit
-from worker.embedders.members import image_of, prepare_each
+from worker.embedders.sample_fields import image_of, prepare_each
 
 T = TypeVar("T")
 
@@ -187,15 +187,15 @@ class Picture:
 def prepare_pictures(
     samples: Sequence[Sample],
     prepare: Callable[[Sample, Picture], T],
-    look_ahead: Callable[[Sequence[Picture]], object],
+    decode_ahead: Callable[[Sequence[Picture]], object],
 ) -> list[T | SampleError]:
     """What `prepare` makes of each sample and its picture, in order, with the SampleError it raised in its place.
 
     Args:
-        look_ahead: called with all pictures first; see `worker.embedders.base.Looking`.
+        decode_ahead: called with all pictures first; see `worker.embedders.base.ImageEmbedder`.
     """
     pictures = [Picture(sample) for sample in samples if sample.error is None]
-    look_ahead(pictures)
+    decode_ahead(pictures)
     waiting = iter(pictures)
 
     def alone(sample: Sample) -> T:

@@ -1,4 +1,4 @@
-"""How a vision tower computes a batch on its device: plainly, or in what a trial at the start found to be faster.
+"""Forward pass of a vision tower: the plain one, or a faster variant that a trial has chosen.
 
 On CUDA these are tried, each on top of what was faster before it: weights laid out by channels last, as batches of
 decoded images are; the tower compiled, where `EMBQ_COMPILE_S` gives it the time; and the pass recorded as a CUDA graph,
@@ -20,9 +20,9 @@ import torch
 from core.errors import DeviceError, DeviceFullError
 from core.service.log import Events
 from worker.embedders.device.accuracy import PROBES, places
-from worker.embedders.device.placement import using
-from worker.embedders.device.trial import Encode, Way, fastest
-from worker.embedders.image.upload import ImageRows
+from worker.embedders.device.errors import using
+from worker.embedders.device.trial import Encode, Variant, fastest
+from worker.embedders.image.upload import ImageBatcher
 
 WARM_PASSES = 3
 """Before a pass is recorded: libraries choose their kernels and make their workspaces in the first ones (the notes on
@@ -31,7 +31,7 @@ CUDA graphs in torch's documentation)."""
 log = Events("worker")
 
 
-class ImagePath:
+class ImageForward:
     """Vectors of batches of images.
 
     Args:
@@ -52,7 +52,7 @@ class ImagePath:
             return self._fast(batch)
         return self._plain(batch)
 
-    def try_ways(self, batch: torch.Tensor, *, compile_s: float, model: str) -> None:
+    def choose_variant(self, batch: torch.Tensor, *, compile_s: float, model: str) -> None:
         """Find the fastest way for batches like this one on a CUDA device; the log says which it is.
 
         Args:
@@ -63,11 +63,11 @@ class ImagePath:
         Raises DeviceError where the device turns out to be broken, DeviceFullError where it has no room for the batch.
         """
         self._fast = self._suits = None
-        ways = [Way("channels_last", self._channels_last, self._contiguous)]
+        ways = [Variant("channels_last", self._channels_last, self._contiguous)]
         if compile_s > 0:
-            ways.append(Way("compiled", lambda encode: compiled(encode, batch, compile_s), is_bounded=False))
+            ways.append(Variant("compiled", lambda encode: compiled(encode, batch, compile_s), is_bounded=False))
         # Its gain is the time of the thread that begins passes, which has nothing else to do during the trial.
-        ways.append(Way("graph", lambda encode: Graph(encode, batch, self._tower), takes_tie=True))
+        ways.append(Variant("graph", lambda encode: Graph(encode, batch, self._tower), takes_tie=True))
         with torch.cuda.device(batch.device):
             exact = self._in_fp32(batch[places(len(batch))])
             found = fastest(self._plain, ways, batch, exact=exact, wait=torch.cuda.synchronize)
@@ -80,15 +80,15 @@ class ImagePath:
             **(refused if found.refused else {}),
         )  # fmt: skip
 
-    def try_with(self, images: ImageRows, dtype: torch.dtype, *, rows: int, compile_s: float, model: str) -> None:
-        """As `try_ways`, of `rows` images; does nothing on other devices, or where there is no room for so many."""
+    def try_with(self, images: ImageBatcher, dtype: torch.dtype, *, rows: int, compile_s: float, model: str) -> None:
+        """As `choose_variant`, of `rows` images; a no-op on other devices, or where there is no room for so many."""
         if images.device.type != "cuda":
             return
         try:
             with using(images.device), torch.inference_mode():
                 noise = [images.noise() for _ in range(min(rows, PROBES))]
                 batch = images.batch([noise[place % len(noise)] for place in range(rows)], dtype)
-                self.try_ways(batch, compile_s=compile_s, model=model)
+                self.choose_variant(batch, compile_s=compile_s, model=model)
         except DeviceFullError as error:
             # Perhaps for now only: passes are made smaller while it works (`worker.stages.batching`).
             log.warning("image_path", model=model, path="eager", failed=error.message)

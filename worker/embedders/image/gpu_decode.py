@@ -5,7 +5,7 @@ Pixels come back to host memory before the model reads them, 150 kB for an image
 before it is in a batch with others, images that the GPU does not decode take the path `cpu-exact`, and a pass is the
 same as on the other paths.
 
-No GPU has run this file, and its speed is not measured. It is called from `Pixels.look_ahead` only: where it does not
+No GPU has run this file, and its speed is not measured. It is called from `Pixels.decode_ahead` only: where it does not
 beat `cpu-exact`, that method, those of the same name that lead to it, and `Picture.resized` go with it.
 """
 
@@ -24,7 +24,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from core.errors import DeviceFullError, ModelError, SampleError
-from worker.embedders.device.placement import using
+from worker.embedders.device.errors import using
 from worker.embedders.image.decoding import Picture
 from worker.embedders.image.jpeg import Frame
 from worker.embedders.image.preprocess import Fit, placed
@@ -81,7 +81,7 @@ class GpuDecoder:
                 next_step="install the torchcodec of torch's CUDA version, or use another --decode",
             ) from error
 
-    def look_ahead(self, pictures: Sequence[Picture], fit: Fit) -> None:
+    def decode_ahead(self, pictures: Sequence[Picture], fit: Fit) -> None:
         """Put the pixels that `fit` wants of each image into its `resized`: uint8 of shape (height, width, 3).
 
         Images that are not of a kind for this are left out, and those that the device cannot decode or has no room for

@@ -1,4 +1,4 @@
-"""What the header of an image says, held against the limits before anything large is allocated."""
+"""Image headers, checked against the limits before anything large is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JPEG: what its header says, and its pixels by libjpeg-turbo without a detour through Pillow."""
+"""JPEG headers, and decoding by libjpeg-turbo without Pillow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an encoded image to the pixels that a model reads: uint8, of one size, not yet normalised.
+"""Pixels that a model reads, from an encoded image: uint8, of one size, not normalised.
 
 Four paths to the same picture. `reference` is what the model's own library does with Pillow. `cpu-exact` decodes by
 libjpeg-turbo and resizes by torch's kernel for bytes: two to three times as fast, and off by a step of 255 here and
@@ -53,14 +53,14 @@ class Pixels:
         if decode != "reference" and torch.backends.cpu.get_cpu_capability() not in SIMD:
             log.warning("slow_resizing", processor=torch.backends.cpu.get_cpu_capability())
 
-    def look_ahead(self, pictures: Sequence[Picture]) -> None:
+    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
         """Have the GPU decode what it can of images that are asked for next; nothing on the other paths.
 
         Raises DeviceError where the device is broken.
         """
         if self._gpu is not None:
             _compute_alone()
-            self._gpu.look_ahead(pictures, self._fit)
+            self._gpu.decode_ahead(pictures, self._fit)
 
     def of(self, picture: Picture) -> np.ndarray:
         """The pixels of one image: uint8 of shape `shape`. Raises SampleError as `into` does."""
@@ -69,7 +69,7 @@ class Pixels:
         return made
 
     def into(self, picture: Picture, row: np.ndarray) -> None:
-        """Write the pixels of one image to `row`, uint8 of shape `shape`: those of `look_ahead` where it made them.
+        """Write the pixels of one image to `row`, uint8 of shape `shape`: those of `decode_ahead` where it made them.
 
         Raises SampleError for an image that cannot be decoded, with the codes of `open_image`;
         what is in `row` is then undefined.

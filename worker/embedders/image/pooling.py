@@ -1,4 +1,4 @@
-"""How one vector of an image comes from what a vision model of transformers gives."""
+"""Pooling of the outputs of a transformers vision model to one vector per image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model wants of an image: how large, how it is brought there, and the numbers that pixels are scaled by."""
+"""Preprocessing of a model: image size, resizing and normalisation."""
 
 from __future__ import annotations
 

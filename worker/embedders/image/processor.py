@@ -1,4 +1,4 @@
-"""What the image processor of a transformers model does: its settings, checked on made-up images."""
+"""Preprocessing read from an image processor of transformers or timm, checked on synthetic images."""
 
 from __future__ import annotations
 

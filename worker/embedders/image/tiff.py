@@ -1,4 +1,4 @@
-"""The header of a TIFF, read before anything is decoded: what its first page says of itself.
+"""Header of the first page of a TIFF, read before anything is decoded.
 
 TIFF 6.0, section 2, and BigTIFF. Pillow makes an object of each tile, and a number of each value of a tag, while it
 opens a file; and it allocates a tile as large as the file says, however small the picture. So a file of a few megabytes

@@ -1,4 +1,4 @@
-"""Decoded images on their way to a device, as bytes: what makes numbers of them runs there."""
+"""Upload of decoded images as bytes; the device converts and normalises them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from core.models import GPU
-from worker.embedders.device.placement import using
-from worker.embedders.image.buffer_pool import Row, Slabs, gathered, runs
+from worker.embedders.device.errors import using
+from worker.embedders.image.buffer_pool import Row, SlabPool, gathered, runs
 from worker.embedders.image.decoding import Picture
 from worker.embedders.image.gpu_decode import gpu_decoder
 from worker.embedders.image.pixels import Normaliser, Pixels
 from worker.embedders.image.preprocess import Preprocess
 
 
-class ImageRows:
+class ImageBatcher:
     """Prepares images by one of the decode paths. Safe to use from any thread, but for batches of a CUDA device.
 
     Args:
@@ -36,13 +36,13 @@ class ImageRows:
         with using(device):
             self._normaliser = Normaliser(preprocess, device)
         height, width, _ = self._pixels.shape
-        self._slabs = Slabs(height, width, device)
+        self._slabs = SlabPool(height, width, device)
         self._uploader = Uploader(device)
         self.row_bytes = self._slabs.row_bytes
 
-    def look_ahead(self, pictures: Sequence[Picture]) -> None:
-        """See `worker.embedders.image.pixels.Pixels.look_ahead`."""
-        self._pixels.look_ahead(pictures)
+    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
+        """See `worker.embedders.image.pixels.Pixels.decode_ahead`."""
+        self._pixels.decode_ahead(pictures)
 
     def row(self, picture: Picture) -> Row:
         """One image, uint8 of shape (height, width, 3), not normalised. Raises SampleError as `Pixels.into` does."""
@@ -68,7 +68,7 @@ Reader = Callable[[torch.Tensor], torch.Tensor]
 """Makes numbers of pixels, uint8 of shape (rows, height, width, 3) on the device, and keeps none of their memory."""
 
 
-class Buffer:
+class UploadBuffer:
     """Memory of a CUDA device for one batch, with what has to be over before it is used again.
 
     Attributes:
@@ -101,7 +101,7 @@ class Uploader:
         if device.type == "cuda":
             with using(device):
                 self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-                self._buffers = [Buffer() for _ in range(BUFFERS)]
+                self._buffers = [UploadBuffer() for _ in range(BUFFERS)]
 
     def send(self, rows: Sequence[Row], read: Reader) -> torch.Tensor:
         """What `read` makes of the pixels of one row or more."""

@@ -21,13 +21,13 @@ from worker.embedders.device.placement import device_of, dtype_of, image_batch_s
 from worker.embedders.fingerprint import fingerprint
 from worker.embedders.image.buffer_pool import Row
 from worker.embedders.image.decoding import Picture, prepare_pictures, quiet_pillow
-from worker.embedders.image.forward import ImagePath
+from worker.embedders.image.forward import ImageForward
 from worker.embedders.image.pooling import Pooling, asked_pooling, given_by, has_joint_space, pooling_for
 from worker.embedders.image.preprocess import Preprocess
 from worker.embedders.image.processor import SAME, difference, of_image_processor
-from worker.embedders.image.upload import ImageRows
-from worker.embedders.loading import foreign_failures, lacks_weights, model_source, read_model
-from worker.embedders.params import unit_length, whole_number
+from worker.embedders.image.upload import ImageBatcher
+from worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
+from worker.embedders.spec_params import unit_length, whole_number
 from worker.embedders.text.splitting import no_splitter
 
 EMBEDDER_VERSION = "vision 1"
@@ -69,9 +69,9 @@ class VisionEmbedder:
         self._model = model
         self._unit_length = unit_length
         self._spec = config.spec
-        self._images = ImageRows(preprocess, decode, device)
+        self._images = ImageBatcher(preprocess, decode, device)
         self.image_bytes = self._images.row_bytes
-        self._image_path = ImagePath(model, lambda numbers: pooling(given_by(model, numbers)))
+        self._image_path = ImageForward(model, lambda numbers: pooling(given_by(model, numbers)))
         self.batch_size = self.window = batch_size
         self.token_budget = 0
         self.cost = padded_tokens
@@ -93,14 +93,14 @@ class VisionEmbedder:
 
     def prepare(self, samples: Sequence[Sample]) -> list[Row | SampleError]:
         """Pixels of each image."""
-        return prepare_pictures(samples, self.prepare_one, self.look_ahead)
+        return prepare_pictures(samples, self.prepare_one, self.decode_ahead)
 
-    def look_ahead(self, pictures: Sequence[Picture]) -> None:
-        """See `worker.embedders.base.Looking`."""
-        self._images.look_ahead(pictures)
+    def decode_ahead(self, pictures: Sequence[Picture]) -> None:
+        """See `worker.embedders.base.ImageEmbedder`."""
+        self._images.decode_ahead(pictures)
 
     def prepare_one(self, sample: Sample, picture: Picture) -> Row:
-        """See `worker.embedders.base.Looking`."""
+        """See `worker.embedders.base.ImageEmbedder`."""
         del sample
         return self._images.row(picture)
 
@@ -117,8 +117,8 @@ class VisionEmbedder:
         """The same of the model in fp32."""
         return self._network.embed_in_fp32(batch)
 
-    def try_ways(self, *, compile_s: float) -> None:
-        """See `worker.embedders.base.Trying`. Only a CUDA device has more than one way."""
+    def choose_variant(self, *, compile_s: float) -> None:
+        """See `worker.embedders.base.HasVariants`. Only a CUDA device has more than one way."""
         self._image_path.try_with(
             self._images, self._network.dtype, rows=self.batch_size, compile_s=compile_s, model=self._spec
         )
@@ -152,11 +152,11 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> VisionEmbedder:
     quiet_pillow()
     source, is_folder = model_source(spec.name, spec)
     where = {"local_files_only": is_folder, "trust_remote_code": False}
-    with foreign_failures(spec, from_hub=not is_folder):
+    with translated_model_errors(spec, from_hub=not is_folder):
         model, absent = _model(spec, kind, source, asked, **where)
         processor: Any = AutoImageProcessor.from_pretrained(source, **where)  # type: ignore[no-untyped-call]
     preprocess = of_image_processor(processor, str(spec))
-    with foreign_failures(spec, from_hub=False):
+    with translated_model_errors(spec, from_hub=False):
         size = (1, 3, preprocess.fit.height, preprocess.fit.width)
         noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
         pooling = pooling_for(spec, model, asked, image=noise, absent=absent)
@@ -204,7 +204,7 @@ def _model(spec: ModelSpec, kind: Any, source: str, asked: Sequence[str], **wher
 def vision_class(spec: ModelSpec) -> Any:
     """The class of a model that embeds images, None of any other; ModelError where its configuration is not there."""
     source, is_folder = model_source(spec.name, spec)
-    with foreign_failures(spec, from_hub=not is_folder):
+    with translated_model_errors(spec, from_hub=not is_folder):
         return _class_of(AutoConfig.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False))
 
 

@@ -1,7 +1,7 @@
-"""Models for queries: the very model that made the rows of a run, as one text or image needs it, on the CPU.
+"""Query models: the model that made the rows of a run, on the CPU.
 
-Nothing is imported here that takes long. Models that `worker.embedders.light` knows need no torch; any other is loaded
-by `worker.embedders.registry`, once for each process.
+Imports are light. Models that `worker.embedders.query.sentence` knows need no torch; any other is loaded by
+`worker.embedders.registry`, once per process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QueryModel(Protocol):
         ...
 
 
-class Loaded:
+class TorchQueryModel:
     """A model of the registry."""
 
     def __init__(self, embedder: Embedder, modality: str) -> None:
@@ -63,7 +63,7 @@ class Loaded:
         return np.array(self._embedder.embed([prepared])[self._modality][0], dtype=np.float32)
 
 
-class LightTexts:
+class LightQueryModel:
     """A model of `worker.embedders.light`."""
 
     def __init__(self, text: Callable[[str], np.ndarray]) -> None:
@@ -100,7 +100,7 @@ def open_query_model(
     Raises ModelError where the model cannot be loaded here, or does not embed this modality beside that of the rows.
     """
     check_modality(output, modality)
-    here = query_spec(moved_spec(ModelSpec.parse(output.spec), spec), prompt, prompt_text)
+    here = query_spec(relocated_spec(ModelSpec.parse(output.spec), spec), prompt, prompt_text)
     if not rows.members:
         return _opened(rows, here, modality, on_load, noted)
     found: QueryModel | None = None
@@ -133,7 +133,7 @@ def check_modality(output: Output, modality: str) -> None:
         )
 
 
-def moved_spec(spec: ModelSpec, here: str | None) -> ModelSpec:
+def relocated_spec(spec: ModelSpec, here: str | None) -> ModelSpec:
     """The spec of a model that is elsewhere on this machine, with the parameters of before; those of `here` win."""
     if here is None:
         return spec
@@ -159,17 +159,17 @@ def _opened(
     if folder is None:
         model, fingerprint = _loaded(rows, spec, modality, on_load)
         return model, fingerprint
-    from worker.embedders.query.proof import note_of, prove, read_note
     from worker.embedders.query.sentence import LightSentence
+    from worker.embedders.query.verified_models import note_path, prove, read_note
 
     check_model_folder(folder, spec, spec.family)
     light = None
     try:
         light = LightSentence(folder, spec)
-        note = note_of(folder, rows, spec)
+        note = note_path(folder, rows, spec)
         known = read_note(note) if noted else None
         if known is not None:
-            return LightTexts(light.text), known
+            return LightQueryModel(light.text), known
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, ModelError):
         light = None  # what is wrong with the folder, if anything, the library says
     model, fingerprint = _loaded(rows, spec, modality, on_load)
@@ -195,7 +195,7 @@ def _loaded(
         rows=rows,
     )
     embedder = load(config, "cpu")
-    return Loaded(embedder, modality), embedder.fingerprint
+    return TorchQueryModel(embedder, modality), embedder.fingerprint
 
 
 def folder_of(spec: ModelSpec) -> Path | None:

@@ -1,7 +1,7 @@
-"""A folder of sentence-transformers with a BERT, its pooling and perhaps length 1, for one text at a time.
+"""A sentence-transformers folder with a BERT, pooling and normalisation, in numpy, for one text at a time.
 
-It is made from the files alone and knows nothing of what else a library may read in them: whoever uses it compares it
-with the library's own vectors first, see `worker.embedders.query.proof`.
+It reads the files alone and ignores what else a library may read in them, so callers compare it with the library's own
+vectors first, see `worker.embedders.query.verified_models`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from core.errors import SampleError
 from core.models import ModelSpec
 from core.units import Sample
-from worker.embedders.members import text_of
 from worker.embedders.query.bert import Bert
+from worker.embedders.sample_fields import text_of
 from worker.embedders.text.prompts import chosen
 
 MOST_HEADER_BYTES = 16 << 20
@@ -80,7 +80,7 @@ class LightSentence:
         self._tokenizer.enable_truncation(self._longest(folder, spec))
 
     def text(self, text: str) -> np.ndarray:
-        """Its vector, float32 of shape (dim,); SampleError as `worker.embedders.members.text_of` raises it."""
+        """Its vector, float32 of shape (dim,); SampleError as `worker.embedders.sample_fields.text_of` raises it."""
         checked = text_of(Sample(ordinal=0, key="", text=text))
         ids = np.array(self._tokenizer.encode(self._prompt + checked).ids)
         if not len(ids):

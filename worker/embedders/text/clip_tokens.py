@@ -1,4 +1,4 @@
-"""The tokens that an open_clip model makes of texts, by its own tokeniser or by one of transformers in a wrapper."""
+"""Tokenisers of open_clip models: its own, or one of transformers in its wrapper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from core.models import Chunking
 from worker.embedders.text.splitting import TokenSplitter, counted_splitter, no_splitter
-from worker.embedders.text.tokens import ThreadCopies, tokenizer_content, unknown_token
+from worker.embedders.text.tokens import PerThread, tokenizer_content, unknown_token
 
 WORD_CACHE_MAX = 200_000
 """Words that a thread's tokeniser may remember; open_clip's cache has no bound, and a billion captions fill it."""
@@ -26,7 +26,7 @@ class ClipTokens:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int | None) -> None:
-        self._copies = ThreadCopies(tokenizer)
+        self._copies = PerThread(tokenizer)
         self._vocabulary = vocabulary
 
     def row(self, text: str) -> torch.Tensor:

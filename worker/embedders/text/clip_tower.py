@@ -1,4 +1,4 @@
-"""open_clip's text towers, on no more tokens than decide the vectors."""
+"""Text towers of open_clip, cut to the tokens that decide the vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention within each text of a flat batch: the kernels that compute it, and how transformers comes to call them."""
+"""Kernels for attention within each text of a flat batch, and their registration with transformers."""
 
 from __future__ import annotations
 

@@ -1,21 +1,20 @@
-"""A batch of texts as one row of tokens: one text after the other, nothing between them.
+"""Flat batch: the tokens of several texts in one row, without padding.
 
-So a batch travels to the device. It stays so where attention can tell the texts apart, and is padded there elsewhere.
+Batches travel to the device in this form, and are padded there where attention cannot tell the texts apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from worker.embedders.device.transfer import Sender
+from worker.embedders.device.transfer import PinnedSender
 
-if TYPE_CHECKING:
-    from worker.embedders.text.tokens import TokenRow
+TokenRow = Mapping[str, np.ndarray]
+"""One text: `input_ids` and, where the model takes them and some are not 0, `token_type_ids`; int32, (tokens,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class FlatTexts:
         return torch.repeat_interleave(values.long(), counts.long(), output_size=len(self.ids))
 
 
-def flattened(batch: Sequence[TokenRow], sender: Sender) -> FlatTexts:
+def flattened(batch: Sequence[TokenRow], sender: PinnedSender) -> FlatTexts:
     """The texts of a batch, at least one, on the sender's device."""
     rows = [row["input_ids"] for row in batch]
     lengths = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows))

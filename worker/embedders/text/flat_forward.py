@@ -1,4 +1,4 @@
-"""Texts through a model without padding, where the model, the device and its arithmetic allow it."""
+"""Forward passes of texts without padding, where the model, the device and the precision allow it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 
 from core.errors import DeviceFullError
 from core.service.log import Events
-from worker.embedders.device.accuracy import PROBES, Nearness
+from worker.embedders.device.accuracy import PROBES, AccuracyCheck
+from worker.embedders.device.errors import translated_device_errors
 from worker.embedders.device.optional_paths import FLAT, PATHS
-from worker.embedders.device.placement import foreign_faults
-from worker.embedders.device.transfer import Sender
+from worker.embedders.device.transfer import PinnedSender
 from worker.embedders.device.trial import check_device
 from worker.embedders.text.flat_attention import Kernel, attention_within_texts
-from worker.embedders.text.flat_batch import FlatTexts, flattened
-from worker.embedders.text.tokens import TokenRow
+from worker.embedders.text.flat_batch import FlatTexts, TokenRow, flattened
 
 ARCHITECTURES = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert")
 """What `model_type` may be: each takes positions, hands further arguments down to its attention, has no other place
@@ -89,10 +88,10 @@ Run = Callable[[Sequence[TokenRow]], Mapping[str, torch.Tensor]]
 log = Events("worker")
 
 
-class FlatPath:
+class FlatForward:
     """From token rows to vectors: one row of all tokens, the trunk, and what makes vectors of its states."""
 
-    def __init__(self, trunk: Any, head: Head, kernel: Kernel, sender: Sender) -> None:
+    def __init__(self, trunk: Any, head: Head, kernel: Kernel, sender: PinnedSender) -> None:
         self._trunk = FlatTrunk(trunk, kernel)
         self._head = head
         self._sender = sender
@@ -109,17 +108,17 @@ class FlatPath:
         return {"text": self._head(self._trunk.states(texts), texts)}
 
 
-def flat_path(
+def flat_forward(
     trunk: Any,
     head: Head | None,
     kernel: Kernel | None,
-    sender: Sender,
+    sender: PinnedSender,
     *,
     padded: Run,
     in_fp32: Callable[[Sequence[TokenRow]], np.ndarray],
     rows: Callable[[Sequence[str]], Sequence[Any]],
     model: str,
-) -> FlatPath | None:
+) -> FlatForward | None:
     """The flat path of a model where there is one as good as the padded one; the log says which it is.
 
     Args:
@@ -139,12 +138,12 @@ def flat_path(
     if FLAT in PATHS.without:
         log.warning("attention", model=model, path="padded", failed="the process before this one died with it")
         return None
-    path = FlatPath(trunk, head, kernel, sender)
+    path = FlatForward(trunk, head, kernel, sender)
     probes = [row for row in rows(probe_texts()) if isinstance(row, Mapping)]
     try:
         exact = torch.from_numpy(in_fp32(probes))
-        with foreign_faults(), torch.inference_mode():
-            nearness = Nearness(padded(probes)["text"], exact)
+        with translated_device_errors(), torch.inference_mode():
+            nearness = AccuracyCheck(padded(probes)["text"], exact)
     except DeviceFullError as error:
         log.warning("attention", model=model, path="padded", failed=f"no room for a trial: {error.message}")
         return None

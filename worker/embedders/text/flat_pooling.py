@@ -1,4 +1,4 @@
-"""Vectors of texts from the states of their tokens, where texts lie one after the other.
+"""Pooling of token states to text vectors in flat batches.
 
 The formulas are those of sentence-transformers 6.2 for padded texts, `Pooling.forward`. Its own for flat ones add with
 atomics, in an order that changes from run to run; here each sum is one loop over the tokens of a text, in float32.

@@ -1,4 +1,4 @@
-"""int8 on a CPU: the trunk of a text model in OpenVINO's runtime, quantised by NNCF when it is loaded.
+"""int8 on CPUs: the trunk of a text model in OpenVINO, quantised by NNCF when it is loaded.
 
 Weights have one range for each output channel. Activations have fixed ranges, measured on `CALIBRATION_TEXTS`, after
 NNCF has moved their outliers into the weights (SmoothQuant, arXiv 2211.10438). The product behind each attention stays
@@ -30,7 +30,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from core.errors import ModelError, SampleError
 from core.models import ModelConfig
 from core.units import content_hash
-from worker.embedders.device.transfer import Sender
+from worker.embedders.device.transfer import PinnedSender
 from worker.embedders.loading import first_line
 from worker.embedders.text.int8_calibration import CALIBRATION_TEXTS
 from worker.embedders.text.tokens import Tokens
@@ -124,7 +124,7 @@ def int8_trunk(trunk: Any, tokens: Tokens, prompt: str, model: str) -> Int8Trunk
     ]
     rows.sort(key=lambda row: len(row["input_ids"]))
     groups = [rows[start : start + GROUP] for start in range(0, len(rows), GROUP)]
-    sender = Sender(torch.device("cpu"))
+    sender = PinnedSender(torch.device("cpu"))
     batches = [tokens.padded(group, sender) for group in groups]
     takes = [name for name in INPUTS if name in inspect.signature(trunk.forward).parameters]
     made = Int8Trunk(_quantised(trunk, takes, batches, model), trunk.config, takes)
@@ -200,7 +200,7 @@ def _runtime() -> tuple[Any, Any]:
 
 def _runtime_options() -> dict[str, Any]:
     return {
-        # A pass for each core, see `worker.embedders.device.lanes`.
+        # A pass for each core, see `worker.embedders.device.parallel_passes`.
         "NUM_STREAMS": torch.get_num_threads(),
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         # Workers that each pin their threads to the first cores would share these, and leave the others idle.

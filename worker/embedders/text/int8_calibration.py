@@ -1,4 +1,4 @@
-"""Texts on which the ranges of activations are measured before a model computes in int8: the same on every worker.
+"""Calibration texts for int8: the ranges of activations are measured on them, on every worker alike.
 
 They are of many kinds and lengths, because a range that no text reached here is cut off later. To change one of them
 is to change the vectors of every int8 model, and so its fingerprint.

@@ -1,4 +1,4 @@
-"""What is put before each text: the choice that sentence-transformers makes, from a model's prompts and its spec."""
+"""Prompt before each text, chosen from a model's prompts and its spec as sentence-transformers does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sentence-transformers models: a folder, a hub id, or all-MiniLM-L6-v2 from its own package."""
+"""Models of sentence-transformers: a folder, a hub id, or all-MiniLM-L6-v2 from its package."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from core.units import Sample
 from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device.network import Network
 from worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, text_window_of, token_budget_of
-from worker.embedders.device.transfer import Sender
+from worker.embedders.device.transfer import PinnedSender
 from worker.embedders.fingerprint import fingerprint
-from worker.embedders.loading import complete_weights, foreign_failures, model_source, no_progress_bars
-from worker.embedders.members import check_modalities, prepare_texts
-from worker.embedders.params import unit_length, whole_number
+from worker.embedders.loading import complete_weights, model_source, no_progress_bars, translated_model_errors
+from worker.embedders.sample_fields import check_modalities, prepare_texts
+from worker.embedders.spec_params import unit_length, whole_number
 from worker.embedders.text.flat_attention import Kernel, kernel_for
-from worker.embedders.text.flat_forward import FlatPath, flat_path
+from worker.embedders.text.flat_batch import TokenRow
+from worker.embedders.text.flat_forward import FlatForward, flat_forward
 from worker.embedders.text.flat_pooling import flat_head
 from worker.embedders.text.int8 import int8_content, int8_trunk
 from worker.embedders.text.prompts import Prompt, check_prompt, chosen
@@ -37,7 +38,7 @@ from worker.embedders.text.token_limits import (
     tokens_held,
     vocabulary_of,
 )
-from worker.embedders.text.tokens import ONE_TOKEN, TokenRow, Tokens, tokenizer_content
+from worker.embedders.text.tokens import ONE_TOKEN, Tokens, tokenizer_content
 
 log = Events("worker")
 
@@ -49,7 +50,7 @@ def loaded(spec: ModelSpec, *, keep_length: bool) -> SentenceTransformer:
         keep_length: whether its vectors keep the length that the trunk gives them.
     """
     source, is_folder = model_source(_minilm_folder() if spec.family == "minilm" else spec.name, spec)
-    with no_progress_bars(), foreign_failures(spec, from_hub=not is_folder), complete_weights(spec):
+    with no_progress_bars(), translated_model_errors(spec, from_hub=not is_folder), complete_weights(spec):
         model = SentenceTransformer(
             source,
             # Where it is computed it goes in its precision, which is half of this or less.
@@ -149,8 +150,8 @@ class SentenceEmbedder:
         self.token_budget = token_budget
         self.cost: Cost = padded_tokens
         self.window = text_window_of(device)
-        self._sender = Sender(device)
-        self._flat: FlatPath | None = None
+        self._sender = PinnedSender(device)
+        self._flat: FlatForward | None = None
         content = {
             **_content(model, _asked_prompt(model, ModelSpec.parse(config.identified_as.spec))),
             **int8_content(config),
@@ -200,7 +201,7 @@ class SentenceEmbedder:
         head = flat_head(self._model, int(self._extra.get("prompt_length", 0)))
         trunk = self._model.transformers_model
         self._flat = None
-        self._flat = flat_path(
+        self._flat = flat_forward(
             trunk,
             head,
             kernel,
@@ -252,7 +253,7 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> SentenceEmbedder:
     model = loaded(spec, keep_length=keep_length)
     prompt = chosen(spec, model.prompts, model.default_prompt_name)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
-    with foreign_failures(spec, from_hub=False):
+    with translated_model_errors(spec, from_hub=False):
         embedder = SentenceEmbedder(
             model,
             config,

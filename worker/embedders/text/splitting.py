@@ -1,7 +1,7 @@
-"""Long texts cut into chunks by the tokens of a model, at the borders that a reader would choose.
+"""Splitting of long texts into chunks by a model's tokens, at borders of paragraphs, sentences and words.
 
-`semantic-text-splitter` finds the borders: paragraphs, then sentences, words and characters. It is asked for one piece
-of a text after the other, so that a very long one shows progress.
+`semantic-text-splitter` finds the borders. It gets one piece of a text after the other, so that a very long one shows
+progress.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from core.errors import ModelError, SampleError
 from core.models import Chunking
 from core.units import Passage, Sample, content_hash
 from sources.interface import Moved
-from worker.embedders.base import MAX_CHUNKS, Family, Prepared, Splitter
-from worker.embedders.members import text_of
+from worker.embedders.base import MAX_CHUNKS, ChunkableEmbedder, Prepared, Splitter
+from worker.embedders.sample_fields import text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,10 +121,10 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(chunk) - len(chunk.lstrip()), max(start, end - len(chunk) + len(chunk.rstrip()))
 
 
-class CuttingEmbedder:
+class ChunkingEmbedder:
     """A model whose samples are chunks of texts; what decides where they are cut is part of its fingerprint."""
 
-    def __init__(self, embedder: Family, chunking: Chunking) -> None:
+    def __init__(self, embedder: ChunkableEmbedder, chunking: Chunking) -> None:
         self._embedder = embedder
         self._splitter: Splitter = embedder.splitter(chunking)
         self.dims = embedder.dims
@@ -151,7 +151,7 @@ class CuttingEmbedder:
         return self._embedder.embed_in_fp32(batch)
 
     def chunks(self, sample: Sample, moved: Moved) -> list[Sample]:
-        """See `worker.embedders.base.Cutting`."""
+        """See `worker.embedders.base.HasChunks`."""
         if sample.error is not None:
             raise SampleError(*sample.error)
         text = text_of(sample)
@@ -177,7 +177,7 @@ def backend_splitter(
     from semantic_text_splitter import TextSplitter
     from tokenizers import Tokenizer
 
-    from worker.embedders.text.tokens import ThreadCopies
+    from worker.embedders.text.tokens import PerThread
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
@@ -185,7 +185,7 @@ def backend_splitter(
     counting = Tokenizer.from_str(backend.to_str())
     counting.no_truncation()
     counting.no_padding()
-    copies = ThreadCopies(counting)
+    copies = PerThread(counting)
 
     def count(texts: Sequence[str]) -> list[int]:
         return [len(ids) for ids in copies.mine().encode_batch_fast([prompt + text for text in texts])]

@@ -1,4 +1,4 @@
-"""How many tokens of a text a model can read, and how many of them it is given."""
+"""Longest text of a model in tokens, and the limit that its spec asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from core.errors import ModelError
 from core.models import ModelSpec
-from worker.embedders.params import whole_number
+from worker.embedders.spec_params import whole_number
 
 POSITION_TABLES = frozenset({"position_embeddings", "position_embedding", "embed_positions", "wpe"})
 """What transformers calls the table of learned positions."""

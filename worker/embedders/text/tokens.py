@@ -1,10 +1,10 @@
-"""Token ids: made on any thread without padding, padded when the batch is known."""
+"""Tokenisation on any thread, without padding; batches are padded later."""
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,9 @@ from transformers import TokenizersBackend
 
 from core.errors import SampleError
 from worker.embedders.base import Truncated
-from worker.embedders.device.transfer import Sender
-from worker.embedders.text.flat_batch import flattened, padded
+from worker.embedders.device.transfer import PinnedSender
+from worker.embedders.text.flat_batch import TokenRow, flattened, padded
 from worker.embedders.text.token_limits import NO_LIMIT
-
-TokenRow = Mapping[str, np.ndarray]
-"""One text: `input_ids` and, where the model takes them and some are not 0, `token_type_ids`; int32, (tokens,)."""
-
 
 ONE_TOKEN: TokenRow = {"input_ids": np.zeros(1, dtype=np.int32)}
 """Embedded once, when a model has been loaded: whether it can, and how long its vectors are."""
@@ -28,7 +24,7 @@ PART_CHARS_PER_TOKEN = 100
 """Of texts with more characters for each token that is read, a part is tokenised first, and mostly alone."""
 
 
-class ThreadCopies:
+class PerThread:
     """One copy of an object per thread, for objects that may not be shared.
 
     A tokeniser of the tokenizers library that two threads use at once fails with "Already borrowed".
@@ -71,7 +67,7 @@ class Tokens:
         self.longest = int(limit) if limit is not None and limit < NO_LIMIT else None
         backend = _backend(tokenizer, self.longest)
         self._is_plain = backend is not None
-        self._copies = ThreadCopies(tokenizer if backend is None else backend)
+        self._copies = PerThread(tokenizer if backend is None else backend)
         self._max_length = max_length
         self._vocabulary = vocabulary
         # Without a pad token that the model knows any id will do: the attention mask hides it.
@@ -153,7 +149,7 @@ class Tokens:
             return (text[-chars:].split(maxsplit=1) or [text])[-1]
         return (text[:chars].rsplit(maxsplit=1) or [text])[0]
 
-    def padded(self, batch: Sequence[TokenRow], sender: Sender) -> dict[str, torch.Tensor]:
+    def padded(self, batch: Sequence[TokenRow], sender: PinnedSender) -> dict[str, torch.Tensor]:
         """The batch as int64 tensors of shape (len(batch), longest row) on a device, with its `attention_mask`.
 
         Always padded on the right, whatever the tokeniser says. The mask hides padding on either side alike, but on

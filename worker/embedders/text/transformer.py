@@ -1,4 +1,4 @@
-"""transformers models without a sentence-transformers configuration: the trunk, a pooling and nothing else."""
+"""Text models of transformers without a sentence-transformers configuration: trunk and pooling."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from core.units import Sample
 from worker.embedders.base import Cost, padded_tokens
 from worker.embedders.device.network import Network
 from worker.embedders.device.placement import device_of, dtype_of, text_batch_size_of, text_window_of, token_budget_of
-from worker.embedders.device.transfer import Sender
+from worker.embedders.device.transfer import PinnedSender
 from worker.embedders.fingerprint import fingerprint
-from worker.embedders.loading import foreign_failures, lacks_weights, model_source, read_model
-from worker.embedders.members import prepare_texts
-from worker.embedders.params import unit_length, whole_number
+from worker.embedders.loading import lacks_weights, model_source, read_model, translated_model_errors
+from worker.embedders.sample_fields import prepare_texts
+from worker.embedders.spec_params import unit_length, whole_number
 from worker.embedders.text.flat_attention import Kernel, kernel_for
-from worker.embedders.text.flat_forward import FlatPath, flat_path
+from worker.embedders.text.flat_batch import TokenRow
+from worker.embedders.text.flat_forward import FlatForward, flat_forward
 from worker.embedders.text.flat_pooling import pooled
 from worker.embedders.text.int8 import int8_content, int8_trunk
 from worker.embedders.text.splitting import TokenSplitter, backend_splitter
 from worker.embedders.text.token_limits import NO_LIMIT, asked_length, reads_ids, tokens_held, vocabulary_of
-from worker.embedders.text.tokens import ONE_TOKEN, TokenRow, Tokens, tokenizer_content
+from worker.embedders.text.tokens import ONE_TOKEN, Tokens, tokenizer_content
 
 EMBEDDER_VERSION = "transformer 1"
 """Its number goes up when the same model and text give another vector."""
@@ -77,8 +78,8 @@ class TransformerEmbedder:
         self.token_budget = token_budget
         self.cost: Cost = padded_tokens
         self.window = text_window_of(device)
-        self._sender = Sender(device)
-        self._flat: FlatPath | None = None
+        self._sender = PinnedSender(device)
+        self._flat: FlatForward | None = None
         fixed_prompt = ModelSpec.parse(config.identified_as.spec).param("prompt_text", "")
         self.fingerprint = fingerprint(
             config,
@@ -130,7 +131,7 @@ class TransformerEmbedder:
         mode = self._pooling.pooling_mode
         modes = (mode,) if isinstance(mode, str) else tuple(mode)
         self._flat = None
-        self._flat = flat_path(
+        self._flat = flat_forward(
             self._trunk,
             lambda states, texts: self._finished(pooled(states.float(), texts, modes)),
             kernel,
@@ -166,14 +167,14 @@ def load(spec: ModelSpec, config: ModelConfig, device: str) -> TransformerEmbedd
     place = device_of(device)
     dtype = dtype_of(config, place)
     source, is_folder = model_source(spec.name, spec)
-    with foreign_failures(spec, from_hub=not is_folder):
+    with translated_model_errors(spec, from_hub=not is_folder):
         trunk = _trunk(spec, source, local_files_only=is_folder, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder, trust_remote_code=False)
     held = tokens_held(trunk)
     told = tokenizer.model_max_length if tokenizer.model_max_length < NO_LIMIT else None
     limit = min((one for one in (held, told) if one is not None), default=None)
     # What a model raises at its first text is said as well as what it raises while it is loaded.
-    with foreign_failures(spec, from_hub=False):
+    with translated_model_errors(spec, from_hub=False):
         embedder = TransformerEmbedder(
             trunk,
             tokenizer,

@@ -1,4 +1,4 @@
-"""What every family does before its own preparation: take what the config asks for out of a sample."""
+"""Image and text of a sample, checked, as every model family needs them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Notes of this machine: which folders give, by the light way, the very vectors of the library, and their fingerprint.
+"""Cache of models whose vectors without torch were verified against the library, with their fingerprints.
 
 A fingerprint hashes what a library makes of a folder, which takes as long as loading it. So a model is loaded once;
-both ways embed some texts, and where they agree, a note keeps the fingerprint. Its name hashes what identifies the
-files: name, size and time of each, and the content of all but the weights. With other files there is another note.
+both implementations embed some texts, and where they agree, a note keeps the fingerprint. Its name hashes what
+identifies the files: name, size and time of each, and the content of all but the weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NOT_COUNTED = ("batch_size", "tokens")
 """Parameters of a spec that change no vector."""
 
 
-def note_of(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
+def note_path(folder: Path, rows: ModelConfig, spec: ModelSpec) -> Path:
     """Where the note lies for the model of a folder, as it is now.
 
     Args:

@@ -1,4 +1,4 @@
-"""Numbers and switches in a model spec's parameters."""
+"""Typed parameters of a model spec."""
 
 from __future__ import annotations
 
