@@ -1,4 +1,4 @@
-"""The client libraries of object stores: one client for each scheme, and what its errors mean.
+"""Clients of object stores, one for each scheme and process, and the translation of their errors.
 
 Credentials come from where each store's own tools take them; none is held here.
 """
@@ -25,17 +25,7 @@ def connect(scheme: str) -> Any:
     """The client of a scheme, the same one for all threads of this process; ConfigError where it is not installed."""
     try:
         if scheme == "s3":
-            import s3fs
-
-            return s3fs.S3FileSystem(
-                use_listings_cache=False,
-                skip_instance_cache=True,
-                config_kwargs={
-                    "connect_timeout": CONNECT_S,
-                    "read_timeout": ANSWER_S,
-                    "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
-                },
-            )
+            return s3_client(connect_s=CONNECT_S, answer_s=ANSWER_S, attempts=ATTEMPTS)
         import aiohttp
         from gcsfs.core import GCSFileSystem
 
@@ -51,11 +41,26 @@ def connect(scheme: str) -> Any:
         ) from error
 
 
+def s3_client(*, connect_s: float, answer_s: float, attempts: int) -> Any:
+    """A new client of S3 that caches no listings; ImportError where s3fs is not installed."""
+    import s3fs
+
+    return s3fs.S3FileSystem(
+        use_listings_cache=False,
+        skip_instance_cache=True,
+        config_kwargs={
+            "connect_timeout": connect_s,
+            "read_timeout": answer_s,
+            "retries": {"mode": "standard", "total_max_attempts": attempts},
+        },
+    )
+
+
 def translate(url: str, error: Exception) -> Exception:
-    """What a client library's error is to embq; `url` has no credentials in it."""
+    """The error that embq raises for an error of a client library; `url` has no credentials in it."""
     status, told = http_status(error), _one_line(error)
     if isinstance(error, (ConfigError, AwayError, TypeError, AttributeError, LookupError, NotImplementedError)):
-        return error  # told already, or a bug
+        return error  # translated already, or a bug
     if isinstance(error, FileExistsError) or status == 412:
         return FileExistsError(errno.EEXIST, "it is there already", url)
     if isinstance(error, FileNotFoundError) or status == 404:
@@ -75,17 +80,25 @@ def translate(url: str, error: Exception) -> Exception:
 
 
 def http_status(error: BaseException | None) -> int | None:
-    """The HTTP status that an error of aiohttp, botocore or gcsfs carries, or the one that it was made of."""
+    """The HTTP status of an error, or of the first error among its causes that has one."""
     while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:
-            status = next((s for name in ("status", "code") if isinstance(s := getattr(error, name, None), int)), None)
-        if isinstance(status, int):
+        if (status := own_status(error)) is not None:
             return status
         error = error.__cause__
     return None
+
+
+def own_status(error: BaseException) -> int | None:
+    """The HTTP status that an error of aiohttp, botocore, gcsfs or requests carries itself."""
+    for name in ("status", "code"):  # aiohttp's second warns of its age
+        if isinstance(status := getattr(error, name, None), int):
+            return status
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(response, "status_code", None)
+    return status if isinstance(status, int) else None
 
 
 def _one_line(error: Exception) -> str:

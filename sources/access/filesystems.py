@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from core.errors import SourceError
+from core.storage.object_clients import own_status, s3_client
 from sources.access.allowed_hosts import RefusedHost, current, endpoint
 from sources.access.urls import SCHEMES, check_url, host_of, is_url, names_host, scheme_of
 
@@ -47,29 +48,24 @@ def _connect(scheme: str, host: str) -> Any:
     """One file system for each scheme and host, for all threads of this process."""
     import fsspec
 
-    options: dict[str, Any] = {}
     if scheme in ("http", "https"):
         from sources.access.clients.http import HttpClient
 
         return HttpClient(connect_s=CONNECT_S, answer_s=ANSWER_S)
     if scheme in ("s3", "s3a"):
-        timeouts = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S}
-        options = {
-            "use_listings_cache": False,
-            "config_kwargs": {**timeouts, "retries": {"mode": "standard", "total_max_attempts": 2}},
-        }
-    elif scheme in ("gs", "gcs"):
+        return s3_client(connect_s=CONNECT_S, answer_s=ANSWER_S, attempts=2)
+    if scheme in ("gs", "gcs"):
         from sources.access.clients.gcs import GcsClient
 
         return GcsClient(connect_s=CONNECT_S, answer_s=ANSWER_S)
-    elif scheme == "webhdfs":
+    if scheme == "webhdfs":
         from sources.access.clients.webhdfs import WebHdfsClient
 
         named = WebHdfsClient._get_kwargs_from_urls(f"{scheme}://{host}/")
         return WebHdfsClient(connect_s=CONNECT_S, answer_s=ANSWER_S, **named)
-    elif host:
+    if host:
         return fsspec.core.url_to_fs(f"{scheme}://{host}/", **_connected(scheme, host))[0]
-    return fsspec.filesystem(scheme, **options)
+    return fsspec.filesystem(scheme)
 
 
 def _connected(scheme: str, host: str) -> dict[str, Any]:
@@ -107,7 +103,7 @@ def translate(url: str, error: Exception) -> SourceError:
         )
     if isinstance(error, RefusedHost):
         return SourceError(f"{url}: {error}", code="source_denied", next_step=error.next_step)
-    status = _http_status(error)
+    status = own_status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return missing(url)
     if isinstance(error, PermissionError) or status in (401, 403):
@@ -132,19 +128,6 @@ def translate(url: str, error: Exception) -> SourceError:
         next_step="check the network and the server",
         transient=not certain and not isinstance(error, (TypeError, NotImplementedError)),
     )
-
-
-def _http_status(error: Exception) -> int | None:
-    """The HTTP status that an error of aiohttp, botocore, gcsfs or requests carries."""
-    for name in ("status", "code"):  # aiohttp's second warns of its age
-        if isinstance(status := getattr(error, name, None), int):
-            return status
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
-        status = getattr(response, "status_code", None)
-    return status if isinstance(status, int) else None
 
 
 def missing(url: str) -> SourceError:

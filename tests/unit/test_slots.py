@@ -17,7 +17,7 @@ from worker.context import WorkerOptions
 from worker.meter.progress_board import ProgressBoard, Span
 from worker.supervisor.devices import Gpu
 from worker.supervisor.report_pipe import FINISHED, Report
-from worker.supervisor.slot import FleetStatus, Slot, _child_env
+from worker.supervisor.slot import Fleet, Slot, _child_env
 from worker.supervisor.supervisor import Supervisor
 
 H100, L4 = (
@@ -26,8 +26,8 @@ H100, L4 = (
 )
 
 
-def fleet(*devices: str) -> FleetStatus:
-    return FleetStatus(
+def fleet(*devices: str) -> Fleet:
+    return Fleet(
         devices=devices,
         run="",
         prefetch=1,
