@@ -11,7 +11,7 @@ rights, whatever it does with them. So a script gives nobody a right, and anybod
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,24 +130,6 @@ PERMISSIONS = {
     "stray": _may("use keys that are not embq's", "admin", "GET other", "SET other x", "DEL other"),
 }
 """Name -> permission, in the order of the data path."""
-
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "status": ("look",),
-    "enqueue": ("look", "hand_over"),
-    "enqueue --upload": ("look", "send"),
-    "retry": ("look", "hand_over"),
-    "pause": ("look", "ask"),
-    "resume": ("look", "hand_over", "ask"),
-    "cancel": ("look", "ask"),
-    "gc": ("look", "sweep"),
-    "worker": ("look", "lease", "publish", "report"),
-    "producer": ("look", "hint"),
-    "writer": ("look", "read", "commit", "acknowledge", "rebuild"),
-    "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild"),
-    "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild"),
-}
-"""Verb -> the permissions without which it cannot do its work. Loading scripts is not among them: on a server that has
-users of others they may be sent instead."""
 
 
 def refusals(client: redis.Redis, asked: Sequence[Permission]) -> list[Permission]:

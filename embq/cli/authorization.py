@@ -1,23 +1,44 @@
-"""Whether the broker's user whom we are logged in as may do what a verb does: asked before any work is begun."""
+"""Broker permissions that each verb needs, checked before its work begins."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from core.errors import ConfigError
+from core.settings import Settings
+from embq.cli.options import required_url
 
 if TYPE_CHECKING:
     import redis
 
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "status": ("look",),
+    "enqueue": ("look", "hand_over"),
+    "enqueue --upload": ("look", "send"),
+    "retry": ("look", "hand_over"),
+    "pause": ("look", "ask"),
+    "resume": ("look", "hand_over", "ask"),
+    "cancel": ("look", "ask"),
+    "gc": ("look", "sweep"),
+    "worker": ("look", "lease", "publish", "report"),
+    "producer": ("look", "hint"),
+    "writer": ("look", "read", "commit", "acknowledge", "rebuild"),
+    "run": ("hand_over", "ask", "hint", "lease", "publish", "read", "commit", "acknowledge", "rebuild"),
+    "index": ("look", "conduct", "hint", "read", "commit", "acknowledge", "rebuild"),
+}
+"""Verb -> names in `core.broker.users.PERMISSIONS`. Loading scripts is not among them: where the server's users were
+made by others, scripts may be sent in full instead."""
+
 
 def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:
-    """ConfigError, naming the user and the one that is needed, where the broker refuses our user what a verb needs.
+    """Raise ConfigError, naming a user that may do it, if the broker's user lacks a permission that the verb needs.
 
     Args:
-        instead: what else the user can do, as the end of a sentence.
+        instead: an alternative for the user, as the end of a sentence.
     """
     from core.broker.client import user_of
-    from core.broker.users import NEEDS, PERMISSIONS, ROLES, refusals
+    from core.broker.users import PERMISSIONS, ROLES, refusals
 
     needed = [PERMISSIONS[name] for name in NEEDS[verb]]
     refused = refusals(client, needed)
@@ -31,3 +52,31 @@ def require(client: redis.Redis, verb: str, *, instead: str = "") -> None:
         f"the file {able}/password of what `embq broker init` has made{instead}",
         code="role",
     )
+
+
+def authorized_client(
+    settings: Settings,
+    verb: str,
+    *,
+    patient: bool = False,
+    give_up: Callable[[], bool] = lambda: False,
+    instead: str = "",
+) -> redis.Redis:
+    """A client of the configured broker, after checking the server and the user's permissions.
+
+    Raises ConfigError where no broker is configured, or this one cannot be used; BrokerError where none answers.
+
+    Args:
+        patient, give_up: see `core.broker.client.connect`. The first answer is not waited for.
+        instead: see `require`.
+    """
+    from core.broker.client import check, connect, reach
+
+    url = required_url(settings)
+    if patient:
+        with connect(url, password=settings.broker_password) as first:
+            reach(first, url)
+    client = connect(url, password=settings.broker_password, patient=patient, give_up=give_up)
+    check(client, url)
+    require(client, verb, instead=instead)
+    return client

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import UsageError
-from producer.model_args import split_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +252,8 @@ def _add_modalities(enabled: dict[str, bool], done: Translated) -> None:
 
 def _spec(model: str, done: Translated) -> str:
     """embq's spec for a model as clip-retrieval names it, after a name that it may have; any other text as it is."""
+    from producer.model_args import split_name  # imports redis, which no --help may wait for
+
     name, spec = split_name(model)
     if name is not None:
         return f"{name}={_spec(spec, done)}"

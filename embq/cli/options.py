@@ -58,6 +58,11 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
 
 
+def quiet_option(function: F) -> F:
+    """--quiet, for verbs that show progress."""
+    return click.option("--quiet", "-q", is_flag=True, help="No progress, only the summary at the end.")(function)
+
+
 def precision_option(function: F) -> F:
     """--precision, for verbs that embed; "auto" is settled by `embq.cli.precision`."""
     return click.option(

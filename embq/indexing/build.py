@@ -14,10 +14,10 @@ from core.errors import Exit, UsageError
 from core.process.limits import cores
 from core.storage.objects import ObjectPath
 from core.storage.paths import Place, place
+from embq.cli.authorization import authorized_client
 from embq.cli.options import settings_with
 from embq.indexing.changes import change, grown
 from embq.indexing.progress import Shown
-from embq.services.startup import service_client
 from indexer.build.build import BuildRequest, Built, build
 from indexer.build.queue_runner import QueueRunner
 from indexer.build.report import summary, write_report
@@ -159,8 +159,8 @@ def runner_of(options: Mapping[str, Any], wish: BuildOptions) -> Iterator[Runner
         yield local(options["workers"], threads=cores(), memory_bytes=wish.current_memory_available)
         return
     settings = settings_with(options["broker"])
-    client = service_client(
-        settings, "index", give_up=lambda: False, instead="; or build it on this machine alone, without --broker"
+    client = authorized_client(
+        settings, "index", patient=True, instead="; or build it on this machine alone, without --broker"
     )
     runner = QueueRunner(
         client,

@@ -1,12 +1,12 @@
-"""All that a broker knows, as `embq status` shows it without a run: runs, uploads and machines."""
+"""Overview of a broker, `embq status` without a run: runs, uploads and services."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import click
 import redis
@@ -20,19 +20,21 @@ from core.queue.uploads import UnderWay
 from core.service.progress_line import PLAIN_EVERY_S
 from embq.status import fleet, upload_status
 from embq.status.display import cell, panel, plain_line
-from embq.status.fleet import FleetStatus
+from embq.status.fleet import FleetStatus, fleet_status
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.status.run_progress import RunProgress
 
 LOOK_S = 1.0
 OVER = ("done", "cancelled")
 PIPE_COLUMNS = 200
-"""Where no terminal says how wide it is, nothing is folded."""
+"""Width where no terminal has one, so that nothing is folded."""
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """One look at everything."""
+    """Runs, uploads and services of a broker at one moment."""
 
     runs: list[RunProgress]
     uploads: list[UnderWay]
@@ -48,8 +50,8 @@ class Overview:
             "warnings": self.fleet.warnings(),
         }
 
-    def shown(self) -> RenderableType:
-        """Everything as something to look at: runs, those that are over in a line each, and below them the machines."""
+    def live(self) -> RenderableType:
+        """For a live display: a panel for each run, a line for each that is over, and a table of services."""
         parts: list[RenderableType] = [panel(run) if run.state not in OVER else _line(run) for run in self.runs]
         parts += [Text(upload_status.line(one)) for one in self.uploads]
         if not parts:
@@ -58,8 +60,8 @@ class Overview:
             parts.append(fleet.table(self.fleet))
         return Group(*parts, *(Text(line, style="yellow") for line in self.notes()))
 
-    def tell(self) -> None:
-        """The same on stdout, where lines of text keep their length."""
+    def print(self) -> None:
+        """On stdout, where lines of text keep their length."""
         console = Console(highlight=False)
         for run in self.runs:
             console.print(panel(run))
@@ -74,12 +76,12 @@ class Overview:
             click.echo(line)
 
     def notes(self) -> list[str]:
-        """What a person should know of the fleet, a line each."""
+        """Warnings on the services, a line each."""
         none = [] if self.fleet.heard else ["no producer, no writer and no worker reports to the broker"]
         return [*none, *(f"warning: {line}" for line in self.fleet.warnings())]
 
     def plain_lines(self) -> list[str]:
-        """The same for logs, a line each."""
+        """For logs, a line for each run, upload and service."""
         return [
             *(plain_line(run) for run in self.runs),
             *(upload_status.line(one) for one in self.uploads),
@@ -89,26 +91,22 @@ class Overview:
 
 
 class OverviewMonitor:
-    """Looks again and again, reading each commit record once.
-
-    Args:
-        client: the broker.
-    """
+    """Reads overviews of a broker, and each commit record once."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self._watches: dict[str, RunMonitor | RemoteRunMonitor] = {}
+        self._monitors: dict[str, RunMonitor | RemoteRunMonitor] = {}
 
     def look(self) -> Overview:
-        """All of it now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The overview now. Raises redis.exceptions.RedisError where the broker is away."""
         records = registered(self.client)
-        self._watches = {
-            run: self._watches.get(run) or open_monitor(record, self.client) for run, record in records.items()
+        self._monitors = {
+            run: self._monitors.get(run) or open_monitor(record, self.client) for run, record in records.items()
         }
         return Overview(
-            runs=[watch.look() for watch in self._watches.values()],
+            runs=[monitor.look() for monitor in self._monitors.values()],
             uploads=upload_status.arriving(self.client, ""),
-            fleet=fleet.fleet_status(self.client),
+            fleet=fleet_status(self.client),
         )
 
 
@@ -116,34 +114,30 @@ def _line(run: RunProgress) -> Text:
     return cell(f"run {run.run}  {run.model}  {run.state}  {run.rows:,} rows, {run.failures:,} failures  {run.output}")
 
 
-def follow(client: redis.Redis) -> None:
-    """Show everything every second until interrupted: live on a terminal, else some lines every 30 seconds."""
-    everything, console = OverviewMonitor(client), Console(stderr=True, highlight=False)
+def follow(client: redis.Redis, *, as_json: bool) -> NoReturn:
+    """Show overviews until interrupted: live on a terminal, as lines in a log, or as JSON, a line every second."""
+    monitor, console = OverviewMonitor(client), Console(stderr=True, highlight=False)
+    if as_json:
+        while True:
+            if (overview := answered(monitor.look)) is not None:
+                click.echo(json.dumps(overview.to_json()))
+            time.sleep(LOOK_S)
     if not console.is_terminal:
         while True:
-            if (look := _look(everything)) is not None:
-                print("\n".join(look.plain_lines()), file=sys.stderr, flush=True)  # noqa: T201 - progress, as in display
+            if (overview := answered(monitor.look)) is not None:
+                click.echo("\n".join(overview.plain_lines()), err=True)
             time.sleep(PLAIN_EVERY_S)
     with Live(console=console, refresh_per_second=4, vertical_overflow="visible") as live:
         while True:
-            if (look := _look(everything)) is not None:
-                live.update(look.shown())
+            if (overview := answered(monitor.look)) is not None:
+                live.update(overview.live())
             time.sleep(LOOK_S)
 
 
-def follow_as_json(client: redis.Redis) -> None:
-    """One JSON object a line every second, until interrupted."""
-    everything = OverviewMonitor(client)
-    while True:
-        if (look := _look(everything)) is not None:
-            click.echo(json.dumps(look.to_json()))
-        time.sleep(LOOK_S)
-
-
-def _look(everything: OverviewMonitor) -> Overview | None:
-    """None while the broker is away."""
+def answered(look: Callable[[], Answer]) -> Answer | None:
+    """What `look` gives; None while the broker is away."""
     try:
-        return everything.look()
+        return look()
     except (ConnectionError, TimeoutError, BusyLoadingError):
         click.echo("the broker does not answer; it is asked again", err=True)
         return None

@@ -1,4 +1,4 @@
-"""Where a run that a user names can be looked at: in its folder, at a broker, or on its way to one."""
+"""Finds the run that a user names by its output folder, its id, or the id of an upload."""
 
 from __future__ import annotations
 
@@ -8,72 +8,94 @@ import redis
 
 from core.broker.client import connect, reach
 from core.broker.embedded import EmbeddedServer
-from core.errors import InputError
+from core.errors import ConfigError, InputError
 from core.queue.reporting import FOREIGN_NEXT
-from core.queue.runs import foreign_runs, registered
+from core.queue.runs import RunRecord, foreign_runs, registered
 from core.queue.uploads import UnderWay
 from core.run.layout import Layout
-from core.storage.paths import is_folder, place
+from core.run.run_info import load_run
+from core.storage.paths import Place, is_folder, place
 from embq.cli.options import settings_with
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor, open_monitor
 from embq.status.upload_status import arriving, became_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
-    """What is found of one run.
+class ResolvedRun:
+    """A run that a user named.
 
     Attributes:
-        watch: looks at it; None as long as all of it is on its way to the writer.
-        client: the broker; None where a folder was named and no broker is configured.
-        uploads: what is on its way to the writer; never empty where there is no `watch`.
+        run: its id.
+        root: its output folder, where the user named that.
+        client: the broker; None where none is configured.
+        record: the run as the broker knows it, where the user named its id.
+        uploads: what is on its way to the writer.
     """
 
-    watch: RunMonitor | RemoteRunMonitor | None
+    run: str
+    root: Place | None
     client: redis.Redis | None
+    record: RunRecord | None
     uploads: list[UnderWay]
 
+    def monitor(self) -> RunMonitor | RemoteRunMonitor | None:
+        """Monitors the run; None as long as all of it is on its way to the writer. InputError where nothing is."""
+        if self.root is not None:
+            return RunMonitor(self.root, self.client)
+        if self.client is None:
+            raise InputError(
+                f"{self.run} is not a folder, and no broker is configured",
+                next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
+            )
+        return open_monitor(self.record, self.client) if self.record is not None else None
 
-def find(run: str, broker: str) -> Whereabouts:
+    def registered(self) -> tuple[RunRecord, redis.Redis]:
+        """The run as the broker knows it, and the broker; InputError where it knows none, ConfigError without one."""
+        if self.client is None:
+            raise ConfigError(
+                f"no `embq run` is at work on {self.root or self.run} on this machine, and no broker is configured",
+                next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL",
+            )
+        record = self.record or registered(self.client).get(self.run)
+        if record is None:
+            raise InputError(
+                f"the broker knows no run {self.run}",
+                next_step="`embq status` lists the runs that it knows; `embq resume OUT` hands one to it again",
+            )
+        return record, self.client
+
+
+def resolve_run(named: str, broker: str) -> ResolvedRun:
     """The run with that output folder or id, or with the id of an upload that became one.
 
     Args:
         broker: what was given as --broker; "" for the one of the folder's `embq run`, or of the environment.
 
     Raises:
-        InputError: the broker knows no such run, or there is no broker to ask; the folder holds none; or what was
-            sent as this run was refused.
+        InputError: the broker knows no such run; the folder holds none; or what was sent as this run was refused.
+        BrokerError: the broker does not answer.
     """
     settings = settings_with(broker)
-    folder = place(run) if is_folder(run) else None
+    root = place(named) if is_folder(named) else None
+    run = load_run(root).run if root is not None else named
     url = settings.broker_url
-    if folder is not None and not broker:
-        url = EmbeddedServer.find(Layout(folder).broker) or url
-    client = connect(url, password=settings.broker_password) if url else None
-    if client is not None:
-        reach(client, url)
-    if folder is not None:
-        uploads = arriving(client, run, str(folder)) if client is not None else []
-        return Whereabouts(watch=RunMonitor(folder, client), client=client, uploads=uploads)
-    if client is None:
-        raise InputError(
-            f"{run} is not a folder, and no broker is configured",
-            next_step="name an output folder, or give --broker / EMBQ_BROKER_URL",
-        )
-    return _at_broker(run, client)
-
-
-def _at_broker(run: str, client: redis.Redis) -> Whereabouts:
-    records, asked = registered(client), run
+    if root is not None and not broker:
+        url = EmbeddedServer.find(Layout(root).broker) or url
+    if not url:
+        return ResolvedRun(run=run, root=root, client=None, record=None, uploads=[])
+    client = connect(url, password=settings.broker_password)
+    reach(client, url)
+    if root is not None:
+        return ResolvedRun(run=run, root=root, client=client, record=None, uploads=arriving(client, run, str(root)))
+    records = registered(client)
     if run not in records:
         if uploads := arriving(client, run):
-            return Whereabouts(watch=None, client=client, uploads=uploads)
+            return ResolvedRun(run=run, root=None, client=client, record=None, uploads=uploads)
         run = became_of(client, run)
         if run not in records:
-            raise _unknown(asked, client)
+            raise _unknown(named, client)
     record = records[run]
-    uploads = arriving(client, run, record.output)
-    return Whereabouts(watch=open_monitor(record, client), client=client, uploads=uploads)
+    return ResolvedRun(run=run, root=None, client=client, record=record, uploads=arriving(client, run, record.output))
 
 
 def _unknown(run: str, client: redis.Redis) -> InputError:

@@ -1,20 +1,27 @@
-"""What `embq pause`, `embq cancel` and `embq resume` share: finding a run, and asking something of it."""
+"""Pauses, resumes and cancels runs through the broker."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from core.errors import ConfigError, EmbqError, InputError
-from core.storage.paths import is_folder, place
-from embq.cli.options import settings_with
+import click
+import redis
+from redis.exceptions import RedisError
 
-if TYPE_CHECKING:
-    import redis
-
-    from core.queue.runs import RunRecord
+from core.errors import EmbqError
+from core.queue.hints import hint_queue, withdraw
+from core.queue.ledger import Ledger
+from core.queue.runs import RunRecord
+from core.run.commit_log import CommitLog
+from core.run.control import load_control
+from core.run.layout import Layout
+from core.run.run_info import load_run
+from core.storage.paths import place
+from embq.cli.authorization import require
+from embq.status.resolve_run import resolve_run
 
 CONFIRM_S = 10.0
 """A writer looks for wishes twice a second; one that is committing a large part takes a few seconds."""
@@ -22,12 +29,13 @@ LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What came of it.
+class ControlResult:
+    """A run after a request.
 
     Attributes:
         state: of the run in the broker; "" where its queue is not built yet.
         noted: whether the run's writer has it in the output folder, where it outlives the broker.
+        done: committed units.
     """
 
     record: RunRecord
@@ -35,72 +43,48 @@ class Asked:
     noted: bool
     done: int
 
-    def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "schema": 1,
-            "run": self.record.run,
-            "state": self.state,
-            "noted": self.noted,
-            "units": {"done": self.done, "total": self.record.units},
-        }
-
     @property
     def how_far(self) -> str:
         """How much of the run is done, for people."""
         return f"{self.done:,} of {self.record.units:,} units are done"
 
+    def print(self, sentence: str, *, as_json: bool, warn: bool = True) -> None:
+        """Print the result.
 
-def find(run: str, broker: str) -> tuple[RunRecord, redis.Redis]:
-    """The run with that id or output folder, and the broker that knows it.
-
-    Raises:
-        ConfigError: no broker is configured, and no `embq run` is at work on the folder.
-        InputError: the broker does not know the run, or the folder holds none.
-    """
-    from core.broker.client import connect, reach
-    from core.broker.embedded import EmbeddedServer
-    from core.queue.runs import registered
-    from core.run.layout import Layout
-    from core.run.run_info import load_run
-
-    settings = settings_with(broker)
-    url = settings.broker_url
-    name = run
-    if is_folder(run):
-        root = place(run)
-        name = load_run(root).run
-        url = url if broker else EmbeddedServer.find(Layout(root).broker) or url
-    if not url:
-        raise ConfigError(
-            f"nobody is at work on {run} on this machine, and no broker is configured",
-            next_step="give --broker redis://HOST:6379 or set EMBQ_BROKER_URL",
-        )
-    client = connect(url, password=settings.broker_password)
-    reach(client, url)
-    record = registered(client).get(name)
-    if record is None:
-        raise InputError(
-            f"the broker knows no run {name}",
-            next_step="`embq status` lists the runs that it knows; `embq resume OUT` hands one to it again",
-        )
-    return record, client
+        Args:
+            sentence: what is true of the run now, without its subject.
+            warn: of what only the broker knows so far.
+        """
+        if as_json:
+            units = {"done": self.done, "total": self.record.units}
+            shape = {"schema": 1, "run": self.record.run, "state": self.state, "noted": self.noted, "units": units}
+            click.echo(json.dumps(shape))
+            return
+        click.echo(f"run {self.record.run} {sentence}")
+        if warn and not self.noted and self.state != "done":
+            click.echo(
+                "warning: no writer has noted it in the output folder yet; until one does, only the broker knows it",
+                err=True,
+            )
 
 
-def ask(
+def control_run(named: str, broker: str, state: str) -> ControlResult:
+    """Request a state of the run that a user names; see `resolve_run` and `request`."""
+    return request(*resolve_run(named, broker).registered(), {"state": state})
+
+
+def request(
     record: RunRecord,
     client: redis.Redis,
     wishes: Mapping[str, str],
     *,
     clock: Callable[[], float] = time.monotonic,
-) -> Asked:
-    """Ask something of a run, and wait until its writer has noted it in the output folder, for at most `CONFIRM_S`."""
-    from redis.exceptions import RedisError
+) -> ControlResult:
+    """Send a request, and wait until the run's writer has noted it in the output folder, for at most `CONFIRM_S`.
 
-    from core.queue.hints import hint_queue, withdraw
-    from core.queue.ledger import Ledger
-    from embq.cli.authorization import require
-
+    Args:
+        wishes: see `core.run.control`.
+    """
     require(client, {"paused": "pause", "cancelled": "cancel"}.get(wishes.get("state", ""), "resume"))
     ledger = Ledger(client, record.run)
     ledger.ask(wishes)
@@ -112,20 +96,17 @@ def ask(
             time.sleep(LOOK_S)
         meta = ledger.meta()
     except RedisError:
-        if (told := _as_noted(record, wishes)) is None:
+        if (result := _from_folder(record, wishes)) is None:
             raise
-        return told
-    return Asked(record, meta.get("state", ""), noted, int(meta.get("done", 0)))
+        return result
+    return ControlResult(record, meta.get("state", ""), noted, int(meta.get("done", 0)))
 
 
-def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
-    """The same from the output folder alone: an `embq run` that is cancelled ends, and its broker with it. None where
-    the wishes do not stand there, or the folder cannot be read here."""
-    from core.run.commit_log import CommitLog
-    from core.run.control import load_control
-    from core.run.layout import Layout
-    from core.run.run_info import load_run
+def _from_folder(record: RunRecord, wishes: Mapping[str, str]) -> ControlResult | None:
+    """The result by the output folder alone: an `embq run` that is cancelled ends, and its broker with it.
 
+    None where the folder does not have the wishes, or cannot be read here.
+    """
     layout = Layout(place(record.output))
     try:
         control = load_control(layout)
@@ -134,15 +115,4 @@ def _as_noted(record: RunRecord, wishes: Mapping[str, str]) -> Asked | None:
         done = CommitLog(layout).replay(load_run(layout.root).units).count
     except EmbqError:
         return None
-    return Asked(record, control.state, True, done)
-
-
-def warn_unless_noted(asked: Asked) -> None:
-    """Tell the user that only the broker knows it so far."""
-    import click
-
-    if not asked.noted:
-        click.echo(
-            "warning: no writer has noted it in the output folder yet; until one does, only the broker knows it",
-            err=True,
-        )
+    return ControlResult(record, control.state, True, done)

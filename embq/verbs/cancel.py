@@ -1,8 +1,6 @@
-"""`embq cancel`: stop a run."""
+"""`embq cancel`."""
 
 from __future__ import annotations
-
-import json
 
 import click
 
@@ -14,17 +12,13 @@ from embq.cli.options import broker_option, json_option
 @broker_option
 @json_option
 def command(run: str, broker: str, as_json: bool) -> None:
-    """Stop RUN: a run id or its output folder. Begun units are dropped; what is committed stays.
+    """Cancel RUN: a run id or its output folder. Units in flight are dropped; committed rows stay.
 
-    `embq resume` goes on with it, should you change your mind.
+    `embq resume` continues a cancelled run.
     """
-    from embq.status.run_control import ask, find, warn_unless_noted
+    from embq.status.run_control import control_run
 
-    asked = ask(*find(run, broker), {"state": "cancelled"})
-    if as_json:
-        click.echo(json.dumps(asked.to_json()))
-    elif asked.state == "done":
-        click.echo(f"run {asked.record.run} is done; there is nothing to cancel")
-    else:
-        click.echo(f"run {asked.record.run} is cancelled: {asked.how_far} and stay")
-        warn_unless_noted(asked)
+    result = control_run(run, broker, "cancelled")
+    over = result.state == "done"
+    cancelled = f"is cancelled: {result.how_far} and stay"
+    result.print("is done; there is nothing to cancel" if over else cancelled, as_json=as_json)

@@ -1,8 +1,6 @@
-"""`embq pause`: let a run rest."""
+"""`embq pause`."""
 
 from __future__ import annotations
-
-import json
 
 import click
 
@@ -14,17 +12,13 @@ from embq.cli.options import broker_option, json_option
 @broker_option
 @json_option
 def command(run: str, broker: str, as_json: bool) -> None:
-    """Let RUN rest: a run id or its output folder. Begun units are finished, and no other is begun.
+    """Pause RUN: a run id or its output folder. Units in flight are finished, no other is started.
 
-    It rests until `embq resume`, whatever is restarted meanwhile.
+    The run stays paused until `embq resume`, also when services are restarted.
     """
-    from embq.status.run_control import ask, find, warn_unless_noted
+    from embq.status.run_control import control_run
 
-    asked = ask(*find(run, broker), {"state": "paused"})
-    if as_json:
-        click.echo(json.dumps(asked.to_json()))
-    elif asked.state == "done":
-        click.echo(f"run {asked.record.run} is done; there is nothing to pause")
-    else:
-        click.echo(f"run {asked.record.run} is paused: {asked.how_far}; go on with: embq resume {run}")
-        warn_unless_noted(asked)
+    result = control_run(run, broker, "paused")
+    over = result.state == "done"
+    paused = f"is paused: {result.how_far}; go on with: embq resume {run}"
+    result.print("is done; there is nothing to pause" if over else paused, as_json=as_json)

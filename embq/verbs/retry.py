@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.cli.options import broker_option, json_option, settings_with, worker_options
+from embq.cli.options import broker_option, json_option, quiet_option, settings_with, worker_options
 
 if TYPE_CHECKING:
     from core.storage.paths import Place
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @worker_options
 @broker_option
 @json_option
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
+@quiet_option
 def command(
     output: str,
     codes: tuple[str, ...],
@@ -73,15 +73,10 @@ def _at_work(root: Place) -> bool:
 
 
 def _hand_over(retried: Retried, root: Place, broker: str) -> None:
-    from core.broker.client import check, connect
-    from embq.cli.authorization import require
+    from embq.cli.authorization import authorized_client
     from producer.announce import hand_over
 
-    settings = settings_with(broker)
-    client = connect(settings.broker_url, password=settings.broker_password)
-    check(client, settings.broker_url)
-    require(client, "retry")
-    hand_over(client, retried.info, root)
+    hand_over(authorized_client(settings_with(broker), "retry"), retried.info, root)
     click.echo(f"run {retried.info.run}: handed to the workers", err=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from embq.cli.options import broker_option, json_option, priority_option, worker_options
+from embq.cli.options import broker_option, json_option, priority_option, quiet_option, worker_options
 from embq.cli.run_command import RunCommand
 from embq.cli.run_options import run_options
 
@@ -23,7 +23,7 @@ from embq.cli.run_options import run_options
 @worker_options
 @broker_option
 @json_option
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the account at the end.")
+@quiet_option
 def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
     """Embed INPUT on this machine, with all its devices, and write the result to a folder.
 

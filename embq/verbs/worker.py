@@ -1,4 +1,4 @@
-"""`embq worker`: one process per device."""
+"""`embq worker`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import embq
 from core.errors import Exit
 from core.networks import Address
 from embq.cli.options import broker_option, json_option, metrics_option, required_url, settings_with, worker_options
-from embq.services.startup import reporter, service_client
 
 if TYPE_CHECKING:
-    from core.service.stopping import StopFlag
     from worker.supervisor.slot import Fleet
 
 
@@ -58,13 +56,10 @@ def command(
         return print_checks(check_worker(settings, devices, load=load), as_json=as_json)
     from core.process.limits import cores
     from core.service.log import configure
-    from core.service.stopping import StopFlag
     from worker.supervisor.devices import devices_of, find_gpus
     from worker.supervisor.slot import Fleet
 
     configure()
-    stopped = StopFlag()
-    stopped.install()
     settings = settings_with(broker, metrics)
     gpus = find_gpus(settings.cuda_visible) if devices != "cpu" else ()
     # Who sets the threads of a process has shared the cores out already.
@@ -82,40 +77,33 @@ def command(
         gpus=gpus if any(name.startswith("cuda") for name in names) else (),
         has_guests=not workers_per_device,
     )
-    _supervise(fleet, stopped, asked=devices)
+    _supervise(fleet, asked=devices)
     return Exit.DONE
 
 
-def _supervise(fleet: Fleet, stopped: StopFlag, *, asked: str) -> None:
-    """Keep the worker processes of this machine at work until stopped, and tell the broker and Prometheus of them.
+def _supervise(fleet: Fleet, *, asked: str) -> None:
+    """Run the worker processes of this machine until stopped.
 
     Args:
         asked: what was given as --devices.
     """
     from core.service.log import Events
-    from embq.services.monitoring import monitored
+    from embq.services.service import resident_service
     from embq.services.worker_metrics import GpuMetrics, WorkerMetrics
     from worker.supervisor.devices import why_no_gpu
     from worker.supervisor.machine import Machine
     from worker.supervisor.supervisor import Supervisor
 
     settings = fleet.settings
-    with monitored(settings, "worker") as service:
-        client = service_client(settings, "worker", give_up=stopped)
+    with resident_service(settings, "worker", only=fleet.run) as service:
         log = Events("supervisor")
         if asked == "auto" and fleet.devices[0] == "cpu":
             why, mend = why_no_gpu(settings.cuda_visible)
             log.warning("devices", devices="cpu", why=f"no CUDA device: {why}; the CPU computes", next=mend)
         else:
             log.info("devices", devices=",".join(fleet.devices))
-        supervisor = Supervisor(client, fleet, service.health.beat)
+        supervisor = Supervisor(service.client, fleet, service.health.beat)
         service.health.also = supervisor.complaint
-        service.watch(client, WorkerMetrics(supervisor, client), GpuMetrics())
-        with reporter(
-            settings,
-            "worker",
-            only=fleet.run,
-            metrics=service.address,
-            look=Machine(supervisor, settings.cuda_visible).look,
-        ):
-            supervisor.serve(stopped)
+        metrics = (WorkerMetrics(supervisor, service.client), GpuMetrics())
+        with service.reported(*metrics, look=Machine(supervisor, settings.cuda_visible).look):
+            supervisor.serve(service.stopped)

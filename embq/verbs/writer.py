@@ -1,4 +1,4 @@
-"""`embq writer`: the single writer."""
+"""`embq writer`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import click
 import embq
 from core.networks import Address
 from embq.cli.options import broker_option, metrics_option, settings_with
-from embq.services.startup import reporter, service_client
 
 
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
@@ -18,23 +17,17 @@ from embq.services.startup import reporter, service_client
 @metrics_option
 def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
     """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
-    from core.service.log import configure
-    from core.service.stopping import StopFlag
     from core.storage.paths import Outputs
-    from embq.services.monitoring import monitored
+    from embq.services.service import resident_service
     from embq.services.writer_metrics import WriterMetrics
     from producer.enqueue import add_uploaded
     from writer.lock import WEDGED_S
     from writer.service import WriterService
 
-    configure()
-    stopped = StopFlag()
-    stopped.install()
     settings = settings_with(broker, metrics)
-    with monitored(settings, "writer", stands_s=WEDGED_S) as service:
-        client = service_client(settings, "writer", give_up=stopped)
+    with resident_service(settings, "writer", only=only, stands_s=WEDGED_S) as service:
         writer = WriterService(
-            client,
+            service.client,
             version=embq.__version__,
             add=add_uploaded,
             only=only,
@@ -43,6 +36,5 @@ def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Addr
             beat=service.health.beat,
             outputs=Outputs(settings.outputs),
         )
-        service.watch(client, WriterMetrics(writer))
-        with reporter(settings, "writer", only=only, metrics=service.address):
-            writer.serve(stopped)
+        with service.reported(WriterMetrics(writer)):
+            writer.serve(service.stopped)

@@ -15,7 +15,7 @@ from core.queue.keys import RUNS
 from core.queue.ledger import new_token
 from core.queue.runs import register
 from core.run.control import Control, load_control, save_control
-from embq.status.run_control import ask
+from embq.status.run_control import request
 from writer.service import WriterService
 
 
@@ -224,11 +224,11 @@ def test_who_cancels_a_run_whose_broker_ends_with_it_is_told_what_stands_in_the_
     looks = iter([lambda: 0.0, the_session_ends])
     with connect(own_server.url) as client:
         if noted:
-            asked = ask(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
+            asked = request(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
             assert (asked.state, asked.noted, asked.done) == ("cancelled", True, 1)
         else:
             with pytest.raises(redis.exceptions.ConnectionError):
-                ask(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
+                request(run.record, client, {"state": "cancelled"}, clock=lambda: next(looks)())
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 2, "state": "paused", "priority": 10}'])

@@ -13,13 +13,13 @@ from run_case import FINGERPRINT, LEASE_S, unit_of
 
 import core.queue.scripts
 from core.broker.client import connect, refusal
-from core.broker.users import NEEDS, PERMISSIONS, ROLES, refusals, role_of
+from core.broker.users import PERMISSIONS, ROLES, refusals, role_of
 from core.errors import BrokerError, ConfigError, Exit
 from core.queue import hints
 from core.queue.hints import Hint, hint_queue
 from core.queue.ledger import Ledger, new_token
 from core.queue.scripts import LOOK_S, Loader, load_scripts
-from embq.cli.authorization import require
+from embq.cli.authorization import NEEDS, require
 from tests.e2e.session import process_ended
 from tests.guarded import SERVERS, GuardedServer, guarded_server
 from tests.unit.test_docs import ROOT, section, table

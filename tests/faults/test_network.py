@@ -12,7 +12,7 @@ from run_case import LEASE_S, RunCase, make_case
 
 from core.broker.client import connect
 from core.settings import Settings
-from embq.services.startup import service_client
+from embq.cli.authorization import authorized_client
 from faults.kit.cluster import DIM, QUICK_LEASES, SEED, Broker, Cluster, Service
 from faults.kit.monitor import Attempts
 from faults.kit.netns import Cable
@@ -192,7 +192,7 @@ def test_each_command_of_a_start_is_lost(
     quick_broker: Broker, recovery: Recovery, request: pytest.FixtureRequest, verb: str, loses: str
 ) -> None:
     def begin() -> None:
-        service_client(Settings(broker_url=proxy.url), verb, give_up=lambda: False).close()
+        authorized_client(Settings(broker_url=proxy.url), verb, patient=True).close()
 
     with Proxy(quick_broker.socket_url) as proxy:
         begin()

@@ -7,14 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
-import redis
 from fake_clock import FakeClock
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import UnwellError
-from core.service.health import Health
 from core.service.metrics import EVERY_ROLE, METRICS, Metric, Readings, Role, Spread
-from embq.services.monitoring import FRESH_S, ServiceMonitor
+from embq.services.service import FRESH_S, Exposition
 from embq.services.worker_metrics import CounterTotals
 
 DEPLOYMENT = Path(__file__).resolve().parents[2] / "docs" / "deployment.md"
@@ -88,7 +86,7 @@ def test_a_distance_is_added_up_over_processes_and_over_their_models() -> None:
     assert total() == 206
 
 
-def test_a_service_is_read_once_for_all_who_ask_at_about_the_same_time(clock: FakeClock, client: redis.Redis) -> None:
+def test_a_service_is_read_once_for_all_who_ask_at_about_the_same_time(clock: FakeClock) -> None:
     reads = 0
 
     def meter(readings: Readings) -> None:
@@ -96,17 +94,16 @@ def test_a_service_is_read_once_for_all_who_ask_at_about_the_same_time(clock: Fa
         reads += 1
         readings.put("embq_writer_runs", reads)
 
-    service = ServiceMonitor("writer", Health(clock=clock), told=True, clock=clock)
-    service.watch(client, meter)
-    first = service.exposition()
+    exposition = Exposition("writer", clock=clock)
+    exposition.meters = (meter,)
+    first = exposition.text()
     assert b"embq_writer_runs 1.0" in first
-    assert service.exposition() == first
+    assert exposition.text() == first
     clock.advance(FRESH_S)
-    assert b"embq_writer_runs 2.0" in service.exposition()
-    service.health.stop()
+    assert b"embq_writer_runs 2.0" in exposition.text()
 
 
-def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock, client: redis.Redis) -> None:
+def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock) -> None:
     """A folder that was mounted over a network and is gone."""
     held, let_go = threading.Event(), threading.Event()
 
@@ -114,15 +111,14 @@ def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock, 
         held.set()
         assert let_go.wait(60)
 
-    service = ServiceMonitor("writer", Health(clock=clock), told=True, clock=clock, patience_s=0.1)
-    service.watch(client, meter)
-    first = threading.Thread(target=service.exposition)
+    exposition = Exposition("writer", clock=clock, patience_s=0.1)
+    exposition.meters = (meter,)
+    first = threading.Thread(target=exposition.text)
     first.start()
     assert held.wait(60)
     with pytest.raises(UnwellError, match="still being read"):
-        service.exposition()
+        exposition.text()
     let_go.set()
     first.join(60)
     assert not first.is_alive()
-    assert b"embq_build_info" in service.exposition()
-    service.health.stop()
+    assert b"embq_build_info" in exposition.text()
