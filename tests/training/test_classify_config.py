@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import UsageError
 from training.classify import __main__ as launched
-from training.classify.config import ANEW, FREE, Config, differences, rereads
+from training.classify.config import Config, Resume, differences
 from training.verbs.classify import command
 
 PLAIN = Config(shards="shards", out="out")
@@ -71,13 +71,13 @@ def test_a_flag_that_is_not_there_is_a_usage_error() -> None:
 def test_what_decides_what_is_learnt_is_told_with_both_values() -> None:
     now = replace(PLAIN, lr=0.2, splitshards=True, log_every=3, loader_workers=0, shards="elsewhere")
     assert differences(PLAIN.to_json(), now) == ["--splitshards not given, now given", "--lr 0.1, now 0.2"]
-    assert rereads(PLAIN.to_json(), now) == ["--loader-workers 4, now 0"]
+    assert differences(PLAIN.to_json(), now, Resume.EPOCH) == ["--loader-workers 4, now 0"]
 
 
-def test_only_what_changes_nothing_of_what_is_learnt_is_marked() -> None:
-    marked = {one.name: one.metadata for one in fields(Config) if one.metadata}
-    assert [name for name, mark in marked.items() if mark == ANEW] == ["loader_workers"]
-    assert {name for name, mark in marked.items() if mark == FREE} == {
+def test_only_settings_that_change_nothing_of_what_is_learnt_are_free() -> None:
+    resume = {one.name: one.metadata["resume"] for one in fields(Config) if one.name != "shards"}
+    assert [name for name, mark in resume.items() if mark is Resume.EPOCH] == ["loader_workers"]
+    assert {name for name, mark in resume.items() if mark is Resume.FREE} == {
         "out",
         "validation",
         "classes",

@@ -12,16 +12,15 @@ import torch
 
 from core.errors import InputError, OutputError
 from tests.small_shards import key_of
-from training.classify.checkpoint import Moment, listed, moments, save
+from training.classify.checkpoint import Folder, Moment, moments, save
 from training.classify.config import Config
-from training.classify.failures import FailureList, check_limit
+from training.classify.failures import FailureList, _listed
 from training.classify.log import Meter
-from training.classify.loop import _keys
+from training.classify.loop import key_journal
 from training.classify.process_group import Member
 from training.classify.report import EpochRow, Report
 from training.data.batch import Failure
-from training.run.folder import Folder, append
-from training.run.journal import Journal, lines
+from training.run.journal import Journal, append, lines
 
 
 def failure(number: int) -> Failure:
@@ -43,20 +42,20 @@ def test_a_full_disk_is_told_with_what_to_do() -> None:
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file/out cannot be written: Not a directory") as refused:
-        Folder(tmp_path / "file" / "out").held().__enter__()
+        Folder(tmp_path / "file" / "out").locked().__enter__()
     assert "another --out" in refused.value.next_step
     with pytest.raises(OutputError, match="cannot be written: No such file") as refused:
-        Folder(Path("/proc/none")).held().__enter__()
+        Folder(Path("/proc/none")).locked().__enter__()
     assert "mend the storage" in refused.value.next_step
 
 
 def test_what_failed_is_told_by_shard_and_key() -> None:
     whole = replace(failure(1), key="", message="it is not there")
-    assert listed([failure(1), whole]) == "s.tar 00001: it is cut; s.tar: it is not there"
+    assert _listed([failure(1), whole]) == "s.tar 00001: it is cut; s.tar: it is not there"
     with pytest.raises(
         InputError, match=r"2 of 9 samples of the validation cannot be used, .*: s\.tar: it is not there"
     ):
-        check_limit([whole], 2, 9, 0.1, Path("failures.jsonl"), of="the validation")
+        FailureList(Path("none.jsonl"), 0.1).check([whole], 2, 9, of="the validation")
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_leaves_nothing(
@@ -87,14 +86,14 @@ def test_a_line_of_which_the_disk_takes_a_part_is_an_error() -> None:
 
 def test_what_was_cut_off_hides_nothing_that_comes_after_it(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
-    FailureList(path).add([failure(1)])
+    FailureList(path, 1).add([failure(1)])
     with open(path, "ab") as file:
         file.write(b'{"shard": "s.t')
-    known = FailureList(path)
+    known = FailureList(path, 1)
     known.add([failure(1), failure(2)])
     known.add([failure(3)])
     assert [line["key"] for line in lines(path)] == [key_of(1), key_of(2), key_of(3)]
-    assert FailureList(path).samples == 3
+    assert FailureList(path, 1).samples == 3
 
 
 # --- what is written ---
@@ -110,7 +109,7 @@ def test_what_processes_that_are_no_more_noted_of_steps_made_anew_is_taken_back(
     two = [Member(rank=rank, world=2, device=torch.device("cpu")) for rank in (1, 0)]
     for member, log_keys in zip(two, (True, False), strict=True):
         config = Config(shards="s", out="o", log_keys=log_keys)
-        journal = _keys(config, folder, member, Moment(epoch=1, step=0))
+        journal = key_journal(config, folder, member, Moment(epoch=1, step=0))
         assert (journal is not None) == log_keys
         if journal is not None:
             journal.close()

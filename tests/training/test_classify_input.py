@@ -19,13 +19,12 @@ from core.errors import (
 )
 from tests.small_shards import key_of
 from tests.training.classifying import TINY, class_shards, trained
-from training.classify.checkpoint import Moment, found_start, moments, save
+from training.classify.checkpoint import Folder, Moment, found_start, moments, save
 from training.classify.config import Config
 from training.classify.learner import Precision, device_faults
 from training.classify.models import built, full_name, load_weights
 from training.classify.plan import check_spread, planned
 from training.classify.process_group import Member, membership
-from training.run.folder import Folder
 
 
 @pytest.fixture(scope="module")
@@ -259,9 +258,9 @@ def test_an_exact_epoch_whose_shards_were_dealt_in_turn_is_begun_anew(shards: Pa
         folder.root.mkdir()
         plan = planned(asked)
         found_start(folder, asked, plan, member)
-        said = json.loads(folder.config.read_text())
+        said = json.loads(folder.record.read_text())
         del said["dealing"]  # as before shards were dealt by size
-        folder.config.write_text(json.dumps(said))
+        folder.record.write_text(json.dumps(said))
         for at in (0, 3):
             save(folder.checkpoints, Moment(epoch=1, step=at), {"weights": torch.ones(1)})
         with open(folder.taken(0), "w") as file:
@@ -282,8 +281,8 @@ def test_a_finished_training_without_checkpoints_is_not_written_over(shards: Pat
 
 
 def test_two_trainings_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
-    with Folder(tmp_path).held():
-        refused(TryLaterError, "another process trains into", "another --out", Folder(tmp_path).held().__enter__)
+    with Folder(tmp_path).locked():
+        refused(TryLaterError, "another process trains in", "another --out", Folder(tmp_path).locked().__enter__)
 
 
 # --- whole trainings ---

@@ -21,7 +21,7 @@ import torch
 from core.errors import ConfigError, UnwellError
 from tests.small_shards import CLASSES, write_shards
 from training.classify.config import Config
-from training.classify.loop import _view
+from training.classify.loop import view_of
 from training.classify.process_group import Member, membership
 from training.data.batch import Batch, View
 from training.data.epochs import exact_epoch
@@ -77,7 +77,7 @@ def test_gpus_have_the_numbers_by_which_embq_names_them(monkeypatch: pytest.Monk
 def test_only_for_a_gpu_samples_come_in_pinned_memory(device: str, pinned: bool) -> None:
     plan: Any = SimpleNamespace(classes=("a", "b"))
     assert (
-        _view(Config(shards="s", out="o"), plan, Member(rank=0, world=1, device=torch.device(device))).pin_memory
+        view_of(Config(shards="s", out="o"), plan, Member(rank=0, world=1, device=torch.device(device))).pin_memory
         is pinned
     )
 

@@ -1,4 +1,4 @@
-"""`python -m training.classify FLAGS`: one process of a training; torchrun, Slurm or Ray may start several."""
+"""`python -m training.classify FLAGS`: one process of a training, however it was started."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from training.classify.config import Config, classify_options, device_option
 @classify_options
 @device_option
 @json_option
-def _flags(**said: Any) -> dict[str, Any]:
+def _flags(**flags: Any) -> dict[str, Any]:
     """One process of a training of a classifier; see `embq train classify`."""
-    return said
+    return flags
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train; gives 0, or 3 where samples could not be read. Raises as `training.classify.loop.train` does."""
+    """Train; returns 0, or 3 where samples could not be read. Raises as `training.classify.loop.train` does."""
     from training.classify.loop import Stopped, train
 
     try:
-        said = _flags.main(list(arguments), standalone_mode=False)
+        flags = _flags.main(list(arguments), standalone_mode=False)
     except click.ClickException as error:
         raise UsageError(error.format_message()) from error
-    if not isinstance(said, dict):  # --help
+    if not isinstance(flags, dict):  # --help
         return Exit.DONE
-    as_json = said.pop("as_json")
+    as_json = flags.pop("as_json")
     try:
-        report = train(Config(**said))
+        report = train(Config(**flags))
     except Stopped as stopped:
         if os.environ.get("RANK", "0") == "0":
             click.echo(f"stopped {stopped.moment}; the same command goes on there", err=True)

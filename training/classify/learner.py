@@ -1,4 +1,4 @@
-"""What learns: a model, its optimiser, and one step of both."""
+"""Model, optimiser and precision of a training, one step of them, and what keeps them equal in all processes."""
 
 from __future__ import annotations
 
@@ -17,88 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def joined(learner: Learner, member: Member) -> AbstractContextManager[object]:
-    """Around the loop over an exact epoch: whoever ends early answers the others until they end too.
-
-    Inside there must be no collective but those of DDP's forward and backward passes.
-    """
-    if member.world == 1:
-        return nullcontext()
-    from torch.distributed.algorithms.join import Join
-
-    return Join([learner.trained])  # type: ignore[list-item]
-
-
-def agree(learner: Learner, member: Member, steps: int) -> int:
-    """Take over the optimiser of the process that made most steps; gives that number.
-
-    Args:
-        steps: that this process made in the epoch.
-    """
-    if member.world == 1:
-        return steps
-    made = member.gathered(steps)
-    most = max(made)
-    share_optimizer(learner, member, source=made.index(most))
-    return int(most)
-
-
-def share_optimizer(learner: Learner, member: Member, *, source: int) -> None:
-    """All take over momentum and scale of one process."""
-    if member.world == 1:
-        return
-    import torch
-    import torch.distributed as dist
-
-    held = [_momentum(learner, parameter) for parameter in _parameters(learner)]
-    moving = member.from_rank(source, [momentum is not None for momentum in held])
-    for parameter, momentum, moves in zip(_parameters(learner), held, moving, strict=True):
-        if not moves:
-            learner.optimizer.state.pop(parameter, None)
-            continue
-        if momentum is None:
-            momentum = torch.empty_like(parameter, memory_format=torch.preserve_format)
-            learner.optimizer.state[parameter]["momentum_buffer"] = momentum
-        with explained(member):
-            dist.broadcast(momentum, source)
-    learner.scaler.load_state_dict(member.from_rank(source, learner.scaler.state_dict()))
-
-
-def share_buffers(learner: Learner, member: Member) -> None:
-    """All take over rank 0's running statistics, which DDP evens out before a step, and not after the last."""
-    if member.world == 1:
-        return
-    import torch.distributed as dist
-
-    for buffer in learner.model.buffers():
-        with explained(member):
-            dist.broadcast(buffer, 0)
-
-
-def _parameters(learner: Learner) -> list[torch.nn.Parameter]:
-    return [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]
-
-
-def _momentum(learner: Learner, parameter: torch.nn.Parameter) -> torch.Tensor | None:
-    momentum: torch.Tensor | None = learner.optimizer.state.get(parameter, {}).get("momentum_buffer")
-    return momentum
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """The precision of a training on one device.
-
-    Attributes:
-        name: fp32, bf16 or fp16.
-        device: "cuda" or "cpu".
-    """
+    """Compute precision of a training: fp32, bf16 or fp16 on "cuda" or "cpu"."""
 
     name: str
     device: str
 
     @classmethod
     def chosen(cls, asked: str, device: torch.device) -> Precision:
-        """What was asked for, or what suits the device; ConfigError where it cannot compute in it."""
+        """The precision asked for, or the default of the device; ConfigError where the device lacks it."""
         import torch
 
         on_gpu = device.type == "cuda"
@@ -121,7 +49,7 @@ class Precision:
         return torch.autocast(self.device, dtype=torch.bfloat16 if self.name == "bf16" else torch.float16)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """Scales the loss in fp16; in the others it does nothing."""
+        """Loss scaling for fp16, which keeps small gradients from becoming 0; no effect in other precisions."""
         import torch
 
         return torch.amp.GradScaler(self.device, enabled=self.name == "fp16")
@@ -132,14 +60,14 @@ class Learner:
     """A model on its device with its optimiser.
 
     Attributes:
-        model: the network itself; its weights are what is kept.
-        trained: what a step calls: the network, or DDP around it, which averages the gradients of all processes.
+        model: the network, whose weights are saved.
+        trained: the network, or DDP around it, which averages the gradients of all processes.
         optimizer: SGD with momentum.
-        scaler: of the loss, for fp16.
+        scaler: loss scaling for fp16.
         precision: of the forward pass.
-        loss: cross entropy, with label smoothing.
-        clip: highest norm of the gradient; 0 for any.
-        device: where all of this is.
+        loss: cross entropy with label smoothing.
+        clip: highest norm of the gradient; 0 for none.
+        device: where all of this lies.
     """
 
     model: nn.Module
@@ -153,16 +81,18 @@ class Learner:
 
     @classmethod
     def around(cls, model: nn.Module, config: Config, precision: Precision, member: Member) -> Learner:
-        """A learner of a model that is on its device; with several processes all take the weights of rank 0."""
+        """A learner of a model on the CPU, which goes to the member's device and takes the weights of rank 0."""
         import torch
         from torch import nn
         from torch.nn.parallel import DistributedDataParallel
 
+        on_gpu = member.device.type == "cuda"
+        if on_gpu:  # convolutions are fastest with channels last
+            model = model.to(device=member.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained: nn.Module = model
         if member.world > 1:
-            ids = [member.device.index] if member.device.type == "cuda" else None
             with explained(member):
-                trained = DistributedDataParallel(model, device_ids=ids)
+                trained = DistributedDataParallel(model, device_ids=[member.device.index] if on_gpu else None)
         return cls(
             model=model,
             trained=trained,
@@ -177,7 +107,7 @@ class Learner:
         )
 
     def moved(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch on the device, in the order of memory that its convolutions are fastest with."""
+        """A batch on the device; on a GPU with channels last."""
         import torch
 
         on_gpu = self.device.type == "cuda"
@@ -188,18 +118,18 @@ class Learner:
         )
 
     def step(
-        self, images: Tensor, labels: Tensor, *, lr: float, at_rest: Callable[[], None] = lambda: None
+        self, images: Tensor, labels: Tensor, *, lr: float, before_forward: Callable[[], None] = lambda: None
     ) -> tuple[Tensor, Tensor]:
-        """Learn from one batch.
+        """One optimiser step.
 
         Args:
             images: float32 (n, 3, height, width).
             labels: int64 (n,).
             lr: learning rate of this step.
-            at_rest: called when nothing is changed yet, and all processes have the same weights and running statistics:
-                DDP evens those out at the beginning of a step, by the statistics of one process, under Join not rank 0.
+            before_forward: called when all processes have the same weights and running statistics. DDP makes the
+                latter equal at the start of a step, under Join to those of a process that may not be rank 0.
 
-        Returns the mean loss of the batch, and how many of it were told right before the step; both stay on the device.
+        Returns the mean loss of the batch and the number of correct predictions before the step, on the device.
         """
         import torch
 
@@ -207,11 +137,15 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        with _before(self.model, at_rest), _norms_at_rest(self.model) if len(labels) == 1 else nullcontext():
-            with self.precision.autocast():
-                output = self.trained(images)
-                loss = self.loss(output.float(), labels)
-            self.scaler.scale(loss).backward()
+        hook = self.model.register_forward_pre_hook(lambda *_: before_forward())
+        try:
+            with _running_statistics(self.model) if len(labels) == 1 else nullcontext():
+                with self.precision.autocast():
+                    output = self.trained(images)
+                    loss = self.loss(output.float(), labels)
+                self.scaler.scale(loss).backward()
+        finally:
+            hook.remove()
         if self.clip:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -220,7 +154,7 @@ class Learner:
         return loss.detach(), (output.detach().argmax(1) == labels).sum()
 
     def state(self) -> dict[str, Any]:
-        """All that a step changes."""
+        """Everything that a step changes."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -229,18 +163,8 @@ class Learner:
 
 
 @contextmanager
-def _before(model: nn.Module, call: Callable[[], None]) -> Iterator[None]:
-    """For the length of the block, `call` comes before each forward pass of the network itself."""
-    hook = model.register_forward_pre_hook(lambda *_: call())
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _norms_at_rest(model: nn.Module) -> Iterator[None]:
-    """Batch normalisation by its running statistics: over one sample with maps of one pixel there are none to take."""
+def _running_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch normalisation by its running statistics: one sample with maps of one pixel has no variance."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
@@ -254,16 +178,80 @@ def _norms_at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def seed_step(*parts: int) -> None:
-    """Begin torch's random numbers anew, as seed, epoch, step and rank say: a resumed step draws what it would have."""
+    """Seed torch from seed, epoch, step and rank, so that a resumed step draws the same numbers."""
     import torch
 
     text = "/".join(map(str, parts)).encode()
     torch.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
 
 
+def joined(learner: Learner, member: Member) -> AbstractContextManager[object]:
+    """Around the loop over an exact epoch: a process that ends early answers the collectives of the others.
+
+    Within the block only the collectives of DDP's forward and backward passes are allowed. `Join` gives such a process
+    the weights of the others in the end, but leaves its optimiser behind: `agree` has to follow.
+    """
+    if member.world == 1:
+        return nullcontext()
+    from torch.distributed.algorithms.join import Join
+
+    return Join([learner.trained])  # type: ignore[list-item]
+
+
+def agree(learner: Learner, member: Member, steps: int) -> int:
+    """Give all processes the optimiser of the one that made most steps, and return its steps.
+
+    Without it a process with fewer steps keeps another momentum, and its weights move away from those of the others
+    (reproduced: momenta of 0.3 and 0.07 after three steps against five).
+
+    Args:
+        steps: steps of this process in the epoch.
+    """
+    if member.world == 1:
+        return steps
+    made = member.gathered(steps)
+    most = max(made)
+    share_optimizer(learner, member, source=made.index(most))
+    return int(most)
+
+
+def share_optimizer(learner: Learner, member: Member, *, source: int) -> None:
+    """Give all processes the momentum and the loss scale of one."""
+    if member.world == 1:
+        return
+    import torch
+    import torch.distributed as dist
+
+    state = learner.optimizer.state
+    parameters = [parameter for group in learner.optimizer.param_groups for parameter in group["params"]]
+    held = [state.get(parameter, {}).get("momentum_buffer") for parameter in parameters]
+    moving = member.from_rank(source, [momentum is not None for momentum in held])
+    for parameter, momentum, moves in zip(parameters, held, moving, strict=True):
+        if not moves:
+            state.pop(parameter, None)
+            continue
+        if momentum is None:
+            momentum = torch.empty_like(parameter, memory_format=torch.preserve_format)
+            state[parameter]["momentum_buffer"] = momentum
+        with explained(member):
+            dist.broadcast(momentum, source)
+    learner.scaler.load_state_dict(member.from_rank(source, learner.scaler.state_dict()))
+
+
+def share_buffers(learner: Learner, member: Member) -> None:
+    """Give all processes the running statistics of rank 0. DDP does so before each step, not after the last one."""
+    if member.world == 1:
+        return
+    import torch.distributed as dist
+
+    for buffer in learner.model.buffers():
+        with explained(member):
+            dist.broadcast(buffer, 0)
+
+
 @contextmanager
 def device_faults() -> Iterator[None]:
-    """DeviceFullError, or DeviceError, of what torch raises within the block where a device is full, or broken."""
+    """Translate errors of torch for a full or broken device to DeviceFullError and DeviceError."""
     from worker.embedders.device.errors import translated_device_errors
 
     try:

@@ -1,4 +1,4 @@
-"""What a training tells while it goes on: log.jsonl, and a line on the terminal. Only the process that leads tells."""
+"""log.jsonl and the progress line of a training, written by the process that leads, and the sums behind them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from core.service.progress_line import ProgressLine, duration
-from training.classify.checkpoint import Moment
+from training.classify.checkpoint import Folder, Moment
 from training.classify.plan import Schedule
 from training.classify.process_group import Member
 from training.classify.validation import Measured
-from training.run.folder import Folder
 from training.run.journal import Journal
 
 if TYPE_CHECKING:
@@ -18,35 +17,35 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Adds up what one process's steps were like, since it was last emptied.
+    """Sums over steps of one process since it was last emptied, without waiting for the device.
 
     Attributes:
         samples: of all steps.
-        steps: how many.
+        steps: number of steps.
         data_s: seconds of waiting for batches.
-        batch_s: seconds in all, that waiting included.
+        batch_s: seconds in all.
     """
 
     def __init__(self) -> None:
         self.empty()
 
     def empty(self) -> None:
-        """Begin anew."""
+        """Set all sums to 0."""
         self._loss: Tensor | float = 0.0
         self._right: Tensor | int = 0
         self.samples = self.steps = 0
         self.data_s = self.batch_s = 0.0
 
     def add(self, loss: Tensor, right: Tensor, samples: int) -> None:
-        """A step: mean loss, and how many were told right; both may still be in the making on the device."""
-        # In float64, so that a sum that was read in between, for a checkpoint, goes on exactly.
+        """Add a step: its mean loss and its correct predictions, which the device may still be computing."""
+        # In float64, so that a sum read for a checkpoint continues exactly.
         self._loss = self._loss + loss.double() * samples
         self._right = self._right + right
         self.samples += samples
         self.steps += 1
 
     def timed(self, data_s: float, batch_s: float) -> None:
-        """What the step took."""
+        """Add the seconds of a step."""
         self.data_s += data_s
         self.batch_s += batch_s
 
@@ -57,12 +56,12 @@ class Meter:
 
     @property
     def accuracy(self) -> float:
-        """Part of the samples that was told right; waits for the device."""
+        """Part of the samples that was predicted correctly; waits for the device."""
         return int(self._right) / max(1, self.samples)
 
     @property
     def samples_per_s(self) -> float:
-        """Of this process."""
+        """Rate of this process."""
         return self.samples / self.batch_s if self.batch_s else 0.0
 
     def state(self) -> dict[str, Any]:
@@ -77,46 +76,43 @@ class Meter:
         }
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.empty()
+        """Continue from `state` of a checkpoint."""
         self._loss, self._right = state["loss"], state["right"]
         self.samples, self.steps = state["samples"], state["steps"]
         self.data_s, self.batch_s = state["data_s"], state["batch_s"]
 
 
 class Log:
-    """Lines of a training. Loss and accuracy of steps are those of this process's own batches.
+    """The log of a training. Loss and accuracy of steps are those of the leading process's own batches.
 
     Args:
         folder: of the training.
-        member: whose log it is.
-        schedule: says how much is left.
-        since: the first step that is made; lines of it and of later ones are taken back.
+        member: the process that leads.
+        schedule: gives the number of steps.
+        since: first step that is made; lines of it and of later ones are removed.
     """
 
     def __init__(self, folder: Folder, member: Member, schedule: Schedule, since: Moment) -> None:
         self._journal = Journal(folder.log)
         self._journal.cut(since.epoch, since.step)
-        self._member = member
-        self._schedule = schedule
+        self._member, self._schedule = member, schedule
         self._line = ProgressLine()
         self._made = self._validations = 0
         self._made_s = self._validations_s = 0.0
 
-    def say(self, text: str) -> None:
-        """A sentence for whoever watches."""
+    def note(self, text: str) -> None:
+        """Print a sentence."""
         self._line.say(text)
 
     def train(self, moment: Moment, meter: Meter, lr: float) -> None:
-        """The steps up to this one, whose line it is."""
+        """A line for the steps up to this one."""
         self._made += meter.steps
         self._made_s += meter.batch_s
         rate = meter.samples_per_s
-        self._journal.add(
-            moment.epoch,
-            moment.step,
+        self._add(
+            "train",
+            moment,
             {
-                "kind": "train",
                 "samples": meter.samples,
                 "loss": meter.loss,
                 "accuracy": meter.accuracy,
@@ -126,44 +122,46 @@ class Log:
                 "batch_s": round(meter.batch_s / max(1, meter.steps), 6),
             },
         )
-        schedule, world = self._schedule, self._member.world
+        world = self._member.world
         together = f" ({world} processes {rate * world:,.0f})" if world > 1 else ""
         self._line.show(
-            f"epoch {moment.epoch + 1}/{schedule.epochs}  step {moment.step + 1}/{schedule.epoch_steps}  "
+            f"{self._of(moment.epoch)}  step {moment.step + 1}/{self._schedule.epoch_steps}  "
             f"loss {meter.loss:.3f}  accuracy {meter.accuracy:.1%}  lr {lr:.3g}  {rate:,.0f} samples/s{together}  "
             f"{meter.data_s / max(meter.batch_s, 1e-9):.0%} waiting for data  {self._left(moment)}"
         )
 
-    def _left(self, moment: Moment) -> str:
-        """By the mean time of a step since the start; what validation took is expected again after each epoch."""
-        left = self._schedule.steps - moment.epoch * self._schedule.epoch_steps - moment.step - 1
-        again = self._validations_s / max(1, self._validations) * (self._schedule.epochs - moment.epoch)
-        return f"about {duration(max(0.0, left * self._made_s / max(1, self._made) + again))} left"
+    def _of(self, epoch: int) -> str:
+        return f"epoch {epoch + 1}/{self._schedule.epochs}"
 
-    def epoch(self, moment: Moment, said: dict[str, Any]) -> None:
-        """An epoch is over; `moment` is behind its last step."""
-        self._journal.add(moment.epoch, moment.step, {"kind": "epoch", **said})
+    def _left(self, moment: Moment) -> str:
+        """Time left by the mean step since the start, and the mean validation for each epoch."""
+        left = self._schedule.steps - moment.epoch * self._schedule.epoch_steps - moment.step - 1
+        validations_s = self._validations_s / max(1, self._validations) * (self._schedule.epochs - moment.epoch)
+        return f"about {duration(max(0.0, left * self._made_s / max(1, self._made) + validations_s))} left"
+
+    def epoch(self, end: Moment, *, samples: int, failed: int, seconds: float, samples_per_s: float) -> None:
+        """A line for an epoch; `end` is behind its last step."""
+        fields = {"samples": samples, "failed": failed, "seconds": seconds, "samples_per_s": samples_per_s}
+        self._add("epoch", end, fields)
         self._line.say(
-            f"epoch {moment.epoch + 1}/{self._schedule.epochs}: {said['samples']:,} samples in "
-            f"{duration(said['seconds'])}, {said['samples_per_s']:,.0f} samples/s"
+            f"{self._of(end.epoch)}: {samples:,} samples in {duration(seconds)}, {samples_per_s:,.0f} samples/s"
             + (f" of {self._member.world} processes" if self._member.world > 1 else "")
-            + (f", {said['failed']:,} failed" if said["failed"] else "")
+            + (f", {failed:,} failed" if failed else "")
         )
 
-    def validating(self, epoch: int, of: int | None, samples: int) -> None:
-        """So many samples of this process are measured; of about so many, where that is known."""
-        part = "" if not of else f" of about {of:,}"
-        self._line.show(f"epoch {epoch + 1}/{self._schedule.epochs}: validation, {samples:,}{part} samples")
+    def validating(self, epoch: int, expected: int | None, samples: int) -> None:
+        """Show progress of a validation: samples of this process so far, and those expected, if known."""
+        total = f" of about {expected:,}" if expected else ""
+        self._line.show(f"{self._of(epoch)}: validation, {samples:,}{total} samples")
 
-    def validation(self, moment: Moment, measured: Measured, seconds: float) -> None:
-        """The model was measured after an epoch."""
+    def validation(self, end: Moment, measured: Measured, seconds: float) -> None:
+        """A line for a validation."""
         self._validations_s += seconds
         self._validations += 1
-        self._journal.add(
-            moment.epoch,
-            moment.step,
+        self._add(
+            "validation",
+            end,
             {
-                "kind": "validation",
                 "loss": measured.loss,
                 "top1": measured.top1,
                 "top5": measured.top5,
@@ -173,14 +171,17 @@ class Log:
             },
         )
         self._line.say(
-            f"epoch {moment.epoch + 1}/{self._schedule.epochs}: validation loss {measured.loss:.3f}, "
+            f"{self._of(end.epoch)}: validation loss {measured.loss:.3f}, "
             f"top-1 {measured.top1:.1%}, top-5 {measured.top5:.1%} of {measured.samples:,} samples"
         )
 
+    def _add(self, kind: str, moment: Moment, fields: Mapping[str, Any]) -> None:
+        self._journal.add(moment.epoch, moment.step, {"kind": kind, **fields})
+
     def sync(self) -> None:
-        """Make the log as durable as a checkpoint of this moment."""
+        """Make the log durable."""
         self._journal.sync()
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._journal.close()

@@ -1,4 +1,4 @@
-"""The processes that train together: which of them this is, and what they tell each other outside of the steps."""
+"""The process group of a training: the place of this process in it, and its collectives outside of the steps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a process waits for the others within a step. Long enough for a slow read of one of them; where one is
-stuck, the others end after this."""
+"""Timeout of a collective: longer than a slow read of one process; where a process hangs, the others end after it."""
 
 _STOPPED = "embq/stopped"
 _PLACE = re.compile(r"^\[[^\]]*:\d+\] ")
-"""Where in its source gloo was."""
+"""Source position at the start of gloo's messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +29,9 @@ class Member:
     """This process among those of the training.
 
     Attributes:
-        rank: its number, from 0.
-        world: how many there are.
-        device: what it computes on.
+        rank: number of the process, from 0.
+        world: number of processes.
+        device: device of this process.
     """
 
     rank: int
@@ -41,11 +40,11 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the one that writes logs and checkpoints."""
+        """Whether this process writes logs and checkpoints."""
         return self.rank == 0
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """The sums over all processes; each has to call it."""
+        """Sums over all processes. Collective."""
         if self.world == 1:
             return list(values)
         import torch
@@ -57,7 +56,7 @@ class Member:
         return [float(value) for value in tensor.tolist()]
 
     def gathered(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank; each has to call it."""
+        """The values of all processes, by rank. Collective."""
         if self.world == 1:
             return [value]
         import torch.distributed as dist
@@ -68,7 +67,7 @@ class Member:
         return values
 
     def from_rank(self, source: int, value: Any) -> Any:
-        """What process `source` has given as `value`; each has to call it."""
+        """The value of process `source`. Collective."""
         if self.world == 1:
             return value
         import torch.distributed as dist
@@ -79,12 +78,12 @@ class Member:
         return box[0]
 
     def say_stopped(self) -> None:
-        """Let the others know that the one who leads has stopped as it was asked to."""
+        """Tell the other processes that the leading one has stopped on request."""
         if self.world > 1:
             _store().set(_STOPPED, "1")
 
     def leader_stopped(self) -> bool:
-        """Whether the one who leads has stopped. Its end may also be the end of what tells us."""
+        """Whether the leading process has stopped, or the store that it serves is gone."""
         try:
             return self.world > 1 and bool(_store().check([_STOPPED]))
         except RuntimeError:
@@ -93,14 +92,16 @@ class Member:
 
 @contextmanager
 def membership(device: str) -> Iterator[Member]:
-    """This process's place, in a group of processes that exists for the length of the block.
+    """This process in a process group, which is destroyed after the block.
 
-    A group that exists already, as Ray makes it, is used and left. Rank, size and where the others are come from the
-    variables that torchrun, Slurm's users and Ray set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+    A group that exists already, as under Ray, is used and left as it is. The place in the group comes from RANK,
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, which torchrun, Ray and users of Slurm set.
     """
     import torch.distributed as dist
 
-    world, rank, local = (_told(name, default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    world, rank, local = (
+        _number(name, default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
+    )
     place = _device(device, local)
     made = world > 1 and not dist.is_initialized()
     member = Member(rank=rank, world=world, device=place)
@@ -112,17 +113,17 @@ def membership(device: str) -> Iterator[Member]:
         yield member
         well = True
     finally:
-        # After an error the others may be gone, or wait for us in a collective: to leave in order would take as long
-        # as they do. The end of this process tells them.
+        # After an error the others may be gone or wait in a collective, and destroying the group would wait for them.
+        # They notice the end of this process.
         if made and well:
             dist.destroy_process_group()
 
 
 def _meet(member: Member) -> None:
-    """Make the group of all processes.
+    """Initialise the process group.
 
-    torchrun 2.15 gives processes that it starts again the store of those before, and with it their addresses: who reads
-    one before its owner has written anew waits for a process that is gone. So each attempt has names of its own there.
+    torchrun 2.15 gives restarted processes the store of the attempt before, with the addresses of processes that have
+    ended. So each attempt has its own prefix in the store.
     """
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -130,7 +131,7 @@ def _meet(member: Member) -> None:
     try:
         store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
     except ValueError as error:
-        raise _half_told(f"WORLD_SIZE is {member.world}, and {str(error).partition(': ')[2]}") from error
+        raise _incomplete(f"WORLD_SIZE is {member.world}, and {str(error).partition(': ')[2]}") from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     on_gpu = member.device.type == "cuda"
     dist.init_process_group(
@@ -143,15 +144,15 @@ def _meet(member: Member) -> None:
     )
 
 
-def _told(name: str, default: int) -> int:
-    said = os.environ.get(name, str(default))
-    if not said.isdecimal():
-        raise _half_told(f"{name} is {said!r}, which is no number")
-    return int(said)
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise _incomplete(f"{name} is {value!r}, which is no number")
+    return int(value)
 
 
-def _half_told(what: str) -> ConfigError:
-    """The error where the environment does not tell which process this is."""
+def _incomplete(what: str) -> ConfigError:
+    """The error where the environment does not define the place of this process."""
     return ConfigError(
         f"{what}: so this process does not know its place among those of the training",
         next_step="unset WORLD_SIZE and RANK for a training of one process, or start all of them with torchrun",
@@ -178,13 +179,13 @@ def _device(kind: str, local_rank: int) -> torch.device:
         )
     # Slurm and Ray may show each process only the GPU that is its own.
     place = torch.device("cuda", local_rank if seen > 1 else 0)
-    torch.cuda.set_device(place)  # for what names no device, such as NCCL's exchange of objects
+    torch.cuda.set_device(place)  # for calls that name no device, such as NCCL's exchange of objects
     return place
 
 
 @contextmanager
 def explained(member: Member) -> Iterator[None]:
-    """What a collective raises when another process is gone, as an error that a user can do something with."""
+    """Translate what a collective raises when another process is gone."""
     import torch.distributed as dist
 
     try:
@@ -198,7 +199,7 @@ def explained(member: Member) -> Iterator[None]:
 
 
 def peer_gone(member: Member, error: Exception) -> EmbqError:
-    """The error of a process whose peer has ended or is stuck."""
+    """The error of a process whose peer has ended or hangs."""
     first = _PLACE.sub("", (str(error).strip() or type(error).__name__).splitlines()[0]).partition(". This")[0]
     return UnwellError(
         f"process {member.rank} of {member.world} lost another process of this training: {first}",
@@ -208,9 +209,9 @@ def peer_gone(member: Member, error: Exception) -> EmbqError:
 
 
 def _of_a_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed for the sake of another process: gloo and NCCL raise RuntimeError with a text."""
-    said = str(error).lower()
-    return any(word in said for word in ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out"))
+    """Whether a collective failed because of another process: gloo and NCCL raise RuntimeError with a text."""
+    text = str(error).lower()
+    return any(word in text for word in ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out"))
 
 
 def _store() -> Any:

@@ -1,4 +1,4 @@
-"""What a training came to, for people and as JSON."""
+"""The results of a training: its model, the picture of its log, and the report for people and as JSON."""
 
 from __future__ import annotations
 
@@ -8,41 +8,46 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.service.progress_line import duration
 from core.storage.durable import drop, publish
-from training.run.folder import FORMAT, save, write_json, writing
+from core.service.progress_line import duration
+from training.classify.checkpoint import FORMAT
+from training.run.folder import save_weights, write_json, writing
 from training.run.journal import lines
+from training.run.progress import table
 
 if TYPE_CHECKING:
-    from training.classify.loop import Training
+    from training.classify.loop import Trainer
+
+SHOWN_EPOCHS = 10
+"""Last epochs in the table."""
 
 
-def finish(training: Training) -> None:
+def write_model(trainer: Trainer) -> None:
     """Write model.safetensors, model.json and, where matplotlib is installed, curve.png."""
-    folder = training.folder
+    folder = trainer.folder
     temporary = folder.root / f".{folder.weights.name}.{os.getpid()}"
     try:
         with writing(folder.weights):
-            save(training.learner.model.state_dict(), temporary)
+            save_weights(trainer.learner.model.state_dict(), temporary)
             publish(temporary, folder.weights)
     finally:
         drop(temporary)
-    write_json(folder.model, described(training))
+    write_json(folder.model, _description(trainer))
     with writing(folder.curve):
         draw(folder.log, folder.curve)
 
 
-def described(training: Training) -> dict[str, Any]:
-    """What the weights are: enough to build the model again, and to give it what it was trained on."""
+def _description(trainer: Trainer) -> dict[str, Any]:
+    """What is needed to build the model again, and to prepare its input."""
     import torch
 
     from training.data.images import SHOWN
 
-    view, config = training.view, training.config
+    view, config = trainer.view, trainer.config
     return {
         "format": FORMAT,
         "arch": config.arch,
-        "classes": training.plan.classes,
+        "classes": trainer.plan.classes,
         "preprocessing": {
             "image_size": view.image_size,
             "shown": SHOWN,
@@ -52,9 +57,9 @@ def described(training: Training) -> dict[str, Any]:
         },
         "training": {
             "epochs": config.epochs,
-            "samples": training.samples,
+            "samples": trainer.samples,
             "shards": config.shards,
-            "digest": training.plan.shards.digest,
+            "digest": trainer.plan.shards.digest,
             "precision": config.precision,
             "seed": config.seed,
         },
@@ -63,23 +68,23 @@ def described(training: Training) -> dict[str, Any]:
 
 
 def draw(log: Path, path: Path) -> bool:
-    """Draw what a log.jsonl says; False where matplotlib is not installed."""
+    """Plot loss and accuracy of a log.jsonl over the steps; False where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    said = list(lines(log))
-    ends = _ends(said)
+    logged = list(lines(log))
+    before = _steps_before(logged)
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
     for axes, of_train, of_validation, name in ((above, "loss", "loss", "loss"), (below, "accuracy", "top1", "top-1")):
-        steps, values = _series(said, "train", of_train, ends)
+        steps, values = _series(logged, "train", of_train, before)
         axes.plot(steps, values, color="#7fa8d1", linewidth=0.8, label="training, as logged")
         if len(values) > 20:
             axes.plot(steps, _smoothed(values), color="#1f5f9f", linewidth=1.6, label="training, smoothed")
-        steps, values = _series(said, "validation", of_validation, ends)
+        steps, values = _series(logged, "validation", of_validation, before)
         if values:
             axes.plot(steps, values, color="#d1651f", marker="o", markersize=4, linewidth=1.6, label="validation")
         axes.set_ylabel(name)
@@ -92,9 +97,9 @@ def draw(log: Path, path: Path) -> bool:
     return True
 
 
-def _ends(said: list[dict[str, Any]]) -> dict[int, int]:
+def _steps_before(logged: list[dict[str, Any]]) -> dict[int, int]:
     """Epoch -> steps of all epochs before it."""
-    made = {line["epoch"]: line["step"] for line in said if line["kind"] == "epoch"}
+    made = {line["epoch"]: line["step"] for line in logged if line["kind"] == "epoch"}
     before, total = {}, 0
     for epoch in range(max(made, default=0) + 2):
         before[epoch] = total
@@ -102,13 +107,15 @@ def _ends(said: list[dict[str, Any]]) -> dict[int, int]:
     return before
 
 
-def _series(said: list[dict[str, Any]], kind: str, name: str, ends: dict[int, int]) -> tuple[list[int], list[float]]:
-    chosen = [line for line in said if line["kind"] == kind]
-    return [ends[line["epoch"]] + line["step"] for line in chosen], [line[name] for line in chosen]
+def _series(
+    logged: list[dict[str, Any]], kind: str, name: str, before: dict[int, int]
+) -> tuple[list[int], list[float]]:
+    chosen = [line for line in logged if line["kind"] == kind]
+    return [before[line["epoch"]] + line["step"] for line in chosen], [line[name] for line in chosen]
 
 
 def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:
-    """A running mean in which each value counts a tenth less than the next."""
+    """Exponential moving average."""
     smooth, mean, weight = [], 0.0, 0.0
     for value in values:
         mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
@@ -116,21 +123,17 @@ def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:
     return smooth
 
 
-SHOWN_EPOCHS = 10
-"""The last ones, in the table."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
     """One epoch.
 
     Attributes:
-        epoch: from 1.
-        loss, accuracy: of the steps of the process that led, at the epoch's end; None where it made none.
+        epoch: number, from 1.
+        loss, accuracy: of the last steps of the process that leads; None where it made none.
         top1, top5: on the validation set; None without one.
         samples: of all processes.
-        failed: samples of it that could not be read.
-        seconds: since it was begun or gone on with.
+        failed: samples that could not be read.
+        seconds: since the epoch was begun or resumed.
         samples_per_s: of all processes.
     """
 
@@ -144,19 +147,33 @@ class EpochRow:
     seconds: float
     samples_per_s: float
 
+    def cells(self, processes: int) -> list[object]:
+        """The row of a table."""
+        parts = ["-" if value is None else f"{value:.1%}" for value in (self.accuracy, self.top1, self.top5)]
+        return [
+            self.epoch,
+            "-" if self.loss is None else f"{self.loss:.3f}",
+            *parts,
+            f"{self.samples:,}",
+            f"{self.failed:,}",
+            duration(self.seconds),
+            f"{self.samples_per_s:,.0f}",
+            f"{self.samples_per_s / processes:,.0f}",
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A training that has come to its end.
+    """A finished training.
 
     Attributes:
         out: its folder.
-        arch: full name.
-        processes: that trained.
+        arch: full name of the architecture.
+        processes: number of training processes.
         samples: of all epochs and processes.
         failed: different samples that could not be read.
-        failures: the file that lists them.
-        epochs: each of them.
+        failures: file that lists them.
+        epochs: every epoch.
     """
 
     out: str
@@ -173,8 +190,6 @@ class Report:
 
     def text(self) -> str:
         """A table of the last epochs, and a sentence."""
-        from core.benchmark_record import table
-
         header = [
             "epoch",
             "loss",
@@ -187,45 +202,31 @@ class Report:
             "samples/s",
             "of a process",
         ]
-        rows = [_cells(row, self.processes) for row in self.epochs[-SHOWN_EPOCHS:]]
-        told = f"{self.arch} trained on {self.samples:,} samples; the model is {self.out}/model.safetensors"
+        rows = [row.cells(self.processes) for row in self.epochs[-SHOWN_EPOCHS:]]
+        text = f"{self.arch} trained on {self.samples:,} samples; the model is {self.out}/model.safetensors"
         if self.failed:
-            told += f"\n{self.failed:,} samples could not be read: {self.failures}"
-        return f"{table(header, rows)}\n{told}"
+            text += f"\n{self.failed:,} samples could not be read: {self.failures}"
+        return f"{table(header, rows)}\n{text}"
 
 
-def _cells(row: EpochRow, processes: int) -> list[object]:
-    parts = ["-" if value is None else f"{value:.1%}" for value in (row.accuracy, row.top1, row.top5)]
-    return [
-        row.epoch,
-        "-" if row.loss is None else f"{row.loss:.3f}",
-        *parts,
-        f"{row.samples:,}",
-        f"{row.failed:,}",
-        duration(row.seconds),
-        f"{row.samples_per_s:,.0f}",
-        f"{row.samples_per_s / processes:,.0f}",
-    ]
-
-
-def report_of(training: Training) -> Report:
-    """What the log says."""
+def report_of(trainer: Trainer) -> Report:
+    """The report of a finished training, from its log."""
     by_epoch: dict[int, dict[str, dict[str, Any]]] = {}
-    for line in lines(training.folder.log):
+    for line in lines(trainer.folder.log):
         by_epoch.setdefault(line["epoch"], {})[line["kind"]] = line
     return Report(
-        out=str(training.folder.root),
-        arch=training.config.arch,
-        processes=training.member.world,
-        samples=training.samples,
-        failed=training.failures.samples,
-        failures=str(training.folder.failures),
-        epochs=[_row(epoch, said) for epoch, said in sorted(by_epoch.items()) if "epoch" in said],
+        out=str(trainer.folder.root),
+        arch=trainer.config.arch,
+        processes=trainer.member.world,
+        samples=trainer.samples,
+        failed=trainer.failures.samples,
+        failures=str(trainer.folder.failures),
+        epochs=[_row(epoch, logged) for epoch, logged in sorted(by_epoch.items()) if "epoch" in logged],
     )
 
 
-def _row(epoch: int, said: dict[str, dict[str, Any]]) -> EpochRow:
-    train, validation, whole = said.get("train", {}), said.get("validation", {}), said["epoch"]
+def _row(epoch: int, logged: dict[str, dict[str, Any]]) -> EpochRow:
+    train, validation, whole = logged.get("train", {}), logged.get("validation", {}), logged["epoch"]
     return EpochRow(
         epoch=epoch + 1,
         loss=train.get("loss"),

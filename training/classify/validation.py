@@ -1,4 +1,4 @@
-"""How good a model is on samples that it was not trained on: each counted once over all processes."""
+"""Loss and accuracy of a model on a validation set, each sample counted once over all processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.errors import InputError
 from training.classify.learner import Learner
 from training.classify.process_group import Member
 
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A model's performance on the validation set.
+    """Performance on the validation set.
 
     Attributes:
         loss: mean cross entropy.
         top1, top5: part of the samples whose class is the most likely one, or among the five most likely ones.
-        samples: that were looked at.
-        failed: samples that could not be.
-        failures: what failed for this process.
+        samples: samples that were measured.
+        failed: samples that could not be read.
+        failures: failures of this process.
     """
 
     loss: float
@@ -32,14 +33,33 @@ class Measured:
     failed: int
     failures: tuple[Failure, ...]
 
+    def check(self, known: int | None, failures: object) -> None:
+        """InputError where nothing was measured, or fewer samples than sizes.json says.
+
+        Args:
+            known: samples of the validation set by sizes.json; None where there is none.
+            failures: path of the list of failures.
+        """
+        if not self.samples:
+            raise InputError(
+                "no validation sample could be read",
+                next_step=f"see {failures} and `embq shards verify`, or leave out --validation",
+            )
+        if known is not None and self.samples + self.failed != known:
+            raise InputError(
+                f"validation had {self.samples} samples and {self.failed} failures, and sizes.json says {known}",
+                next_step="compare sizes.json with the shards: `embq shards verify`",
+                code="epoch_incomplete",
+            )
+
 
 def measured(
-    learner: Learner, member: Member, batches: Iterable[Batch], tell: Callable[[int], None] | None = None
+    learner: Learner, member: Member, batches: Iterable[Batch], progress: Callable[[int], None] | None = None
 ) -> Measured:
-    """Measure on this process's batches and add up over all processes, each of which has to call it.
+    """Measure a model on this process's batches, and sum over all processes. Collective.
 
     Args:
-        tell: called with the number of samples that this process has measured, after each batch.
+        progress: called after each batch with the samples of this process so far.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -60,8 +80,8 @@ def measured(
             loss = cross_entropy(output.float(), labels, reduction="sum")
             sums += torch.stack([loss.double(), nearest[:, 0].sum().double(), nearest.sum().double()])
             samples += len(batch)
-            if tell is not None:
-                tell(samples)
+            if progress is not None:
+                progress(samples)
     learner.model.train()
     failed = sum(failure.samples for failure in failures)
     loss_sum, right, near, total, lost = member.totals([*sums.tolist(), samples, failed])

@@ -12,10 +12,11 @@ from typing import Any
 
 from core.errors import InputError, ModelError
 from core.storage.durable import file_sha256
+from training.classify.checkpoint import FORMAT
 from training.classify.models import built
 from training.export.model_folder import PROVENANCE, Exported, check_target, fingerprint_of, new_folder
 from training.export.openclip import versions
-from training.run.folder import FORMAT, save
+from training.run.folder import save_weights
 
 CONFIG = "config.json"
 DESCRIBED = "model.json"
@@ -67,7 +68,7 @@ def export_classifier(given: Path, target: Path) -> Exported:
         trained = _trained(described, folder / WEIGHTS)
         config = _config(name, described, trained)
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save(trained.state_dict(), made / WEIGHTS)
+        save_weights(trained.state_dict(), made / WEIGHTS)
         _check_equal(trained, described, made)
         provenance = _provenance(folder, described, fingerprint_of(f"hf:{made}"), file_sha256(made / WEIGHTS))
         (made / PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from training.export.network import Network, model_failures
 from training.openclip.checkpoints import Arguments, Checkpoint, open_checkpoint
 from training.openclip.log import read
 from training.openclip.models import CONFIG, LOCAL, check_named
-from training.run.folder import save
+from training.run.folder import save_weights
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
         (folder / CONFIG).write_text(json.dumps(network.config, indent=2) + "\n", encoding="utf-8")
         tokenizer = tokenizer_of(arguments)
         write_tokenizer(tokenizer, folder)
-        save(trained.state_dict(), folder / WEIGHTS)
+        save_weights(trained.state_dict(), folder / WEIGHTS)
         _check_equal(trained, tokenizer, folder)
         fingerprint = fingerprint_of(f"open_clip:{LOCAL}{folder}")
         provenance = provenance_of(checkpoint, arguments, fingerprint, file_sha256(folder / WEIGHTS))

@@ -1,11 +1,13 @@
-"""A file of JSON lines, each at an epoch and a step, that can be cut back to where a training goes on.
+"""JSON-lines files whose lines carry an epoch and a step, so that they can be cut back to a checkpoint.
 
-A line goes to the kernel in one write, so that it is there when the process is killed right after. A line that was cut
-off in a crash of the machine is taken for one that was never written.
+A line reaches the kernel in one write, so it survives a kill right after it. A line without its end, which a full disk
+or a crash of the machine leaves, is ignored.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from core.storage.durable import drop, overwrite
-from training.run.folder import append, writing
+from training.run.folder import writing
 
 
 class Journal:
-    """Appends lines to a file, and takes back those that are no longer true.
-
-    Args:
-        path: the file; it and its folder are made when they are needed.
-    """
+    """Appends lines to a file, which is created with its folder. All methods raise OutputError for a failed write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,27 +28,26 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed with this object
 
-    def add(self, epoch: int, step: int, said: Mapping[str, Any]) -> None:
-        """A line at a step, both counted from 0."""
+    def add(self, epoch: int, step: int, fields: Mapping[str, Any]) -> None:
+        """Append a line at a step; epoch and step count from 0."""
         with writing(self.path):
-            append(self._file, json.dumps({"epoch": epoch, "step": step, **said}).encode() + b"\n")
+            append(self._file, json.dumps({"epoch": epoch, "step": step, **fields}).encode() + b"\n")
 
     def sync(self) -> None:
-        """Make what was written survive a crash of the machine."""
+        """Make the lines durable."""
         with writing(self.path):
             os.fsync(self._file.fileno())
 
     def cut(self, epoch: int, step: int) -> None:
-        """Take back every line at this step and behind it."""
+        """Remove the lines of this step and of later ones."""
         self._keep(lambda line: (line["epoch"], line["step"]) < (epoch, step))
 
     def forget(self, epoch: int) -> None:
-        """Drop the lines of earlier epochs than this."""
+        """Remove the lines of epochs before this one."""
         self._keep(lambda line: line["epoch"] >= epoch)
 
     def _keep(self, which: Callable[[dict[str, Any]], bool]) -> None:
-        kept = [line for line in lines(self.path) if which(line)]
-        data = b"".join(json.dumps(line).encode() + b"\n" for line in kept)
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines(self.path) if which(line))
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         drop(temporary)
         self._file.close()
@@ -59,16 +56,22 @@ class Journal:
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a journal that are whole; none where there is no file."""
+    """The complete lines of a journal; none where there is no file."""
     if not path.exists():
         return
     with open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                with suppress(ValueError):  # zeros that a crash of the machine left, or what a full disk cut off
+                with suppress(ValueError):  # zeros after a crash of the machine, or a line that a full disk cut
                     yield json.loads(line)
+
+
+def append(file: io.FileIO, data: bytes) -> None:
+    """Write in one call; OSError where a disk that is nearly full takes only a part."""
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from core.errors import EmbqError, InputError, OutputError, TryLaterError
+from core.errors import EmbqError, InputError, OutputError
 from core.storage.durable import NO_SPACE, NOT_WRITABLE, overwrite
+from training.run.folder import exclusive
+from training.run.progress import size_text
 from training.shards.pictures import LeftOut
 from training.shards.plan import Pattern, Plan, Slice
 from training.shards.processes import each
-from training.shards.shard_set import RECORD, size_of
+from training.shards.shard_set import RECORD
 from training.shards.sizes import CLASSES, SIZES, classes_beside, rendered, sizes_beside
 from training.shards.writing import Desk, as_listed, write_shard
 
@@ -181,7 +181,7 @@ def convert(
     it cannot be written, TryLaterError where another conversion is at work there.
     """
     pattern, record = plan.layout.pattern, Record.of(plan, source)
-    with _disk_errors(pattern.folder), _alone(pattern):
+    with _disk_errors(pattern.folder), _locked(pattern.folder):
         require_same(plan, record)
         _require_classes(pattern.folder, plan.listing.classes)
         there = set(pattern.there())
@@ -249,7 +249,7 @@ def _require_room(folder: Path, left: list[Slice]) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OutputError(
-            f"{folder}: the shards need about {size_of(needed)}, and {size_of(free)} are free",
+            f"{folder}: the shards need about {size_text(needed)}, and {size_text(free)} are free",
             code="no_space",
             next_step="make room, or write them to another disk",
         )
@@ -268,32 +268,11 @@ def _workshop(pattern: Pattern) -> Iterator[Path]:
 
 
 @contextmanager
-def _alone(pattern: Pattern) -> Iterator[None]:
-    """Hold the folder for the length of the block; TryLaterError where another conversion has it."""
-    pattern.folder.mkdir(parents=True, exist_ok=True)
-    path = pattern.folder / ".converting"
-    while True:
-        with open(path, "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise TryLaterError(
-                    f"{pattern.folder}: another conversion writes there", next_step="wait for it, or stop it"
-                ) from error
-            if not _is(path, lock.fileno()):
-                continue  # whoever held it has removed it meanwhile
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+def _locked(folder: Path) -> Iterator[None]:
+    """Create the folder and hold it; TryLaterError where another conversion holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder / ".converting", f"{folder}: another conversion writes there", "wait for it, or stop it"):
+        yield
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from core.errors import InputError
 from sources.access.files import stat_file
+from training.run.progress import size_text
 from training.shards.names import contract, expand, folder_of, name_of, parts
 from training.shards.sizes import CLASSES, SIZES, sizes_beside
 
@@ -101,7 +102,7 @@ def printed(account: Account) -> list[str]:
     if len(rows) > 1:
         rows.append(("in all", account.shards, account.samples, account.bytes))
     cells = [
-        (name, f"{shards:,} shards", "? samples" if samples is None else f"{samples:,} samples", size_of(size))
+        (name, f"{shards:,} shards", "? samples" if samples is None else f"{samples:,} samples", size_text(size))
         for name, shards, samples, size in rows
     ]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
@@ -109,17 +110,6 @@ def printed(account: Account) -> list[str]:
         "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in (1, 2, 3))])
         for row in cells
     ]
-
-
-def size_of(count: float) -> str:
-    """Bytes as people say them: 410 B, 1.3 kB, 5.6 GB."""
-    if count < 1000:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:,.1f} TB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`embq train classify`: a classifier from shards, on one device or many."""
+"""`embq train classify`: train a classifier on shards."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 @classify_options
 @launch_options
 @json_option
-def command(where: Where, as_json: bool, **said: Any) -> int:
+def command(where: Where, as_json: bool, **flags: Any) -> int:
     """Train a classifier of timm or torchvision on SHARDS.
 
-    SHARDS are shards, braces, a pattern, a folder or a URL, several joined by ::. A training that was interrupted goes
-    on exactly where it was: give the same command again. Weights are never downloaded.
+    SHARDS is a shard, a brace expression, a pattern, a folder or a URL, or several of them joined by ::. The same
+    command resumes an interrupted training at the very next batch. Weights are never downloaded.
     """
     from training.classify.plan import planned
     from training.launch.launcher import launch
 
-    config = Config(device=where.device, **said)
-    planned(config)  # what can be told before many processes are started
-    inputs = [given for given in (config.shards, config.validation, config.classes, config.start) if given]
+    config = Config(device=where.device, **flags)
+    planned(config)  # raises before any process is started
+    inputs = [one for one in (config.shards, config.validation, config.classes, config.start) if one]
     return launch("training.classify", [*(["--json"] if as_json else []), *config.arguments()], where, inputs=inputs)

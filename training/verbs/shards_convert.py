@@ -76,7 +76,7 @@ def command(
     Exit status: 0 all pictures are in the shards, 3 some were left out.
     """
     from core.process.limits import cores
-    from training.run.progress import Course
+    from training.run.progress import Counter
     from training.shards.conversion import convert
     from training.shards.listing import Wish, known_classes, listing_of
     from training.shards.plan import Layout, Pattern, Plan
@@ -84,8 +84,8 @@ def command(
     named, began = Pattern.parse(pattern), time.monotonic()
     processes = processes or min(8, cores())
     wish = Wish(classes=known_classes(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
-    with Course("pictures found", quiet=as_json) as course:
-        listing = listing_of(source, named, wish, lambda count: course.add(count, 0))
+    with Counter("pictures found", quiet=as_json) as progress:
+        listing = listing_of(source, named, wish, lambda count: progress.add(count, 0))
     listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
     layout = Layout(
         pattern=named,
@@ -97,13 +97,13 @@ def command(
     if dry_run:
         _print(plan, None, 0.0, as_json=as_json)
         return Exit.SOME_FAILED if listing.left_out else Exit.DONE
-    with Course("samples", len(plan.order), plan.bytes, quiet=as_json) as course:
+    with Counter("samples", len(plan.order), plan.bytes, quiet=as_json) as progress:
         done = convert(
             plan,
             source,
             processes=processes,
-            kept=lambda one: course.skip(len(one.pictures), one.bytes),
-            wrote=lambda one: course.add(len(one.pictures), one.bytes),
+            kept=lambda one: progress.skip(len(one.pictures), one.bytes),
+            wrote=lambda one: progress.add(len(one.pictures), one.bytes),
         )
     _print(plan, done, time.monotonic() - began, as_json=as_json)
     return Exit.SOME_FAILED if listing.left_out else Exit.DONE
@@ -111,19 +111,19 @@ def command(
 
 def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
     """The listing without what becomes no sample."""
-    from training.run.progress import Course
+    from training.run.progress import Counter
     from training.shards.checking import checked, of_a_size
 
     listing = of_a_size(listing)
     if check:
         total = sum(one.size for one in listing.pictures)
         each = total / max(1, len(listing.pictures))
-        with Course("pictures checked", len(listing.pictures), total, quiet=quiet) as course:
+        with Counter("pictures checked", len(listing.pictures), total, quiet=quiet) as progress:
             listing = checked(
                 listing,
                 metadata=metadata,
                 processes=processes,
-                looked=lambda count: course.add(count, round(count * each)),
+                looked=lambda count: progress.add(count, round(count * each)),
             )
     if not listing.pictures:
         first = listing.left_out[0]
@@ -136,8 +136,8 @@ def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, qu
 
 
 def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool) -> None:
+    from training.run.progress import size_text
     from training.shards.pictures import notes
-    from training.shards.shard_set import size_of
 
     listing, pattern = plan.listing, plan.layout.pattern
     expression, said = pattern.expression(plan.shards), notes(listing)
@@ -161,7 +161,7 @@ def _print(plan: Plan, done: Converted | None, seconds: float, *, as_json: bool)
         return
     classes = "" if listing.classes is None else f", {len(listing.classes):,} classes"
     click.echo(expression)
-    click.echo(f"{plan.shards:,} shards, {len(plan.order):,} samples, {size_of(plan.bytes)} of pictures{classes}")
+    click.echo(f"{plan.shards:,} shards, {len(plan.order):,} samples, {size_text(plan.bytes)} of pictures{classes}")
     if done is None:
         click.echo("nothing was written")
     elif done.written:

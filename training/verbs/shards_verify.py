@@ -47,16 +47,16 @@ def command(
     Exit status: 0 nothing is wrong, 65 something is.
     """
     from core.process.limits import cores
-    from training.run.progress import Course
+    from training.run.progress import Counter
     from training.shards import verification
 
     wish = verification.Wish(decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores()))
     began = time.monotonic()
-    with Course("shards", quiet=as_json) as course:
+    with Counter("shards", quiet=as_json) as progress:
 
         def read(one: Inspected, total: int) -> None:
-            course.expect(total)
-            course.add(1, one.bytes)
+            progress.expect(total)
+            progress.add(1, one.bytes)
 
         report = (verification.write_sizes if write_sizes else verification.verify)(shards, wish, read)
     if as_json:
@@ -68,12 +68,12 @@ def command(
 
 def _print(report: Report, seconds: float, *, write_sizes: bool) -> None:
     from core.redaction import printable
-    from training.shards.shard_set import size_of
+    from training.run.progress import size_text
 
-    speed = size_of(report.bytes / max(seconds, 1e-3))
+    speed = size_text(report.bytes / max(seconds, 1e-3))
     members = ", ".join(f"{name} ({count:,})" for name, count in report.members.items())
     counted = "as sizes.json says" if report.counted else "there is no sizes.json to compare with"
-    click.echo(f"{report.shards:,} shards, {report.samples:,} samples, {size_of(report.bytes)}, {speed}/s")
+    click.echo(f"{report.shards:,} shards, {report.samples:,} samples, {size_text(report.bytes)}, {speed}/s")
     click.echo(f"members: {members}")
     for violation in report.violations[:SHOWN]:
         click.echo(printable(f"{violation.code:<16} {violation.where}: {violation.message}"))
