@@ -217,7 +217,7 @@ def test_each_launcher_has_its_own_words_before_one_list_of_flags() -> None:
     one = python_command("m", flags, python="py")
     assert one == ["py", "-u", "-m", "m", "--logs", "x"]
     hosts = torchrun_command("m", flags, processes=4, nodes=2, node_rank=1, rendezvous="a:29500", python="py")
-    torchrun = "py -m torch.distributed.run --log-dir /dev/null --nnodes 2 --node-rank 1"
+    torchrun = "py -m training.launch.torchrun --log-dir /dev/null --nnodes 2 --node-rank 1"
     torchrun += " --master-addr a --master-port 29500"
     assert " ".join(hosts) == f"{torchrun} --nproc-per-node 4 -m -- m --logs x"
     slurm = srun_command("m", flags, nodes=2, processes=4, cpus=6, python="py")

@@ -18,18 +18,9 @@ from waiting import wait_until
 
 from core.errors import AwayError, DeviceError, EmbqError
 from core.service.stopping import REPEAT_S
-from training.launch.outcomes import PEER_GONE, Outcome
+from training.launch.outcomes import PEER_GONE, Outcome, killed
 from training.launch.ssh_remote import MARK, ended_by_silence
 from training.launch.ssh_watch import Part, watch
-
-KILLED = """\
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-01-01_00:00:00
-  host      : two.example.org
-  rank      : 1 (local_rank: 0)
-  exitcode  : -9 (pid: 7) (SIGKILL)
-"""
 
 
 def part(host: str, said: str, *, prefix: str = "") -> Part:
@@ -38,8 +29,8 @@ def part(host: str, said: str, *, prefix: str = "") -> Part:
     return Part(host, command, threading.Lock(), prefix=prefix)
 
 
-def told(status: int, *outcomes: Outcome, said: str = "") -> str:
-    return MARK + json.dumps({"status": status, "outcomes": [asdict(one) for one in outcomes], "said": said}) + "\n"
+def told(status: int, *outcomes: Outcome) -> str:
+    return MARK + json.dumps({"status": status, "outcomes": [asdict(one) for one in outcomes]}) + "\n"
 
 
 def test_what_a_host_tells_last_may_stand_behind_a_line_without_an_end(capfd: pytest.CaptureFixture[str]) -> None:
@@ -55,8 +46,12 @@ def test_a_connection_that_is_cut_while_a_host_tells_of_its_end_was_lost() -> No
 def test_a_process_that_was_killed_on_any_host_explains_the_end_of_the_others() -> None:
     lost = Outcome(rank=0, status=69, code=PEER_GONE, message="lost another")
     asked = Outcome(rank=2, status=130)
-    with pytest.raises(DeviceError, match=r"process 1 on two\.example\.org was ended by signal 9, as the kernel"):
-        watch([part("one", told(69, lost)), part("two", told(1, said=KILLED)), part("three", told(130, asked))])
+    ended = Outcome.of(1, killed("process 1 on two.example.org", "its memory", 9))
+    with pytest.raises(
+        EmbqError, match=r"process 1 on two\.example\.org was ended by signal 9, as the kernel"
+    ) as raised:
+        watch([part("one", told(69, lost)), part("two", told(1, ended)), part("three", told(130, asked))])
+    assert raised.value.exit_code == DeviceError.exit_code
 
 
 def test_a_torchrun_that_was_killed_explains_the_end_of_processes_on_other_hosts() -> None:

@@ -1,4 +1,4 @@
-"""A child process that is stopped when we are asked to stop, and never outlives us."""
+"""Runs a child process that stops on request and never outlives this one."""
 
 from __future__ import annotations
 
@@ -17,33 +17,24 @@ from core.service.stopping import StopFlag
 from core.settings import child_environment
 
 GRACE_S = 40.0
-"""From the request to stop to the end by force. torchrun gives its workers 30 s (its --shutdown-timeout), and takes
-a moment more to end itself."""
+"""From a request to stop to SIGKILL. torchrun gives its workers 30 s (its --shutdown-timeout), and then ends itself."""
 LOOK_S = 0.5
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(
-    command: list[str],
-    *,
-    environment: Mapping[str, str] = MappingProxyType({}),
-    output: TextIO | None = None,
-    stdin: int | None = None,
-    errors: TextIO | None = None,
-    grace_s: float = GRACE_S,
+    command: list[str], *, environment: Mapping[str, str] = MappingProxyType({}), output: TextIO | None = None
 ) -> int:
-    """Run a command to its end; gives its exit status, 128 + N where signal N ended it.
+    """Run a command to its end; returns its exit status, 128 + N after signal N.
 
-    It leads a process group of its own. SIGINT and SIGTERM that reach us are passed on to the group; when it is still
-    there after `grace_s`, or at the second request, it is killed. The kernel kills it when we are killed: that holds
-    for the command itself, and for what it starts only where that does the same (`training.launch.member`).
+    It leads a process group. SIGINT and SIGTERM are forwarded to the group, which is killed after `GRACE_S` or at the
+    second request. The kernel kills the command when this process is killed; its own children have to see to that
+    themselves (`training.launch.member`).
 
     Args:
         environment: changes to ours.
-        output: where its output and its errors go; None for ours.
-        stdin: descriptor that it gets as its standard input; None for nothing to read.
-        errors: where its errors go instead.
+        output: for its output and its errors; None for ours.
 
     Raises KeyboardInterrupt where it ended because of such a request.
     """
@@ -51,22 +42,22 @@ def run(
     flag = StopFlag()
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=output if errors is None else errors,
+        stderr=output,
         env=child_environment(**environment),
         process_group=0,
         preexec_fn=lambda: _bind_to(parent),
     )
     try:
-        with _passed_on(process, flag):
+        with _forwarded(process, flag):
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_S)
-                if flag.longer_than(grace_s):
-                    kill_group(process)
+                if flag.longer_than(GRACE_S):
+                    _kill_group(process)
     finally:
-        kill_group(process)
+        _kill_group(process)
         process.wait()
     if flag() and process.returncode:
         raise KeyboardInterrupt
@@ -74,22 +65,21 @@ def run(
 
 
 def _bind_to(parent: int) -> None:
-    # A script's background jobs are born deaf to SIGINT, and what they start is too; we are not, and pass it on.
+    # Background jobs of a script ignore SIGINT, and so would their children, to which it is forwarded.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
-    if os.getppid() != parent:  # it ended before the kernel knew what to do then
+    if os.getppid() != parent:  # it ended before the kernel was told
         os._exit(128 + signal.SIGKILL)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End whatever is left of a child's process group."""
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def replaced_handlers() -> Iterator[None]:
-    """Whatever is done to the handlers of both signals within the block is undone after it."""
+    """Restore the handlers of both signals after the block."""
     old = {number: signal.getsignal(number) for number in STOPPING}
     try:
         yield
@@ -99,13 +89,13 @@ def replaced_handlers() -> Iterator[None]:
 
 
 @contextmanager
-def _passed_on(process: subprocess.Popen[bytes], flag: StopFlag) -> Iterator[None]:
-    """For the length of the block, requests to stop go to the child's group as well as into `flag`."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals over
+def _forwarded(process: subprocess.Popen[bytes], flag: StopFlag) -> Iterator[None]:
+    """Within the block, requests to stop go to the child's group as well as to `flag`."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
 
-    def pass_on(counted: Callable[[int, FrameType | None], None], number: int, frame: FrameType | None) -> None:
+    def forward(counted: Callable[[int, FrameType | None], None], number: int, frame: FrameType | None) -> None:
         counted(number, frame)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -115,5 +105,5 @@ def _passed_on(process: subprocess.Popen[bytes], flag: StopFlag) -> Iterator[Non
         for number in STOPPING:
             counted = signal.getsignal(number)
             assert callable(counted)
-            signal.signal(number, partial(pass_on, counted))
+            signal.signal(number, partial(forward, counted))
         yield

@@ -24,7 +24,6 @@ import click
 from core.errors import AwayError, ConfigError, DeviceError, EmbqError, Exit, TryLaterError, UsageError
 from core.settings import Settings
 from training.launch.child_process import replaced_handlers
-from training.launch.launcher import STDERR
 from training.launch.options import Where
 from training.launch.outcomes import Outcome, cause, kept, verdict
 from training.launch.ray_worker import Work, work
@@ -187,12 +186,12 @@ def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
 def _standard_error_in(file: int) -> Iterator[None]:
     """What this process writes to its standard error, below Python too, goes into a file instead."""
     sys.stderr.flush()
-    before = os.dup(STDERR)
-    os.dup2(file, STDERR)
+    before = os.dup(2)
+    os.dup2(file, 2)
     try:
         yield
     finally:
-        os.dup2(before, STDERR)
+        os.dup2(before, 2)
         os.close(before)
 
 
@@ -282,7 +281,7 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
             return _after(error)
     told = result.return_value
     results.write(told["printed"])
-    return verdict([Outcome(**told["outcome"])], Exit.DONE, "")
+    return verdict([Outcome(**told["outcome"])], Exit.DONE)
 
 
 def _after(error: Exception) -> int:
@@ -302,7 +301,7 @@ def _after(error: Exception) -> int:
     if known is None:
         said = kept(str(error))
         raise EmbqError("Ray has ended the training", next_step=f"all that it said is in {said}", code="launch")
-    return verdict(outcomes, Exit.BUG, "")
+    return verdict(outcomes, Exit.BUG)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The hosts' parts of a training, as seen from here: what they print, how they end, and that they end together."""
+"""Watches the hosts of a training over ssh: prints their output, and ends them together."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from training.launch.outcomes import Outcome, by_signal, cause, verdict
 from training.launch.ssh_remote import BEAT_S, MARK
 
 OTHERS_S = 10.0
-"""From the failure of one host to the end of the others, which lose a peer and may say more about it."""
+"""From the failure of one host to the end of the others, whose processes may explain it."""
 CLOSING_S = 10.0
-"""For the last lines of a host to arrive, after its processes had `GRACE_S` to end."""
+"""For the last lines of a host, after its processes had `GRACE_S` to end."""
 
 
 class Part:
-    """One host's torchrun, at the other end of an ssh that runs here.
+    """One host's torchrun, at the other end of an ssh connection.
 
-    What it prints is printed here: errors and progress after the host's name, results after `prefix`.
+    Its standard error is printed here after the host's name, its standard output after `prefix`.
 
     Attributes:
-        status: of torchrun; None until it is told.
+        status: exit status of torchrun; None until it is known.
         outcomes: of the host's processes.
-        said: what torchrun said itself.
         ended_at: monotonic seconds; 0 while it runs.
     """
 
@@ -40,7 +39,6 @@ class Part:
         self.host = host
         self.status: int | None = None
         self.outcomes: list[Outcome] = []
-        self.said = ""
         self.ended_at = 0.0
         self._screen = screen
         self._last = "it said nothing"
@@ -63,21 +61,21 @@ class Part:
 
     def _print(self, lines: IO[str], screen: TextIO, prefix: str) -> None:
         for whole in lines:
-            line, mark, told = whole.partition(MARK)
-            if mark and told.endswith("\n"):  # else the connection was cut within it
-                self._take(json.loads(told))
+            line, mark, report = whole.partition(MARK)
+            if mark and report.endswith("\n"):  # otherwise the connection was cut within it
+                self._take(json.loads(report))
             if line or not mark:
                 self._last = line.strip() or self._last
                 with self._screen:
                     screen.write(f"{prefix}{line}")
                     screen.flush()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        self.said, self.outcomes = told["said"], [Outcome(**one) for one in told["outcomes"]]
-        self.status = told["status"]
+    def _take(self, report: dict[str, Any]) -> None:
+        self.outcomes = [Outcome(**one) for one in report["outcomes"]]
+        self.status = report["status"]
 
     def over(self) -> bool:
-        """Whether it has ended; once it has, all that it said has been read."""
+        """Whether it has ended, and all of its output is read."""
         if self.ended_at:
             return True
         if self._process.poll() is None:
@@ -89,18 +87,18 @@ class Part:
         return True
 
     def failed(self) -> bool:
-        """Whether it ended, and not in order."""
+        """Whether it ended with an error."""
         return bool(self.ended_at) and self.status != Exit.DONE
 
     def beat(self) -> None:
-        """Let the other end know that somebody is still here."""
+        """Tell the other end that this one is alive."""
         assert self._process.stdin is not None
         with suppress(OSError, ValueError):  # it ended, or was asked to
             self._process.stdin.write("\n")
             self._process.stdin.flush()
 
     def ask_to_end(self) -> None:
-        """Have the other end stop its torchrun: its input closes."""
+        """Close the other end's input, at which it stops torchrun."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -112,12 +110,12 @@ class Part:
                 stream.close()
 
     def cut(self) -> None:
-        """End the connection, which has the other end stop its torchrun as well."""
+        """Kill the connection, at which the other end stops torchrun as well."""
         if self._process.poll() is None:
             self._process.kill()
 
     def lost(self) -> AwayError:
-        """The error for a connection that ended before the host had told what came of its processes."""
+        """The error for a connection that ended before the outcomes arrived."""
         return AwayError(
             f"the connection to {self.host} ended in the middle of the training, with status "
             f"{self._process.returncode}: {self._last}",
@@ -128,9 +126,9 @@ class Part:
 
 
 def watch(parts: Sequence[Part]) -> int:
-    """Wait for the end of all parts; gives the exit status of the training, or raises what explains its end.
+    """Wait for all parts; returns the exit status of the training, or raises the error that explains its end.
 
-    A part that fails ends the others, and so does a request to stop; then KeyboardInterrupt is raised.
+    A part that fails ends the others. So does a request to stop, after which KeyboardInterrupt is raised.
     """
     flag = StopFlag()
     asked_at, beaten_at = 0.0, float("-inf")
@@ -161,16 +159,14 @@ def watch(parts: Sequence[Part]) -> int:
 
 
 def _verdict(parts: Sequence[Part]) -> int:
-    """That of the part which failed first, unless a process of another one can say more."""
+    """That of the part which failed first, unless a process of another one explains more."""
     outcomes = [outcome for part in parts for outcome in part.outcomes]
     failed = next((part for part in parts if part.failed()), None)
     if failed is None:
-        return verdict(outcomes, Exit.DONE, "")
+        return verdict(outcomes, Exit.DONE)
     lost = next((part for part in parts if part.status is None), None)
     known = cause(outcomes)
     if lost is not None and (known is None or known.status == Exit.BUG or known.follows):
         raise lost.lost()
-    # What torchrun says last counts, so that of the part which failed first stands there.
-    said = "".join(part.said for part in reversed(parts) if part.failed())
     killed = next((part.status for part in parts if by_signal(part.status or 0)), failed.status)
-    return verdict(outcomes, killed or Exit.DONE, said)
+    return verdict(outcomes, killed or Exit.DONE)

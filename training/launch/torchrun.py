@@ -1,31 +1,40 @@
-"""torchrun for the processes of one machine: `python -m training.launch.torchrun FLAGS`, with torchrun's own flags.
+"""torchrun with embq's outcome files: `python -m training.launch.torchrun FLAGS`, with torchrun's own flags.
 
-torchrun's stores listen on all addresses of the machine and ask nobody who they are, and torchrun unpickles what it
-reads in its own, so that whoever reaches the port runs code. Here torchrun's own store is in its memory, where no other
-process needs it, and that of the training listens on the loopback alone.
+torchrun's stores listen on all addresses of the machine without authentication, and torchrun unpickles what it reads in
+its own, so whoever reaches the port runs code. With --standalone, torchrun's own store is therefore in memory, where no
+other process needs it, and that of the training listens on the loopback alone.
+
+torchrun itself prints nothing. A process that a signal ended, or a failure of torchrun, becomes an outcome beside those
+of the other processes (`training.launch.outcomes`).
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import socket
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from core.errors import UsageError
+from core.errors import Exit, UsageError
+from core.redaction import masked
+from training.launch.outcomes import OUTCOMES, Outcome, killed
 
-TORCHRUN = "torch.distributed.run"
-ON_ONE_HOST = "training.launch.torchrun"
-"""The same, with stores that other machines do not reach."""
+MODULE = "training.launch.torchrun"
+LOOPBACK = "127.0.0.1"
 EACH_START_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Environment of a torchrun that may start its processes again. Else they meet in the store of the start before, find
-the addresses of processes that have ended, and fail (dynamic_rendezvous.py of torch 2.15)."""
+"""Environment of a torchrun that may restart its processes. Otherwise these meet in the store of the previous attempt,
+find the addresses of processes that have ended, and fail (dynamic_rendezvous.py of torch 2.15)."""
+_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def python_command(module: str, arguments: Sequence[str], *, python: str = sys.executable) -> list[str]:
-    """One process, unbuffered, so that its lines are seen when they are written."""
+    """One process, with unbuffered output."""
     return [python, "-u", "-m", module, *arguments]
 
 
@@ -41,21 +50,19 @@ def torchrun_command(
     max_restarts: int = 0,
     python: str = sys.executable,
 ) -> list[str]:
-    """torchrun, by the name of its module, so that it is the one of this Python.
-
-    On several hosts its store listens on all addresses of the first one, and trusts whoever reaches it.
+    """torchrun on one host. Of several hosts, its store listens on all addresses of the first one.
 
     Args:
         processes: on this host; "gpu" for one on each of its GPUs.
-        nodes: hosts; with more than one, `rendezvous` has to be given.
-        node_rank: this host's place. The ranks then follow the order of the hosts, always; no host can be replaced.
-            None lets torchrun choose, and start anew with all hosts after a failure.
+        nodes: number of hosts; with more than one, `rendezvous` is required.
+        node_rank: this host's place. Ranks then follow the order of the hosts, and no host can be replaced. None lets
+            torchrun choose, and restart with all hosts after a failure.
         rendezvous: HOST:PORT of the first host, as the others reach it.
         local_address: how the others reach this host, where torchrun chooses; "" for its own name.
-        max_restarts: how often all processes are started again after one of them failed.
+        max_restarts: restarts of all processes after one of them failed.
     """
-    # Else it makes a folder for logs, into which nothing goes, and leaves it in the temporary directory.
-    command = [python, "-m", ON_ONE_HOST if nodes == 1 else TORCHRUN, "--log-dir", os.devnull]
+    # Without a folder for logs it makes one in the temporary directory, leaves it there and writes nothing to it.
+    command = [python, "-m", MODULE, "--log-dir", os.devnull]
     if nodes == 1:
         command += ["--standalone", "--local-addr", LOOPBACK]
     elif not rendezvous:
@@ -84,28 +91,25 @@ def srun_command(
     cpus: int | None,
     python: str = sys.executable,
 ) -> list[str]:
-    """Slurm's srun: a task for each process; MASTER_ADDR and MASTER_PORT have to stand in the environment.
+    """Slurm's srun, with a task for each process; MASTER_ADDR and MASTER_PORT have to be in the environment.
 
     Args:
         processes: on each node.
-        cpus: cores for each process; None leaves that to the partition.
+        cpus: cores of each process; None leaves that to the partition.
     """
     command = ["srun", "--nodes", str(nodes), "--ntasks-per-node", str(processes)]
     command += ["--cpus-per-task", str(cpus)] if cpus else []
     return [*command, *python_command(module, arguments, python=python)]
 
 
-LOOPBACK = "127.0.0.1"
-
-
 def stay_on_loopback() -> None:
-    """Have the stores that this process serves from now on listen on the loopback alone."""
+    """Make the stores that this process serves from now on listen on the loopback alone."""
     distributed: Any = importlib.import_module("torch.distributed")
-    # Its name in the package is that of a function.
+    # As an attribute of the package, `rendezvous` is a function.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
 
     class LoopbackStore(distributed.TCPStore):  # type: ignore[misc]
-        """A TCPStore; the arguments are its own."""
+        """A TCPStore with its own arguments."""
 
         def __init__(
             self,
@@ -125,16 +129,55 @@ def stay_on_loopback() -> None:
     distributed.TCPStore = rendezvous.TCPStore = LoopbackStore
 
 
-def meet_in_memory() -> None:
-    """Have torchrun keep in its memory what it says to torchruns of other machines."""
+def _meet_in_memory() -> None:
+    """Keep in memory what torchrun writes for torchruns of other machines."""
     distributed: Any = importlib.import_module("torch.distributed")
     backend: Any = importlib.import_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
     backend._create_tcp_store = lambda _: distributed.HashStore()
 
 
-if __name__ == "__main__":
-    stay_on_loopback()
-    meet_in_memory()
-    from torch.distributed.run import main
+def main(arguments: Sequence[str]) -> int:
+    """Run torchrun; returns 0, 130 after a request to stop, or 1 where a process failed."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    level = os.environ.get(_CPP_LOG_LEVEL)
+    os.environ[_CPP_LOG_LEVEL] = "FATAL"
+    run: Any = importlib.import_module("torch.distributed.run")
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    main()
+    # torch has read it; the processes have their own.
+    os.environ.pop(_CPP_LOG_LEVEL)
+    if level is not None:
+        os.environ[_CPP_LOG_LEVEL] = level
+    asked = run.parse_args(list(arguments))
+    given = asked.training_script_args
+    folder = Path(given[given.index(OUTCOMES) + 1]) if OUTCOMES in given[:1] else None
+    if asked.standalone:
+        stay_on_loopback()
+        _meet_in_memory()
+    try:
+        run.run(asked)
+        return 0
+    except SignalException:
+        return Exit.INTERRUPTED
+    except ChildFailedError as error:
+        ended = {rank: -failure.exitcode for rank, failure in error.failures.items() if failure.exitcode < 0}
+        host = socket.getfqdn()
+        found = [
+            Outcome.of(rank, killed(f"process {rank} on {host}", f"the memory of {host}", number))
+            for rank, number in ended.items()
+        ]
+    except Exception as error:
+        if folder is None:
+            raise
+        text, trace = masked(f"{type(error).__name__}: {error}"), masked(traceback.format_exc())
+        found = [Outcome(rank=-1, status=Exit.BUG, code="launch", message=text, traceback=trace)]
+    if folder is not None:
+        for outcome in found:
+            outcome.write(folder)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
