@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.storage.durable import drop, publish
 from core.service.progress_line import duration
+from core.storage.durable import drop, publish
 from training.classify.checkpoint import FORMAT
 from training.run.folder import save_weights, write_json, writing
 from training.run.journal import lines
