@@ -11,7 +11,7 @@ from pathlib import Path
 from core.errors import InputError, TryLaterError
 from core.formats.files import refuse_dtype
 from core.models import REFERENCE, Chunking, ModelConfig
-from core.queue.uploads import Grown
+from core.queue.uploads import AddedUnits
 from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.run.control import PRIORITY, Control, save_control
@@ -109,7 +109,7 @@ def asked_for(request: Request) -> PlanRecord:
     return PlanRecord(inputs=request.inputs, options=request.recorded, version=request.version)
 
 
-def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> Grown:
+def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> AddedUnits:
     """Add to a run what it lacks of another one, which was planned elsewhere, and came through the broker.
 
     Whoever calls it holds the lock on planning.
@@ -135,7 +135,7 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
     plan = Plan(units=units(), modalities=other.model.modalities, warnings=())
     # Whether an input is gone, only the machine that planned it can see.
     added = _extend(Layout(root), there, asked, plan, ready=ready, look_for_vanished=False)
-    return Grown(units=added.info.units, samples=added.samples, added=added.added)
+    return AddedUnits(units=added.info.units, samples=added.samples, added=added.added)
 
 
 def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:

@@ -22,7 +22,7 @@ from core.queue.heartbeats import WORKER_REPORTS, live_workers
 from core.queue.hints import Hint
 from core.queue.index_builds import forget_abandoned
 from core.queue.ledger import Ledger
-from core.queue.outage_detector import Steady
+from core.queue.outage_detector import OutageDetector
 from core.queue.runs import RunRecord, register_again, registered
 from core.queue.scripts import Loader, load_scripts
 from core.run.control import Control
@@ -57,7 +57,7 @@ class _Fed:
 
     @property
     def weight(self) -> int:
-        return Control().with_wishes(self.meta).priority
+        return Control().with_changes(self.meta).priority
 
     @property
     def left(self) -> int:
@@ -107,7 +107,7 @@ class Feeder:
         self._outputs = outputs
         self.client = client
         self.only = only
-        self.steady = Steady(client, lease_s=lease_s, pause_s=TICK_S, clock=clock)
+        self.outages = OutageDetector(client, lease_s=lease_s, pause_s=TICK_S, clock=clock)
         self.log = Events("producer")
         self._clock = clock
         self._scripts = load_scripts(client)
@@ -121,7 +121,7 @@ class Feeder:
 
     def tick(self) -> int:
         """One round over all runs; gives the number of hints pushed."""
-        self.steady.listen()
+        self.outages.listen()
         self._loader.look()
         records = [record for record in self._records() if self.only in ("", record.run)]
         queues: dict[str, list[RunRecord]] = defaultdict(list)
@@ -130,13 +130,13 @@ class Feeder:
         pushed = sum(self._feed_queue(key, runs) for key, runs in queues.items())
         if self._clock() - self._last_sweep > SWEEP_S:
             self._last_sweep = self._clock()
-            with self.steady.answered():
+            with self.outages.answered():
                 WORKER_REPORTS.forget_silent(self.client)
                 forget_abandoned(self.client, scripts=self._scripts)
             for key in queues:
-                with self.steady.answered():
+                with self.outages.answered():
                     hints.sweep(self.client, hints.hint_queue(self.client, key))
-        self.steady.rest()
+        self.outages.rest()
         return pushed
 
     def _records(self) -> list[RunRecord]:
@@ -145,7 +145,7 @@ class Feeder:
         One that was being fed and is gone was lost with all that the broker held: it is announced again, so that its
         writer makes its queue anew.
         """
-        with self.steady.answered():
+        with self.outages.answered():
             known = registered(self.client)
         for run, record in self._unfinished.items():
             if run not in known and register_again(self.client, record):
@@ -156,7 +156,7 @@ class Feeder:
     def _feed_queue(self, queue_key: str, runs: list[RunRecord]) -> int:
         queue = hints.hint_queue(self.client, queue_key)
         shares, window = self._shares[queue_key], self._windows[queue_key]
-        with self.steady.answered():
+        with self.outages.answered():
             waiting = self.client.llen(queue.key)
             workers = [worker for worker in live_workers(self.client) if worker.get("model") == runs[0].model.spec]
         idle = [worker for worker in workers if worker.get("held") == 0]
@@ -174,12 +174,12 @@ class Feeder:
         urgent: list[Hint] = []
         normal: dict[str, deque[Hint]] = {}
         for run in fed:
-            with self.steady.answered():
+            with self.outages.answered():
                 again, units = run.ledger.next_units(
                     run.gen,
                     max(room, fresh[run.id]),
                     queue_empty=waiting == 0,
-                    reap_at=self.steady.reap_at(),
+                    reap_at=self.outages.reap_at(),
                     idle=len(idle),
                     fresh=fresh[run.id],
                     unit_s=unit_s,
@@ -192,7 +192,7 @@ class Feeder:
         ahead = shares.give([(hint.run, (hint.unit.expected or costs[hint.run]) / weights[hint.run]) for hint in batch])
         # What is pushed to the front first ends up behind the others.
         for part, at_front in (([*urgent, *batch[:ahead]][::-1], True), (batch[ahead:], False)):
-            with self.steady.answered():
+            with self.outages.answered():
                 hints.push(queue, part, at_front=at_front)
         window.pushed(len(urgent) + len(batch))
         return len(urgent) + len(batch)
@@ -202,7 +202,7 @@ class Feeder:
         fed = []
         for record in runs:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
-            with self.steady.answered():
+            with self.outages.answered():
                 meta = ledger.meta()
             state = meta.get("state", "")
             if state in ("running", "paused"):

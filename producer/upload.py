@@ -13,7 +13,7 @@ import redis
 
 from core.errors import BrokerError, InputError, UsageError
 from core.queue import uploads
-from core.queue.uploads import PIECE_BYTES, WINDOW, End, Pieces, Upload, UploadFile
+from core.queue.uploads import PIECE_BYTES, WINDOW, Outcome, Pieces, Upload, UploadFile
 from core.run.layout import INPUTS, Layout
 from core.run.run_info import RunInfo, load_run, run_id
 from core.storage.durable import file_sha256
@@ -136,7 +136,7 @@ class Delivered:
         kept: the broker has all that the writer has not taken on its disk; None where it cannot say.
     """
 
-    end: End | None
+    end: Outcome | None
     kept: bool | None
 
 
@@ -159,13 +159,13 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
     began, heard = time.monotonic(), False
     while True:
         said = uploads.state(client, upload.name)
-        if (end := uploads.end_of(client, upload.name)) is not None:
+        if (end := uploads.outcome_of(client, upload.name)) is not None:
             uploads.drop_pieces(client, upload.name)
             if end.end == "refused":
                 raise _refusal(end, parcel)
             return Delivered(end=end, kept=kept)
         if pieces.count > FEW_PIECES and not heard and time.monotonic() - began < LISTEN_S:
-            heard = uploads.is_attended(client, upload.name)
+            heard = uploads.has_writer(client, upload.name)
             time.sleep(LOOK_S)
             continue
         taken = said.taken
@@ -188,7 +188,7 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
         time.sleep(LOOK_S)
 
 
-def _refusal(end: End, parcel: Parcel) -> InputError:
+def _refusal(end: Outcome, parcel: Parcel) -> InputError:
     """Why the writer does not take it, with files by their names on this machine."""
     why = end.why
     for name, path in parcel.paths.items():
@@ -209,7 +209,7 @@ _NEXT = {
 
 def _lost(client: redis.Redis, name: str, taken: int) -> bool:
     """Whether the piece that the writer takes next, which was sent, is neither in the broker nor taken by now."""
-    return not uploads.waits(client, name, taken) and uploads.state(client, name).taken == taken
+    return not uploads.has_piece(client, name, taken) and uploads.state(client, name).taken == taken
 
 
 def _forgotten(client: redis.Redis, upload: Upload) -> bool:
@@ -223,7 +223,7 @@ def _on_disk(client: redis.Redis, name: str) -> bool | None:
     # sent again: on a new connection without a write of its own it would vouch for nothing.
     with client.pipeline(transaction=False) as one:
         try:
-            uploads.say_sent(one, name)
+            uploads.mark_sent(one, name)
             one.execute_command("WAITAOF", 1, 0, FSYNC_MS)  # type: ignore[no-untyped-call]
             _, (local, _) = one.execute()
         except redis.ResponseError:

@@ -22,7 +22,7 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.service.log import Events
-from core.service.metrics import Spread
+from core.service.metrics import Histogram
 from core.storage.durable import drop_in
 from core.storage.paths import place
 from writer import staging
@@ -97,7 +97,7 @@ class Counts:
     rows: int = 0
     failures: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    seconds: Spread = field(default_factory=lambda: Spread(COMMIT_S))
+    seconds: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
 
     def committed(self, commit: Commit, took_s: float) -> None:
         """Count a record that took so many seconds."""
@@ -220,7 +220,7 @@ class RunWriter:
         """Write what was asked for to the output folder, and tell the broker that it is there."""
         if not (wishes := self.ledger.asked()):
             return
-        control = self.control.with_wishes(wishes)
+        control = self.control.with_changes(wishes)
         if control != self.control:
             save_control(self.layout, control)
             self.log.info("control_noted", run=self.record.run, **control.fields())
@@ -334,7 +334,7 @@ class RunWriter:
             commit = self.committer.commit(results)
             self.counts.committed(commit, time.monotonic() - began)
             for result in results:
-                self.workload.committed(self.manifest.extent(result.u), result.tokens)
+                self.workload.committed(self.manifest.unit_size(result.u), result.tokens)
             self.queue.mark([(result.entry, result.u) for result in results])
             for result in results:
                 if result.staged:

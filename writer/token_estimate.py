@@ -12,7 +12,7 @@ import math
 
 from core.run.commit_log import CommitLog, LogState
 from core.run.manifest import Manifest
-from core.run.unit_sizes import Extent
+from core.run.unit_sizes import UnitSize
 
 DOUBT, DOUBT_TOKENS = 0.5, 5.0
 """Tokens are in proportion to bytes, give or take this share and so many tokens a sample, whichever is less, before the
@@ -35,24 +35,24 @@ class TokenEstimate:
 
     def __init__(self) -> None:
         self._fits: dict[str, _Fit] = {}
-        self.left: dict[str, Extent] = {}
+        self.left: dict[str, UnitSize] = {}
 
     def count(self, manifest: Manifest, state: LogState) -> None:
         """Take what is left from the manifest, also when it has grown."""
-        self.left = manifest.extents_left(bytes(state.done))
+        self.left = manifest.sizes_left(bytes(state.done))
 
     def remember(self, manifest: Manifest, log: CommitLog, state: LogState) -> None:
         """Learn from the last records of a run that was begun before."""
         for commit in log.read(after=max(0, state.n - REMEMBERED)):
             for unit in commit.units:
-                self.learn(manifest.extent(unit.u), unit.tokens)
+                self.learn(manifest.unit_size(unit.u), unit.tokens)
 
-    def committed(self, extent: Extent, tokens: int) -> None:
+    def committed(self, extent: UnitSize, tokens: int) -> None:
         """A unit is done, and had so many tokens; 0 where that is not known."""
         self.left[extent.kind] -= extent
         self.learn(extent, tokens)
 
-    def learn(self, extent: Extent, tokens: int) -> None:
+    def learn(self, extent: UnitSize, tokens: int) -> None:
         """Take what a unit cost as an example; one of 0 tokens says nothing."""
         if tokens:
             self._fits.setdefault(extent.kind, _Fit()).add(extent, tokens)
@@ -80,7 +80,7 @@ class _Fit:
         self._examples = self._bytes = 0
         self._bytes_squared = self._tokens_squared = self._products = 0.0
 
-    def add(self, extent: Extent, tokens: int) -> None:
+    def add(self, extent: UnitSize, tokens: int) -> None:
         self._examples += 1
         self.samples += extent.samples
         self.tokens += tokens
@@ -89,7 +89,7 @@ class _Fit:
         self._tokens_squared += tokens**2 / extent.samples
         self._products += extent.bytes * tokens / extent.samples
 
-    def tokens_of(self, extent: Extent) -> float:
+    def tokens_of(self, extent: UnitSize) -> float:
         """About how many tokens some units have together."""
         of_byte = self._of_byte()
         of_sample = (self.tokens - of_byte * self._bytes) / self.samples

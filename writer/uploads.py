@@ -15,7 +15,7 @@ from core.errors import InputError, OutputError
 from core.queue import uploads
 from core.queue.ledger import Ledger
 from core.queue.runs import register
-from core.queue.uploads import End, Grown, Upload
+from core.queue.uploads import AddedUnits, Outcome, Upload
 from core.run.control import PRIORITY, Control, load_control, save_control
 from core.run.layout import Layout, refuse_foreign_files
 from core.run.run_info import load_run
@@ -30,7 +30,7 @@ RETRY_S = 10.0
 BUSY_S = 1.0
 """One that waits for another plan to be made looks again after this long."""
 
-Add = Callable[[Path, Path, Callable[[], None], Callable[[], None]], Grown]
+Add = Callable[[Path, Path, Callable[[], None], Callable[[], None]], AddedUnits]
 """Adds what the run in the first folder lacks of the one in the second; calls the third when it is about to, and the
 fourth as it goes on. Only the producer knows how to compare plans, so whoever starts a writer brings it along."""
 
@@ -89,21 +89,21 @@ class Receiver:
         if arrival.grows:
             there = load_run(layout.root)
             if there.run == arrival.upload.run:
-                return self._accept(name, arrival, Grown(units=there.units, samples=0, added=0))
+                return self._accept(name, arrival, AddedUnits(units=there.units, samples=0, added=0))
             record = arrival.record
             if (record.model, record.rows.identity()) != (there.model, there.rows.identity()):
                 raise InputError(f"{layout.root} holds another run, {there.run}, of another model", code="other_run")
         said = min(uploads.state(self.client, name).taken, arrival.pieces.count)
-        if arrival.taken != said or not uploads.is_attended(self.client, name):
+        if arrival.taken != said or not uploads.has_writer(self.client, name):
             if not arrival.grows:
                 refuse_foreign_files(layout)
             layout.make()
             arrival.look(said, self._moved)
-            uploads.say_taken(self.client, name, arrival.taken)
+            uploads.confirm_pieces(self.client, name, arrival.taken)
         before = arrival.taken
         count = arrival.take(lambda number: uploads.piece(self.client, name, number))
         if arrival.taken != before:
-            uploads.say_taken(self.client, name, arrival.taken)
+            uploads.confirm_pieces(self.client, name, arrival.taken)
         if arrival.taken == arrival.pieces.count:
             return count + self._finish(name, arrival)
         return count
@@ -115,22 +115,22 @@ class Receiver:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._retry_at[name] = time.monotonic() + BUSY_S
-                uploads.say_why(self.client, name, "another plan is being made for this output")
+                uploads.set_reason(self.client, name, "another plan is being made for this output")
                 return 0
             arrival.compare(self._moved)
             arrival.check(self._moved)
             grown = self._grow(arrival) if arrival.grows else self._make(name, arrival)
         return self._accept(name, arrival, grown)
 
-    def _make(self, name: str, arrival: UploadAssembly) -> Grown:
+    def _make(self, name: str, arrival: UploadAssembly) -> AddedUnits:
         """Give each file its name; run.json comes last, and with it the run is real."""
         arrival.linked_plan()
         save_control(arrival.layout, Control(priority=self._priority(name) or PRIORITY))
         arrival.place(range(len(arrival.upload.files)), self._moved)
         info = load_run(arrival.layout.root)
-        return Grown(units=info.units, samples=info.samples, added=None)
+        return AddedUnits(units=info.units, samples=info.samples, added=None)
 
-    def _grow(self, arrival: UploadAssembly) -> Grown:
+    def _grow(self, arrival: UploadAssembly) -> AddedUnits:
         """Add the units that the run lacks. Their inputs get their names before, and the others' stay as they are."""
         plan = arrival.linked_plan()
         return self._add(arrival.root, plan, lambda: arrival.place(arrival.inputs, self._moved), self._moved)
@@ -140,7 +140,7 @@ class Receiver:
         upload = uploads.announced(self.client, name)
         return None if upload is None else upload.priority
 
-    def _accept(self, name: str, arrival: UploadAssembly, grown: Grown) -> int:
+    def _accept(self, name: str, arrival: UploadAssembly, grown: AddedUnits) -> int:
         upload, layout = arrival.upload, arrival.layout
         info = load_run(layout.root)
         priority = self._priority(name)
@@ -150,8 +150,8 @@ class Receiver:
                 if priority is not None and grown.added is not None:
                     self._ask(info.run, layout, {"priority": str(priority)})
                 register(self.client, replace(arrival.record, run=info.run, rows=info.rows, units=info.units))
-        end = End(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
-        uploads.say_end(self.client, name, upload.run, end)
+        end = Outcome(end="accepted", run=info.run, added=grown.added, units=info.units, samples=grown.samples)
+        uploads.finish(self.client, name, upload.run, end)
         arrival.drop()
         self.log.info("upload_accepted", run=info.run, output=upload.output, files=len(upload.files), units=info.units)
         return 1
@@ -160,7 +160,7 @@ class Receiver:
         """Ask something of a run that is there. Of one that is finished no writer would note it, until it goes on."""
         ledger = Ledger(self.client, run)
         if ledger.meta().get("state") == "done":
-            save_control(layout, load_control(layout).with_wishes(wishes))
+            save_control(layout, load_control(layout).with_changes(wishes))
         else:
             ledger.ask(wishes)
 
@@ -169,13 +169,13 @@ class Receiver:
         if isinstance(error, OSError):
             error = output_error(error, Path(error.filename or "the output folder"))
         self._retry_at[name] = time.monotonic() + RETRY_S
-        uploads.say_why(self.client, name, error.message)
+        uploads.set_reason(self.client, name, error.message)
         self.log.error("upload_waits", upload=name, why=error.message, next=error.next_step, retry_s=RETRY_S)
 
     def _refuse(self, name: str, code: str, why: str) -> None:
         arrival = self._known.get(name)
         run = arrival.upload.run if arrival is not None else name
-        uploads.say_end(self.client, name, run, End(end="refused", code=code, why=why))
+        uploads.finish(self.client, name, run, Outcome(end="refused", code=code, why=why))
         if arrival is not None:
             arrival.drop()
         self.log.error("upload_refused", upload=name, code=code, why=why)

@@ -21,7 +21,7 @@ from redis.exceptions import (
 )
 
 from core.broker.address import BrokerAddress
-from core.broker.retry_policy import FEW_TRIES, WAIT_FOR_EVER, NotAllowedError, Patience, Tries
+from core.broker.retry_policy import FEW_TRIES, WAIT_FOR_EVER, Backoff, BrokerRetry, NotAllowedError
 from core.errors import BrokerError, ConfigError, EmbqError, OutputError
 from core.redaction import masked
 
@@ -101,7 +101,7 @@ def connect(
     try:
         address = BrokerAddress.of(url)
         # Commands are re-sent when a reply is lost, so every write of embq is idempotent or checked by token.
-        retry = Tries(Patience(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES, address.user)
+        retry = BrokerRetry(Backoff(give_up, answer_s), WAIT_FOR_EVER if patient else FEW_TRIES, address.user)
         return redis.Redis.from_url(
             url,
             retry=retry,

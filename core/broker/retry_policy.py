@@ -22,7 +22,7 @@ AGAIN_S = 60.0
 """Between two words on the same absence."""
 
 
-class Absence:
+class WaitLog:
     """Tells of a broker that has been away for a while, once a minute for all connections of this process.
 
     Args:
@@ -50,7 +50,7 @@ class Absence:
         )
 
 
-ABSENCE = Absence()
+WAIT_LOG = WaitLog()
 """Of this process."""
 
 
@@ -77,7 +77,7 @@ class NotAllowedError(NoPermissionError):
         self.user = user
 
 
-class Patience(ExponentialWithJitterBackoff):
+class Backoff(ExponentialWithJitterBackoff):
     """Pauses of at most a second between tries; once a stop was asked for, tries for a few seconds only.
 
     Args:
@@ -91,9 +91,9 @@ class Patience(ExponentialWithJitterBackoff):
         self._answer_s = answer_s
         self._away_since = self._failed = float("-inf")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Patience:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Backoff:
         # redis-py copies it for every connection; what is asked must stay the one that was given.
-        return Patience(self._give_up, self._answer_s)
+        return Backoff(self._give_up, self._answer_s)
 
     @property
     def given_up(self) -> bool:
@@ -108,7 +108,7 @@ class Patience(ExponentialWithJitterBackoff):
             self._away_since = now
         self._failed = now
         # Called where redis-py has caught what the try came to.
-        ABSENCE.lasts(now - self._away_since, sys.exception())
+        WAIT_LOG.lasts(now - self._away_since, sys.exception())
         if self._give_up() and now - self._away_since > STOPPING_S:
             raise BrokerError(
                 "the broker was away when the stop was asked for",
@@ -117,7 +117,7 @@ class Patience(ExponentialWithJitterBackoff):
         return super().compute(failures)
 
 
-class Tries(Retry):
+class BrokerRetry(Retry):
     """Tries again what time may mend; a password that the broker does not take is not among that.
 
     Attributes:
@@ -125,7 +125,7 @@ class Tries(Retry):
         user: whom a refusal names.
     """
 
-    def __init__(self, patience: Patience, retries: int, user: str) -> None:
+    def __init__(self, patience: Backoff, retries: int, user: str) -> None:
         super().__init__(patience, retries)
         self.patience = patience
         self.user = user
@@ -150,14 +150,14 @@ class Tries(Retry):
             raise
 
 
-def pauses(client: redis.Redis, seconds: float) -> Iterator[None]:
+def attempts(client: redis.Redis, seconds: float) -> Iterator[None]:
     """Gives a turn, and then one after each pause, to try what somebody else is about to mend.
 
     A patient client gets turns until a stop is asked for, and then raises BrokerError; another one gets them for so
     many seconds.
     """
     tries = client.get_retry()
-    ours = tries if isinstance(tries, Tries) else None
+    ours = tries if isinstance(tries, BrokerRetry) else None
     patient = ours is not None and ours.get_retries() == WAIT_FOR_EVER
     end = time.monotonic() + (float("inf") if patient else seconds)
     pause_s = 0.05

@@ -360,7 +360,7 @@ def _order(heard: Heard) -> tuple[int, str, str]:
     return (ROLES.index(service.role) if service.role in ROLES else len(ROLES), service.host, service.name)
 
 
-def two_of_a_kind(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
+def competing_services(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
     """Pairs of producers, and of writers, that serve the same runs at the same time."""
     return [
         (one.service, other.service)
@@ -372,7 +372,7 @@ def two_of_a_kind(heard: Iterable[Heard]) -> list[tuple[Service, Service]]:
     ]
 
 
-def whereabouts(pair: tuple[Service, Service]) -> str:
+def hosts_of(pair: tuple[Service, Service]) -> str:
     """Both hosts, for people; with their processes where the hosts have one name."""
     if pair[0].host != pair[1].host:
         return " and ".join(sorted(service.host for service in pair))

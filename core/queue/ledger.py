@@ -18,7 +18,7 @@ from core.queue import keys
 from core.queue.keys import MAX_ATTEMPTS, RUN_PARTS, run_key
 from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES, Entry, ResultStream, Sender, read_fields
 from core.queue.scripts import Script, load_scripts
-from core.run.control import Control, wishes_in
+from core.run.control import Control, requested_changes
 from core.wire import MalformedError, malformed, skipped
 
 BULK_BYTES = 256 * 1024
@@ -206,7 +206,7 @@ class Ledger:
     def asked(self) -> dict[str, str]:
         """What was asked for and is not in the output folder yet."""
         raw = cast("dict[bytes, bytes]", self.client.hgetall(run_key(self.run, "asked")))
-        return wishes_in(raw)
+        return requested_changes(raw)
 
     def restore(self, control: Control) -> dict[str, str]:
         """Make the broker agree with the output folder, save for what was asked for since; gives what holds now."""

@@ -16,7 +16,7 @@ OUTAGE_SHARE = 0.25
 alive, and must get to beat first. A shorter one has ended no lease: half of it at least was left (core.settings)."""
 
 
-class Steady:
+class OutageDetector:
     """Notes outages, for whoever takes leases away.
 
     Args:

@@ -22,9 +22,9 @@ from core.queue.heartbeats import (
     SERVICE_REPORTS,
     Heard,
     Service,
+    competing_services,
+    hosts_of,
     services,
-    two_of_a_kind,
-    whereabouts,
 )
 from core.queue.runs import ForeignRun, foreign_runs
 from core.queue.scripts import Script, load_scripts
@@ -55,7 +55,7 @@ def versions_next(own: Service, other: Service) -> str:
     return "they work together; upgrade the older one when it is convenient"
 
 
-class Notices:
+class FleetWarnings:
     """Tells of each thing once: another version, a second service of the same kind, runs of another version, a clock.
 
     Args:
@@ -84,8 +84,8 @@ class Notices:
                     ours=own.speaks,
                     next=versions_next(own, other),
                 )
-        for pair in two_of_a_kind(heard):
-            hosts = whereabouts(pair)
+        for pair in competing_services(heard):
+            hosts = hosts_of(pair)
             if own.name in [service.name for service in pair] and self._first("two", hosts):
                 self._log.warning("two_of_a_kind", role=own.role, hosts=hosts, next=TWO_NEXT[own.role])
 
@@ -164,7 +164,7 @@ class Reporter(threading.Thread):
         self._over = threading.Event()
         self._scripts: dict[str, Script] = {}
         self._log = Events(LOGS_AS.get(service.role, service.role))
-        self._notices = Notices(self._log)
+        self._notices = FleetWarnings(self._log)
         self._refused = ""
 
     def __enter__(self) -> Reporter:

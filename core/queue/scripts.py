@@ -17,7 +17,7 @@ import redis
 from redis.exceptions import NoPermissionError, NoScriptError
 
 from core.broker.client import user_of
-from core.broker.retry_policy import pauses
+from core.broker.retry_policy import attempts
 from core.broker.users import LOADING, role_of
 from core.errors import BrokerError
 from core.queue.lua import FREEING, SCRIPTS
@@ -60,7 +60,7 @@ class Script:
         return client.evalsha(self.sha, len(keys), *keys, *args)
 
     def _load_and_run(self, keys: Sequence[str], args: Sequence[Any], client: redis.Redis) -> Any:
-        for _ in pauses(client, WAIT_S):
+        for _ in attempts(client, WAIT_S):
             try:
                 client.script_load(self.text)
             except NoPermissionError:
@@ -70,7 +70,7 @@ class Script:
         raise BrokerError("the broker forgets its scripts as fast as they are loaded", next_step="see the broker's log")
 
     def _run_once_loaded(self, keys: Sequence[str], args: Sequence[Any], client: redis.Redis) -> Any:
-        for _ in pauses(client, WAIT_S):
+        for _ in attempts(client, WAIT_S):
             with suppress(NoScriptError):
                 return self._run(keys, args, client)
         raise BrokerError(

@@ -211,7 +211,7 @@ class State:
         sent: "1" once the sender has written all pieces.
         why: what it waits for; "" where it goes on.
         end: "accepted" or "refused"; "" while it has not ended.
-        code, run, added, units, samples: see `End`; "" for None.
+        code, run, added, units, samples: see `Outcome`; "" for None.
     """
 
     taken: Count = 0
@@ -235,7 +235,7 @@ def state(client: redis.Redis, name: str) -> State:
         return State()
 
 
-def say_taken(client: redis.Redis, name: str, taken: int) -> None:
+def confirm_pieces(client: redis.Redis, name: str, taken: int) -> None:
     """Say that the first `taken` pieces are durable, and drop them; also those that were sent once more."""
     key = upload_key(name, "pieces")
     with client.pipeline() as pipe:
@@ -246,18 +246,18 @@ def say_taken(client: redis.Redis, name: str, taken: int) -> None:
         pipe.execute()
 
 
-def say_sent(client: redis.Redis, name: str) -> None:
+def mark_sent(client: redis.Redis, name: str) -> None:
     """Say that all pieces were written."""
     client.hset(upload_key(name, "state"), "sent", "1")
 
 
-def say_why(client: redis.Redis, name: str, why: str) -> None:
+def set_reason(client: redis.Redis, name: str, why: str) -> None:
     """Say what an upload waits for; "" where it goes on."""
     client.hset(upload_key(name, "state"), "why", why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class AddedUnits:
     """What came of an upload that is whole.
 
     Attributes:
@@ -272,7 +272,7 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class Outcome:
     """What became of an upload.
 
     Attributes:
@@ -293,16 +293,18 @@ class End:
     samples: int | None = None
 
 
-def end_of(client: redis.Redis, name: str) -> End | None:
+def outcome_of(client: redis.Redis, name: str) -> Outcome | None:
     """How an upload ended, for a day; None while it has not. `name` may also be the id of the run that was sent."""
     said = state(client, name)
     if not said.end:
         return None
     added, units, samples = (int(part) if part else None for part in (said.added, said.units, said.samples))
-    return End(end=said.end, code=said.code, why=said.why, run=said.run, added=added, units=units or 0, samples=samples)
+    return Outcome(
+        end=said.end, code=said.code, why=said.why, run=said.run, added=added, units=units or 0, samples=samples
+    )
 
 
-def say_end(client: redis.Redis, name: str, run: str, end: End) -> None:
+def finish(client: redis.Redis, name: str, run: str, end: Outcome) -> None:
     """Say what became of an upload, also to who knows only the id of the run that was sent; forget the rest of it."""
     fields: dict[Any, Any] = {part: "" if value is None else str(value) for part, value in asdict(end).items()}
     with client.pipeline() as pipe:
@@ -315,7 +317,7 @@ def say_end(client: redis.Redis, name: str, run: str, end: End) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
+class UploadProgress:
     """An upload that has not ended.
 
     Attributes:
@@ -332,7 +334,7 @@ class UnderWay:
     why: str
 
 
-def under_way(client: redis.Redis) -> list[UnderWay]:
+def in_progress(client: redis.Redis) -> list[UploadProgress]:
     """The uploads that have not ended; those of other versions, and what is none, are left out."""
     found = []
     for name in names(client):
@@ -344,7 +346,7 @@ def under_way(client: redis.Redis) -> list[UnderWay]:
         if upload is not None:
             said, pieces = state(client, name), Pieces(upload.files)
             found.append(
-                UnderWay(
+                UploadProgress(
                     name=name,
                     upload=upload,
                     bytes=pieces.bytes_before(said.taken),
@@ -361,11 +363,11 @@ def drop_pieces(client: redis.Redis, name: str) -> None:
     client.unlink(upload_key(name, "pieces"))
 
 
-def is_attended(client: redis.Redis, name: str) -> bool:
+def has_writer(client: redis.Redis, name: str) -> bool:
     """Whether a writer has looked at it, and said how much it has."""
     return bool(client.hexists(upload_key(name, "state"), "taken"))
 
 
-def waits(client: redis.Redis, name: str, number: int) -> bool:
+def has_piece(client: redis.Redis, name: str, number: int) -> bool:
     """Whether a piece is in the broker."""
     return bool(client.hexists(upload_key(name, "pieces"), str(number)))

@@ -129,7 +129,7 @@ Take = Callable[[Any], Any]
 """A value, never None, as a column of one type stores it; None where it does not fit."""
 
 
-def fill(texts: Sequence[str | None], columns: tuple[Column, ...]) -> tuple[list[list[Any]], list[str | None]]:
+def fill_columns(texts: Sequence[str | None], columns: tuple[Column, ...]) -> tuple[list[list[Any]], list[str | None]]:
     """The values of each column, in their order, and of each sample the JSON text of what is in none of them, or None.
 
     Args:

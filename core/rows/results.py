@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from core.errors import OutputError
-from core.rows.metadata import fill
+from core.rows.metadata import fill_columns
 from core.rows.spec import Column, RowSpec
 from core.units import Failure, Sample
 
@@ -187,7 +187,7 @@ def metadata_arrays(samples: Sequence[Sample], columns: tuple[Column, ...]) -> d
     texts = [sample.metadata for sample in samples]
     if not columns:
         return {"metadata": pa.array(texts, pa.string())}
-    cells, rest = fill(texts, columns)
+    cells, rest = fill_columns(texts, columns)
     filled = {
         column.name: pa.array(values, COLUMN_ARROW[column.type]) for column, values in zip(columns, cells, strict=True)
     }

@@ -42,23 +42,23 @@ class Control:
         """As the broker has it."""
         return {"state": self.state, "priority": str(self.priority)}
 
-    def with_wishes(self, wishes: Mapping[str, str]) -> Control:
+    def with_changes(self, wishes: Mapping[str, str]) -> Control:
         """This, changed by what was asked for; what cannot be understood is left out."""
         state, priority = wishes.get("state", ""), wishes.get("priority", "")
         return replace(
             self,
-            state=state if is_wish("state", state) else self.state,
-            priority=int(priority) if is_wish("priority", priority) else self.priority,
+            state=state if is_valid_change("state", state) else self.state,
+            priority=int(priority) if is_valid_change("priority", priority) else self.priority,
         )
 
 
-def wishes_in(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+def requested_changes(raw: Mapping[bytes, bytes]) -> dict[str, str]:
     """What the hash `asked` of a run holds, but for what nobody can ask for."""
     asked = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}
-    return {name: value for name, value in asked.items() if is_wish(name, value)}
+    return {name: value for name, value in asked.items() if is_valid_change(name, value)}
 
 
-def is_wish(name: str, value: str) -> bool:
+def is_valid_change(name: str, value: str) -> bool:
     """Whether `value` is one that a user can ask `name` to have."""
     if name == "state":
         return value in STATES
@@ -76,7 +76,7 @@ def load_control(layout: Layout) -> Control:
                 f"{layout.control} has schema {data['schema']}, this embq reads {SCHEMA}",
                 next_step="use the embq version that made the run",
             )
-        return Control().with_wishes({"state": str(data["state"]), "priority": str(data["priority"])})
+        return Control().with_changes({"state": str(data["state"]), "priority": str(data["priority"])})
     except FileNotFoundError:
         return Control()
     except (OSError, MalformedError, KeyError) as error:

@@ -21,7 +21,7 @@ from core.errors import OutputError
 from core.run.generations import PREFIX, read_generations
 from core.run.layout import Layout
 from core.run.run_info import first_segments
-from core.run.unit_sizes import COLUMNS, Extent, Extents
+from core.run.unit_sizes import COLUMNS, UnitSize, UnitSizes
 from core.storage import beneath
 from core.storage.durable import names_in, output_error, publish
 from core.storage.paths import Place, opened
@@ -157,7 +157,7 @@ class Manifest:
         self._loaded = -1
         self._ids: pa.Array = pa.array([], pa.string())
         self._descriptions: pa.Array = pa.array([], pa.binary())
-        self._extents: dict[int, Extents] = {}
+        self._sizes: dict[int, UnitSizes] = {}
 
     def __len__(self) -> int:
         return self.units
@@ -205,14 +205,14 @@ class Manifest:
             if one.is_retry:
                 yield from ((u, self.unit(u)) for u in range(one.first, one.first + one.units))
 
-    def extent(self, u: int) -> Extent:
+    def unit_size(self, u: int) -> UnitSize:
         """How much unit `u` holds."""
         segment = self._segment(u)
-        if segment not in self._extents:
-            self._extents = {segment: self._extents_of(segment)}
-        return self._extents[segment].at(u - self._starts[segment])
+        if segment not in self._sizes:
+            self._sizes = {segment: self._sizes_of(segment)}
+        return self._sizes[segment].at(u - self._starts[segment])
 
-    def extents_left(self, done: bytes) -> dict[str, Extent]:
+    def sizes_left(self, done: bytes) -> dict[str, UnitSize]:
         """Kind -> how much its units hold together that are not done, from one pass over numbers of the list.
 
         Args:
@@ -220,23 +220,23 @@ class Manifest:
         """
         import numpy as np
 
-        left: dict[str, Extent] = {}
+        left: dict[str, UnitSize] = {}
         waits = np.unpackbits(np.frombuffer(done, np.uint8)) == 0
         for segment, start in enumerate(self._starts):
-            extents = self._extents_of(segment)
-            for extent in extents.sums(waits[start : start + len(extents.kinds)]):
-                left[extent.kind] = left.get(extent.kind, Extent(extent.kind, 0, 0)) + extent
+            sizes = self._sizes_of(segment)
+            for size in sizes.sums(waits[start : start + len(sizes.kinds)]):
+                left[size.kind] = left.get(size.kind, UnitSize(size.kind, 0, 0)) + size
         return left
 
-    def _extents_of(self, segment: int) -> Extents:
+    def _sizes_of(self, segment: int) -> UnitSizes:
         start = self._starts[segment]
         if self.is_retry(start):
-            return Extents.of_units(self.unit(u) for u in range(start, [*self._starts, self.units][segment + 1]))
+            return UnitSizes.of_units(self.unit(u) for u in range(start, [*self._starts, self.units][segment + 1]))
         path = self._paths[segment]
         table = _read_table(path, COLUMNS)
         if missing := sorted({*COLUMNS} - {"size", *table.column_names}):
             raise _unreadable(path, f"it lacks the column {', '.join(missing)}")
-        return Extents.of_table(table)
+        return UnitSizes.of_table(table)
 
     def _segment(self, u: int) -> int:
         if not 0 <= u < self.units:

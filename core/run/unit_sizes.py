@@ -19,7 +19,7 @@ COLUMNS = ["kind", "start", "stop", "samples", "size"]
 """Of a segment of the manifest; segments of earlier versions have no `size`."""
 
 
-class Extent(NamedTuple):
+class UnitSize(NamedTuple):
     """What some units of one kind hold together.
 
     `samples` counts 1 for a unit where only reading tells; `bytes` are those of the slice of a text file, of a shard,
@@ -30,24 +30,24 @@ class Extent(NamedTuple):
     samples: int
     bytes: int
 
-    def __add__(self, other: object) -> Extent:
-        assert isinstance(other, Extent)
-        return Extent(self.kind, self.samples + other.samples, self.bytes + other.bytes)
+    def __add__(self, other: object) -> UnitSize:
+        assert isinstance(other, UnitSize)
+        return UnitSize(self.kind, self.samples + other.samples, self.bytes + other.bytes)
 
-    def __sub__(self, other: Extent) -> Extent:
-        return Extent(self.kind, self.samples - other.samples, self.bytes - other.bytes)
+    def __sub__(self, other: UnitSize) -> UnitSize:
+        return UnitSize(self.kind, self.samples - other.samples, self.bytes - other.bytes)
 
 
-def extent_of(unit: Unit) -> Extent:
+def size_of(unit: Unit) -> UnitSize:
     """What one unit holds; of a retry, its share of the unit that it does again."""
     size = max(unit.size, unit.stop - unit.start)
     if unit.retry is not None and unit.retry.only and (of_all := unit.samples or unit.retry.samples):
         size = size * len(unit.retry.ordinals) // of_all
-    return Extent(unit.kind, max(1, unit.expected or 1) if unit.samples else 1, size)
+    return UnitSize(unit.kind, max(1, unit.expected or 1) if unit.samples else 1, size)
 
 
 @dataclass(frozen=True, slots=True)
-class Extents:
+class UnitSizes:
     """What each unit of a segment holds, in order: `kinds`, `samples` and `bytes` are arrays of one length."""
 
     kinds: pa.Array
@@ -55,7 +55,7 @@ class Extents:
     bytes: np.ndarray
 
     @classmethod
-    def of_table(cls, table: pa.Table) -> Extents:
+    def of_table(cls, table: pa.Table) -> UnitSizes:
         """From the columns `COLUMNS` of a segment, which must not be one of retries."""
         import numpy as np
 
@@ -66,20 +66,20 @@ class Extents:
         return cls(table["kind"].combine_chunks(), samples, size)
 
     @classmethod
-    def of_units(cls, units: Iterator[Unit]) -> Extents:
+    def of_units(cls, units: Iterator[Unit]) -> UnitSizes:
         """From the units themselves."""
         import numpy as np
 
-        each = [extent_of(unit) for unit in units]
+        each = [size_of(unit) for unit in units]
         kinds = pa.array([one.kind for one in each], pa.string())
         return cls(kinds, np.array([one.samples for one in each]), np.array([one.bytes for one in each]))
 
-    def at(self, position: int) -> Extent:
+    def at(self, position: int) -> UnitSize:
         """What one unit holds."""
-        return Extent(self.kinds[position].as_py(), int(self.samples[position]), int(self.bytes[position]))
+        return UnitSize(self.kinds[position].as_py(), int(self.samples[position]), int(self.bytes[position]))
 
-    def sums(self, chosen: np.ndarray) -> Iterator[Extent]:
+    def sums(self, chosen: np.ndarray) -> Iterator[UnitSize]:
         """What the units hold together that a mask chooses, kind by kind."""
         for kind in self.kinds.unique().to_pylist():
             these = chosen & pc.equal(self.kinds, kind).to_numpy(zero_copy_only=False)
-            yield Extent(kind, int(self.samples[these].sum()), int(self.bytes[these].sum()))
+            yield UnitSize(kind, int(self.samples[these].sum()), int(self.bytes[these].sum()))

@@ -20,7 +20,7 @@ SILENT_S = 5.0
 """A broker that has not answered for so long is away. As long as a client waits for one answer (see `connect`)."""
 
 
-def quick(client: redis.Redis, *, answer_s: float) -> redis.Redis:
+def single_try_client(client: redis.Redis, *, answer_s: float) -> redis.Redis:
     """A client of its own for the same server, that waits for one answer and no longer.
 
     For who must tell at once that the broker is away; a patient client would wait with it.
@@ -62,7 +62,7 @@ class Health:
     def listen_to(self, client: redis.Redis) -> None:
         """Note from now on, every second in a thread of its own, whether the broker of `client` answers."""
         self._heard = self._clock()
-        pinger = quick(client, answer_s=SILENT_S / 2)
+        pinger = single_try_client(client, answer_s=SILENT_S / 2)
         self._pinging = threading.Thread(target=self._ping, args=(pinger,), name="health", daemon=True)
         self._pinging.start()
 

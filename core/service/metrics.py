@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Spread:
+class Histogram:
     """How seconds are spread: what a histogram is made of. For one thread that counts.
 
     Attributes:
@@ -37,7 +37,7 @@ class Spread:
         return [(name, float(sum(self._counts[: i + 1]))) for i, name in enumerate(names)]
 
 
-class Readings:
+class MetricSamples:
     """What one look at a service has read. A metric that nobody put is not told.
 
     Args:
@@ -46,9 +46,9 @@ class Readings:
 
     def __init__(self, role: Role) -> None:
         self._metrics = {metric.name: metric for metric in METRICS[role]}
-        self._read: dict[str, dict[tuple[str, ...], float | Spread]] = {}
+        self._read: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
 
-    def put(self, name: str, value: float | Spread, *labels: str) -> None:
+    def put(self, name: str, value: float | Histogram, *labels: str) -> None:
         """The value of a metric of this role under `labels`, one for each of its own; a later one replaces it."""
         metric = self._metrics[name]
         if len(labels) != len(metric.labels):
@@ -58,7 +58,7 @@ class Readings:
     def add(self, name: str, value: float, *labels: str) -> None:
         """As `put`, on top of what is there."""
         before = self._read.get(name, {}).get(labels, 0.0)
-        assert not isinstance(before, Spread)
+        assert not isinstance(before, Histogram)
         self.put(name, before + value, *labels)
 
     def families(self) -> Iterator[Family]:
@@ -71,14 +71,14 @@ class Readings:
             if metric.kind == "histogram":
                 histogram = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
                 for labels, spread in self._read[name].items():
-                    assert isinstance(spread, Spread)
+                    assert isinstance(spread, Histogram)
                     histogram.add_metric(labels, spread.buckets(), spread.sum)
                 yield histogram
                 continue
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = kind(name, metric.meaning, labels=metric.labels)
             for labels, value in self._read[name].items():
-                assert not isinstance(value, Spread)
+                assert not isinstance(value, Histogram)
                 family.add_metric(labels, value)
             yield family
 
@@ -94,7 +94,7 @@ class Readings:
 class _Once:
     """What a registry collects from."""
 
-    def __init__(self, readings: Readings) -> None:
+    def __init__(self, readings: MetricSamples) -> None:
         self._readings = readings
 
     def collect(self) -> Iterator[Family]:
@@ -104,7 +104,7 @@ class _Once:
         return ()
 
 
-Meter = Callable[[Readings], None]
+Collector = Callable[[MetricSamples], None]
 """Reads something of a service. It may raise redis.exceptions.RedisError where the broker is away: then what it has
 put until then is told."""
 

@@ -51,8 +51,8 @@ def precision_of_upload(client: redis.Redis, output: Place) -> str:
     A run that is on its way to that folder counts as well: sent again in another precision it would be another run.
     """
     from core.queue.runs import records_of, registered
-    from core.queue.uploads import under_way
+    from core.queue.uploads import in_progress
 
-    sent = records_of({one.upload.run.encode(): one.upload.record.encode() for one in under_way(client)})
+    sent = records_of({one.upload.run.encode(): one.upload.record.encode() for one in in_progress(client)})
     records = [*registered(client).values(), *sent.values()]
     return next((record.model.precision for record in records if record.output == str(output)), "")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import redis
 
 from core.process.libraries import model_packages
-from core.queue.heartbeats import Heard, Service, services, two_of_a_kind, whereabouts
+from core.queue.heartbeats import Heard, Service, competing_services, hosts_of, services
 from core.queue.keys import VERSION
 from core.queue.reporting import FOREIGN_NEXT, TWO_NEXT, this_service, versions_next
 from core.queue.runs import foreign_runs
@@ -25,8 +25,8 @@ def fleet(client: redis.Redis, version: str) -> Iterator[Check]:
     heard = services(client)
     yield _present(heard)
     yield from _versions(this_service("command", version=version), [one.service for one in heard])
-    for pair in two_of_a_kind(heard):
-        detail = f"two services of the kind {pair[0].role} serve the same runs, on {whereabouts(pair)}"
+    for pair in competing_services(heard):
+        detail = f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}"
         yield Check("services", "warn", printable(detail), TWO_NEXT[pair[0].role])
     for run in foreign_runs(client):
         detail = f"run {run.run} for {run.output} was announced under protocol version {run.protocol}, not {VERSION}"

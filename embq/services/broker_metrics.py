@@ -13,9 +13,9 @@ from core.queue.heartbeats import ROLES, SERVICE_REPORTS, STATES, WORKER_REPORTS
 from core.queue.keys import RUNS, SERVICES, UPLOADS, WORKERS, queue_name, run_key, service_key, worker_key
 from core.queue.ledger import read_meta
 from core.queue.runs import RunRecord, records_of
-from core.run.control import Control, wishes_in
-from core.service.health import quick
-from core.service.metrics import Readings
+from core.run.control import Control, requested_changes
+from core.service.health import single_try_client
+from core.service.metrics import MetricSamples
 from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.eta import done_of, holders_wanted, share_of
 from embq.status.run_monitor import progress_of
@@ -61,7 +61,7 @@ class _Run:
         """As a user has asked for it; "waiting" until a writer has opened the run."""
         if not self.meta.get("gen"):
             return "waiting"
-        return "done" if self.meta.get("state") == "done" else Control().with_wishes(self.meta | self.asked).state
+        return "done" if self.meta.get("state") == "done" else Control().with_changes(self.meta | self.asked).state
 
     def number(self, name: str) -> int:
         return int(self.meta.get(name) or 0)
@@ -80,9 +80,9 @@ class BrokerMetrics:
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        self._client = quick(client, answer_s=ANSWER_S)
+        self._client = single_try_client(client, answer_s=ANSWER_S)
 
-    def __call__(self, readings: Readings) -> None:
+    def __call__(self, readings: MetricSamples) -> None:
         """Read all; raises redis.exceptions.RedisError where the broker is away."""
         readings.put("embq_broker_up", 0)
         first = self._first()
@@ -132,11 +132,13 @@ class BrokerMetrics:
         workers = [{**report, "silent_s": first.silent_s[name]} for name, report in reports.items()]
         services = SERVICE_REPORTS.parse(dict(zip(first.services, of_services, strict=True)))
         pairs = zip(first.records, rest[::2], rest[1::2], strict=True)
-        runs = [_Run(record=record, meta=read_meta(meta), asked=wishes_in(asked)) for record, meta, asked in pairs]
+        runs = [
+            _Run(record=record, meta=read_meta(meta), asked=requested_changes(asked)) for record, meta, asked in pairs
+        ]
         return runs, workers, list(services.values())
 
     def _third(
-        self, readings: Readings, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
+        self, readings: MetricSamples, first: _First, runs: Sequence[_Run], workers: Sequence[dict[str, Any]]
     ) -> None:
         """What changes by the second of the runs that are told of."""
         queues = {run.record.model.queue_key: run.record.model.spec for run in runs}
@@ -174,14 +176,14 @@ class BrokerMetrics:
             readings.put("embq_run_oldest_unit_seconds", max(0.0, (first.now_ms - oldest_ms) / 1000), name)
 
 
-def put_memory(readings: Readings, memory: Mapping[str, Any]) -> None:
+def put_memory(readings: MetricSamples, memory: Mapping[str, Any]) -> None:
     """What the server says of its memory."""
     readings.put("embq_broker_memory_bytes", int(memory.get("used_memory", 0)))
     if limit := int(memory.get("maxmemory", 0)):
         readings.put("embq_broker_memory_limit_bytes", limit)
 
 
-def put_workers(readings: Readings, workers: Iterable[Mapping[str, Any]]) -> None:
+def put_workers(readings: MetricSamples, workers: Iterable[Mapping[str, Any]]) -> None:
     """What each worker says of itself."""
     listed = list(workers)
     if not listed:
@@ -199,7 +201,7 @@ def put_workers(readings: Readings, workers: Iterable[Mapping[str, Any]]) -> Non
                 readings.put("embq_worker_stage_share", share, name, stage, state)
 
 
-def put_services(readings: Readings, services: Sequence[Service], workers: Iterable[Mapping[str, Any]]) -> None:
+def put_services(readings: MetricSamples, services: Sequence[Service], workers: Iterable[Mapping[str, Any]]) -> None:
     """Which services there are, and what those that have devices do with them."""
     for role in ROLES:
         readings.put("embq_services", sum(service.role == role for service in services), role)
@@ -212,7 +214,7 @@ def put_services(readings: Readings, services: Sequence[Service], workers: Itera
         readings.put("embq_devices", states.count(state), state)
 
 
-def put_run(readings: Readings, run: _Run, look: RunProgress, now_ms: int) -> None:
+def put_run(readings: MetricSamples, run: _Run, look: RunProgress, now_ms: int) -> None:
     """What the broker's counters say of one run."""
     name = look.run
     title = PurePosixPath(look.output.rstrip("/")).name

@@ -19,7 +19,7 @@ from core.queue.reporting import Reporter, this_service
 from core.service.endpoint import Endpoint
 from core.service.health import STANDS_S, Health
 from core.service.log import Events, configure
-from core.service.metrics import Meter, Readings, Role
+from core.service.metrics import Collector, MetricSamples, Role
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from core.wire import skip_counts
@@ -45,7 +45,7 @@ class Exposition:
     def __init__(
         self, role: Role, *, clock: Callable[[], float] = time.monotonic, patience_s: float = PATIENCE_S
     ) -> None:
-        self.meters: tuple[Meter, ...] = ()
+        self.meters: tuple[Collector, ...] = ()
         self._role: Role = role
         self._clock = clock
         self._patience_s = patience_s
@@ -68,7 +68,7 @@ class Exposition:
             self._lock.release()
 
     def _read(self) -> bytes:
-        readings = Readings(self._role)
+        readings = MetricSamples(self._role)
         readings.put("embq_build_info", 1, self._role, embq.__version__)
         for what, count in skip_counts().items():
             readings.put("embq_malformed_total", count, what)
@@ -99,7 +99,9 @@ class ResidentService:
     endpoint: Endpoint | None
 
     @contextmanager
-    def reported(self, *meters: Meter, look: Callable[[Service], Service] = lambda service: service) -> Iterator[None]:
+    def reported(
+        self, *meters: Collector, look: Callable[[Service], Service] = lambda service: service
+    ) -> Iterator[None]:
         """Answer metrics, and report this process to the broker by a client of its own, while the block runs.
 
         Args:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import redis
 
 from core.queue.heartbeats import STATES, WORKER_REPORTS, WorkerReport
-from core.service.health import quick
-from core.service.metrics import Readings
+from core.service.health import single_try_client
+from core.service.metrics import MetricSamples
 from worker.supervisor.devices import handles, nvml, text_of
 from worker.supervisor.slot import Slot
 from worker.supervisor.supervisor import Supervisor
@@ -36,7 +36,7 @@ class GpuMetrics:
         self._nvml: Any = None
         self._gpus: list[tuple[str, str, Any]] | None = None
 
-    def __call__(self, readings: Readings) -> None:
+    def __call__(self, readings: MetricSamples) -> None:
         """Read all; what a GPU does not tell is left out."""
         if self._gpus is None:
             self._gpus = self._find()
@@ -79,7 +79,7 @@ class CounterTotals:
         """Forget what processes that are gone have said last; what they have done stays counted."""
         self._last = {key: value for key, value in self._last.items() if key[0] in processes}
 
-    def put(self, readings: Readings) -> None:
+    def put(self, readings: MetricSamples) -> None:
         """All totals."""
         for (name, *labels), total in self._total.items():
             readings.put(name, total, *labels)
@@ -94,10 +94,10 @@ class WorkerMetrics:
 
     def __init__(self, supervisor: Supervisor, client: redis.Redis) -> None:
         self._supervisor = supervisor
-        self._client = quick(client, answer_s=ANSWER_S)
+        self._client = single_try_client(client, answer_s=ANSWER_S)
         self._odometer = CounterTotals()
 
-    def __call__(self, readings: Readings) -> None:
+    def __call__(self, readings: MetricSamples) -> None:
         """Read all; raises redis.exceptions.RedisError where the broker is away, after what it is not needed for."""
         slots = list(self._supervisor.slots)
         put_slots(readings, slots)
@@ -108,7 +108,7 @@ class WorkerMetrics:
         finally:
             self._odometer.put(readings)
 
-    def _read_reports(self, readings: Readings, devices: Mapping[str, str]) -> None:
+    def _read_reports(self, readings: MetricSamples, devices: Mapping[str, str]) -> None:
         names = [name for name in devices if name]
         load_s: dict[str, float] = {}
         for name, report in WORKER_REPORTS.reports(self._client, names).items():
@@ -129,7 +129,7 @@ class WorkerMetrics:
                 self._odometer.read(name, ("embq_slot_stage_seconds_total", device, stage, state), float(seconds))
 
 
-def put_slots(readings: Readings, slots: Sequence[Slot]) -> None:
+def put_slots(readings: MetricSamples, slots: Sequence[Slot]) -> None:
     """How many processes of each device are in which state."""
     for device in {slot.device for slot in slots}:
         for state in STATES:

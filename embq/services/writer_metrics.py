@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from core.service.metrics import Readings
+from core.service.metrics import MetricSamples
 from writer.service import WriterService
 
 
@@ -16,7 +16,7 @@ class WriterMetrics:
     def __init__(self, writer: WriterService) -> None:
         self._writer = writer
 
-    def __call__(self, readings: Readings) -> None:
+    def __call__(self, readings: MetricSamples) -> None:
         """Read all. Figures of a moment in which it is at work may be of two moments that follow each other."""
         counts = self._writer.counts
         readings.put("embq_writer_commits_total", counts.commits)

@@ -10,7 +10,7 @@ import redis
 from rich.table import Table
 from rich.text import Text
 
-from core.queue.heartbeats import Device, Heard, live_workers, measured_rates, services, two_of_a_kind, whereabouts
+from core.queue.heartbeats import Device, Heard, competing_services, hosts_of, live_workers, measured_rates, services
 from core.queue.keys import VERSION, run_key
 from core.queue.reporting import CLOCK_OFFSET_S, FOREIGN_NEXT, TWO_NEXT
 from core.queue.runs import ForeignRun, foreign_runs, registered
@@ -59,9 +59,9 @@ class FleetStatus:
     def warnings(self) -> list[str]:
         """What a person should know of the fleet, a line each."""
         lines = [
-            f"two services of the kind {pair[0].role} serve the same runs, on {whereabouts(pair)}: "
+            f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}: "
             f"{TWO_NEXT[pair[0].role]}"
-            for pair in two_of_a_kind(self.heard)
+            for pair in competing_services(self.heard)
         ]
         spoken = sorted({one.service.speaks for one in self.heard})
         if len(spoken) > 1:

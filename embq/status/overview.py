@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from core.queue.runs import registered
-from core.queue.uploads import UnderWay
+from core.queue.uploads import UploadProgress
 from core.service.progress_line import PLAIN_EVERY_S
 from embq.status import fleet, upload_status
 from embq.status.display import cell, panel, plain_line
@@ -37,7 +37,7 @@ class Overview:
     """Runs, uploads and services of a broker at one moment."""
 
     runs: list[RunProgress]
-    uploads: list[UnderWay]
+    uploads: list[UploadProgress]
     fleet: FleetStatus
 
     def to_json(self) -> dict[str, Any]:

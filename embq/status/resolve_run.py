@@ -11,7 +11,7 @@ from core.broker.embedded import EmbeddedServer
 from core.errors import ConfigError, InputError
 from core.queue.reporting import FOREIGN_NEXT
 from core.queue.runs import RunRecord, foreign_runs, registered
-from core.queue.uploads import UnderWay
+from core.queue.uploads import UploadProgress
 from core.run.layout import Layout
 from core.run.run_info import load_run
 from core.storage.paths import Place, is_folder, place
@@ -36,7 +36,7 @@ class ResolvedRun:
     root: Place | None
     client: redis.Redis | None
     record: RunRecord | None
-    uploads: list[UnderWay]
+    uploads: list[UploadProgress]
 
     def monitor(self) -> RunMonitor | RemoteRunMonitor | None:
         """Monitors the run; None as long as all of it is on its way to the writer. InputError where nothing is."""

@@ -110,7 +110,7 @@ def _from_folder(record: RunRecord, wishes: Mapping[str, str]) -> ControlResult 
     layout = Layout(place(record.output))
     try:
         control = load_control(layout)
-        if control != control.with_wishes(wishes):
+        if control != control.with_changes(wishes):
             return None
         done = CommitLog(layout).replay(load_run(layout.root).units).count
     except EmbqError:

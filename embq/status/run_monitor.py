@@ -55,7 +55,7 @@ class RunMonitor:
         if self.client is not None and not log.closed:
             seen = take_snapshot(Ledger(self.client, self.info.run, scripts=self._scripts))
         # The broker is ahead of the folder until the writer has noted what was asked for.
-        control = load_control(Layout(self.root)).with_wishes(seen.meta | seen.asked)
+        control = load_control(Layout(self.root)).with_changes(seen.meta | seen.asked)
         return derive_progress(
             self.info.run,
             str(self.root),
@@ -118,7 +118,7 @@ def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
         exact=closed,
         closed=closed,
     )
-    control = Control().with_wishes(seen.meta | seen.asked)
+    control = Control().with_changes(seen.meta | seen.asked)
     return derive_progress(record.run, record.output, record.model, counts, control, seen)
 
 

@@ -8,14 +8,16 @@ import redis
 
 from core.errors import InputError, MalformedError
 from core.queue.runs import RunRecord
-from core.queue.uploads import UnderWay, end_of, under_way
+from core.queue.uploads import UploadProgress, in_progress, outcome_of
 from core.redaction import printable
 
 
-def arriving(client: redis.Redis, run: str, output: str = "") -> list[UnderWay]:
+def arriving(client: redis.Redis, run: str, output: str = "") -> list[UploadProgress]:
     """The uploads that have not ended: all, or those of a run by its id, their own name, or its output folder."""
     return [
-        one for one in under_way(client) if not run or run in (one.upload.run, one.name) or one.upload.output == output
+        one
+        for one in in_progress(client)
+        if not run or run in (one.upload.run, one.name) or one.upload.output == output
     ]
 
 
@@ -24,7 +26,7 @@ def became_of(client: redis.Redis, run: str) -> str:
 
     Raises InputError where it was refused, with the writer's code and reason.
     """
-    end = end_of(client, run)
+    end = outcome_of(client, run)
     if end is not None and end.end == "refused":
         raise InputError(
             f"what was sent as run {run} was refused: {end.why}",
@@ -34,7 +36,7 @@ def became_of(client: redis.Redis, run: str) -> str:
     return "" if end is None else end.run
 
 
-def to_json(one: UnderWay) -> dict[str, Any]:
+def to_json(one: UploadProgress) -> dict[str, Any]:
     """The shape that `embq status --json` promises."""
     return {
         "upload": one.name,
@@ -48,7 +50,7 @@ def to_json(one: UnderWay) -> dict[str, Any]:
     }
 
 
-def line(one: UnderWay) -> str:
+def line(one: UploadProgress) -> str:
     """One line for people."""
     how = "all of it is in the broker" if one.sent else "its sender has not sent all of it"
     waits = f"; waits: {one.why}" if one.why else ""
@@ -58,7 +60,7 @@ def line(one: UnderWay) -> str:
     )
 
 
-def _model(one: UnderWay) -> str:
+def _model(one: UploadProgress) -> str:
     try:
         record = RunRecord.from_json(one.upload.record)
     except MalformedError:

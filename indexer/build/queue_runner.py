@@ -23,7 +23,7 @@ from core.queue.hints import IndexHint
 from core.queue.index_builds import SHARED, IndexBuild, IndexStage
 from core.queue.keys import RUN_PARTS
 from core.queue.ledger import Ledger
-from core.queue.outage_detector import Steady
+from core.queue.outage_detector import OutageDetector
 from core.queue.result_stream import MOST_TEXT_BYTES, Entry, Sender
 from core.queue.scripts import Loader, Script, load_scripts
 from core.service.log import Events
@@ -163,7 +163,7 @@ class _Stage:
         self._record = IndexStage(build=build, stage=units[0].stage, run=run)
         self._ledger = Ledger(client, run, scripts=scripts)
         self._queue = hints.hint_queue(client, build.queue_key)
-        self._steady = Steady(client, lease_s=lease_s, pause_s=ROUND_MS / 1000)
+        self._steady = OutageDetector(client, lease_s=lease_s, pause_s=ROUND_MS / 1000)
         self._left = dict(enumerate(self._units))
         self._gen = ""
         self._renewed_at = self._scanned_at = float("-inf")

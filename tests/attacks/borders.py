@@ -222,7 +222,7 @@ def _of_folders() -> dict[str, Border]:
 
 
 def _units(manifest: Manifest) -> object:
-    return [*manifest], [*manifest.ids()], manifest.extents_left(b"\0")
+    return [*manifest], [*manifest.ids()], manifest.sizes_left(b"\0")
 
 
 def _file(path: Path, read_it: Callable[[], object], seal: Callable[[bytes], bytes] = bytes) -> Border:

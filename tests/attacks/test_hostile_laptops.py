@@ -208,16 +208,16 @@ def test_what_is_no_upload_is_refused_by_its_name(own_client: redis.Redis) -> No
         assert uploads.names(own_client) == ["0" * 16]
         with pytest.raises(InputError):
             uploads.announced(own_client, "0" * 16)
-        assert uploads.under_way(own_client) == []
+        assert uploads.in_progress(own_client) == []
     own_client.hset(UPLOADS, "0" * 16, upload_text(v=VERSION + 1))
     assert uploads.announced(own_client, "0" * 16) is None
     for state in STATES:
         own_client.delete(upload_key("0" * 16, "state"))
         own_client.hset(upload_key("0" * 16, "state"), mapping=state)  # type: ignore[arg-type]
         assert uploads.state(own_client, "0" * 16).taken in (0, 99_999_999)
-        end = uploads.end_of(own_client, "0" * 16)
+        end = uploads.outcome_of(own_client, "0" * 16)
         assert end is None or end.end in ("accepted", "refused")
-    uploads.say_taken(own_client, "0" * 16, 1)
+    uploads.confirm_pieces(own_client, "0" * 16, 1)
     assert own_client.hkeys(upload_key("0" * 16, "pieces")) == []
 
 
@@ -239,7 +239,7 @@ def test_the_name_of_an_upload_leads_to_no_other_folder(own_client: redis.Redis,
     assert [path.name for path in tmp_path.rglob("file")] == ["file"]
     assert (sentinel / "file").read_text() == "mine"
     assert not list(tmp_path.rglob("*upload-*"))
-    end = uploads.end_of(own_client, upload.name)
+    end = uploads.outcome_of(own_client, upload.name)
     assert end is not None
     assert (end.end, end.code) == ("refused", "bad_upload")
 
@@ -406,7 +406,7 @@ def test_services_serve_others_whatever_a_laptop_writes(box: Box) -> None:
             box.until(lambda skipped=skipped: box.skipped("writer").get("run record", 0) != skipped)
         for name in hostile:
             box.until(lambda name=name: not uploads.is_announced(client, name))
-            end = uploads.end_of(client, name)
+            end = uploads.outcome_of(client, name)
             assert end is not None
             assert end.end == "refused"
     check_complete(honest, expected, units=40, dim=DIM)

@@ -32,7 +32,7 @@ from core.rows.results import FAILURE_SCHEMA, encode_result, row_schema
 from core.rows.spec import RowSpec
 from core.run.commit_log import CommitLog
 from core.service.log import Events
-from core.service.metrics import Readings
+from core.service.metrics import MetricSamples
 from core.wire import Skips, skip_counts
 from embq.gc.collect import live_tokens
 from embq.services.broker_metrics import BrokerMetrics
@@ -388,7 +388,7 @@ def test_nothing_that_a_worker_writes_to_the_ledger_stops_a_service_or_a_command
         run.ledger.abandon("evil", "killed", blame={token: None})
         RemoteRunMonitor(run.record, attacked.server).look().to_json()
         RunMonitor(run.layout.root, attacked.server).look().to_json()
-        BrokerMetrics(attacked.server)(Readings("producer"))
+        BrokerMetrics(attacked.server)(MetricSamples("producer"))
         live_tokens(attacked.server, run.info.run)
         writer.step()
         run.clock.advance(RECONCILE_S + 0.1)

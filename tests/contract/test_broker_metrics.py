@@ -21,7 +21,7 @@ from core.queue.reporting import this_service
 from core.queue.result_stream import LIMIT_BYTES, LIMIT_ENTRIES
 from core.queue.runs import register
 from core.queue.scripts import load_scripts
-from core.service.metrics import METRICS, Readings
+from core.service.metrics import METRICS, MetricSamples
 from embq.services.broker_metrics import SHOWN_S, BrokerMetrics
 from embq.status.run_monitor import RemoteRunMonitor
 
@@ -30,7 +30,7 @@ Told = dict[str, dict[tuple[str, ...], float]]
 
 def told(meter: BrokerMetrics) -> Told:
     """Metric -> values of its labels -> value; read even where the broker is away."""
-    readings = Readings("producer")
+    readings = MetricSamples("producer")
     with suppress(redis.exceptions.RedisError):
         meter(readings)
     labels = {metric.name: metric.labels for metric in METRICS["producer"]}
@@ -162,7 +162,7 @@ def test_who_tells_may_read_all_of_it(
     SERVICE_REPORTS.report(own_client, service, scripts=load_scripts(own_client))
 
     with connect(own_server.url.replace("://:", f"://{user}:").replace(own_server._password, "secret")) as restricted:
-        readings = Readings("producer")
+        readings = MetricSamples("producer")
         BrokerMetrics(restricted)(readings)
     seen = told(BrokerMetrics(own_client))
     assert (seen["embq_services"]["worker",], seen["embq_devices"]["serving",], seen["embq_machines"][()]) == (1, 1, 2)

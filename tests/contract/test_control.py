@@ -243,5 +243,5 @@ def test_a_folder_without_the_file_is_a_run_that_goes_on(run: RunCase) -> None:
 
 
 def test_wishes_that_make_no_sense_change_nothing() -> None:
-    assert Control().with_wishes({"state": "asleep", "priority": "0"}) == Control()
-    assert Control().with_wishes({"priority": "101"}) == Control()
+    assert Control().with_changes({"state": "asleep", "priority": "0"}) == Control()
+    assert Control().with_changes({"priority": "101"}) == Control()

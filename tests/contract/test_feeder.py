@@ -202,7 +202,7 @@ def steady(run: RunCase, clock: FakeClock) -> Feeder:
     feeder = Feeder(run.client, lease_s=20.0, only=run.info.run, clock=clock)
     ticks = 0
     # A machine that stood still for some seconds is an outage to it.
-    while ticks < 110 or not feeder.steady.reap_at():
+    while ticks < 110 or not feeder.outages.reap_at():
         clock.advance(0.2)
         feeder.tick()
         ticks += 1

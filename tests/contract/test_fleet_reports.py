@@ -20,7 +20,7 @@ from core import wire
 from core.broker.client import connect
 from core.broker.embedded import EmbeddedServer
 from core.queue import reporting
-from core.queue.heartbeats import SERVICE_REPORTS, Device, Service, services, two_of_a_kind
+from core.queue.heartbeats import SERVICE_REPORTS, Device, Service, competing_services, services
 from core.queue.keys import RUNS, SERVICES, VERSION, service_key
 from core.queue.reporting import CLOCK_OFFSET_S, Reporter, this_service
 from core.queue.runs import foreign_runs, registered
@@ -195,7 +195,7 @@ def test_two_of_a_kind_name_both_hosts_once(
     wait_until(lambda: len(events(caplog, "two_of_a_kind")) >= 2)
     time.sleep(5 * EVERY_S)
     assert [f"role={role} hosts='attic and box'" in line for line in events(caplog, "two_of_a_kind")] == [True, True]
-    ((one, other),) = two_of_a_kind(services(own_client))
+    ((one, other),) = competing_services(services(own_client))
     assert {one.host, other.host} == {"attic", "box"}
 
 
@@ -210,7 +210,7 @@ def test_services_of_different_runs_and_one_that_follows_a_killed_one_are_not_tw
     report(of("producer", host="laptop", run="0123456789abcdef"))
     wait_until(lambda: len(heard(own_client)) == 3)
     time.sleep(5 * EVERY_S)
-    assert two_of_a_kind(services(own_client)) == []
+    assert competing_services(services(own_client)) == []
     assert events(caplog, "two_of_a_kind") == events(caplog, "versions_differ") == []
 
 

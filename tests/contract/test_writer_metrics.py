@@ -12,14 +12,14 @@ from run_case import RunCase, make_case
 
 from core.queue.keys import RUNS
 from core.queue.runs import register
-from core.service.metrics import Readings
+from core.service.metrics import MetricSamples
 from embq.services.writer_metrics import WriterMetrics
 from writer.service import WriterService
 
 
 def told(writer: WriterService) -> dict[str, float]:
     """Name of a sample, with what its label `code` or `le` says -> value."""
-    readings = Readings("writer")
+    readings = MetricSamples("writer")
     WriterMetrics(writer)(readings)
     samples = [one for f in text_string_to_metric_families(readings.text().decode()) for one in f.samples]
     return {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.run.unit_sizes import Extent, extent_of
+from core.run.unit_sizes import UnitSize, size_of
 from core.units import Retry, Unit
 from embq.status.eta import NO_ETA, Eta, predict, share_of
 from worker.meter.speed import WINDOW_S, Speed
@@ -18,22 +18,22 @@ from writer.token_estimate import TokenEstimate
 # --- tokens that are left ---
 
 
-def unit_of(lengths: Iterable[int]) -> tuple[Extent, int]:
+def unit_of(lengths: Iterable[int]) -> tuple[UnitSize, int]:
     """A slice of lines of JSON, and its tokens: about 5 bytes and 1 token a word, 40 bytes and 2 tokens more a text."""
     words = list(lengths)
     rng = random.Random(sum(words))
     size = sum(round(rng.gauss(5 * n, 2 * n**0.5)) + 40 for n in words)
-    return Extent("jsonl", len(words), size), sum(n + 2 for n in words)
+    return UnitSize("jsonl", len(words), size), sum(n + 2 for n in words)
 
 
-def workload(units: list[tuple[Extent, int]]) -> TokenEstimate:
+def workload(units: list[tuple[UnitSize, int]]) -> TokenEstimate:
     made = TokenEstimate()
     for extent, _ in units:
-        made.left[extent.kind] = made.left.get(extent.kind, Extent(extent.kind, 0, 0)) + extent
+        made.left[extent.kind] = made.left.get(extent.kind, UnitSize(extent.kind, 0, 0)) + extent
     return made
 
 
-def error_after(units: list[tuple[Extent, int]], share: float) -> float:
+def error_after(units: list[tuple[UnitSize, int]], share: float) -> float:
     """How far the estimate of the tokens that are left is off, once the first units are done."""
     made, done = workload(units), round(len(units) * share)
     for extent, tokens in units[:done]:
@@ -79,34 +79,34 @@ def test_a_file_of_short_texts_after_one_of_long_ones_is_not_taken_for_nothing_n
 
 def test_shards_of_as_many_images_cost_the_same_whatever_their_bytes() -> None:
     rng = random.Random(0)
-    units = [(Extent("tar", 1, 1_000_000 + 20_000 * i), 1000 + rng.randint(-20, 20)) for i in range(100)]
+    units = [(UnitSize("tar", 1, 1_000_000 + 20_000 * i), 1000 + rng.randint(-20, 20)) for i in range(100)]
     assert error_after(units, 0.2) < 0.03
 
 
 def test_without_bytes_samples_tell_and_without_samples_units_do() -> None:
-    units = [(Extent("parquet", 1000, 0), 5000)] * 4 + [(Extent("parquet", 100, 0), 500)]
+    units = [(UnitSize("parquet", 1000, 0), 5000)] * 4 + [(UnitSize("parquet", 100, 0), 500)]
     assert error_after(units, 0.2) == 0
-    assert error_after([(Extent("tar", 1, 0), 5000)] * 10, 0.2) == 0
+    assert error_after([(UnitSize("tar", 1, 0), 5000)] * 10, 0.2) == 0
 
 
 def test_a_kind_of_which_nothing_is_done_costs_as_much_for_each_sample_as_the_others() -> None:
-    made = workload([(Extent("csv", 10, 800), 100), (Extent("files", 30, 0), 30)])
-    made.committed(Extent("csv", 10, 800), 100)
+    made = workload([(UnitSize("csv", 10, 800), 100), (UnitSize("files", 30, 0), 30)])
+    made.committed(UnitSize("csv", 10, 800), 100)
     assert made.tokens_left == 300
 
 
 def test_nothing_is_known_before_the_first_unit_that_tells_its_tokens() -> None:
-    made = workload([(Extent("csv", 10, 800), 0)] * 3)
-    made.committed(Extent("csv", 10, 800), 0)
+    made = workload([(UnitSize("csv", 10, 800), 0)] * 3)
+    made.committed(UnitSize("csv", 10, 800), 0)
     assert made.tokens_left is None
-    made.committed(Extent("csv", 10, 800), 70)
+    made.committed(UnitSize("csv", 10, 800), 70)
     assert made.tokens_left == 70
 
 
 def test_a_retry_of_some_samples_has_their_share_of_the_unit() -> None:
     retry = Retry(unit=0, failed=0, record=2, attempts=1, replaces=2, only="0-1", samples=10)
     unit = Unit(kind="csv", source="/a", start=100, stop=1100, samples=10, retry=retry)
-    assert extent_of(unit) == Extent("csv", 2, 200)
+    assert size_of(unit) == UnitSize("csv", 2, 200)
 
 
 # --- the speed of a device ---

@@ -8,12 +8,12 @@ from types import ModuleType
 import pytest
 from fake_nvml import Card, NVMLError, fake_nvml
 
-from core.service.metrics import Readings
+from core.service.metrics import MetricSamples
 from embq.services.worker_metrics import GpuMetrics
 
 
 def read(meter: GpuMetrics) -> list[str]:
-    readings = Readings("worker")
+    readings = MetricSamples("worker")
     meter(readings)
     return [line for line in readings.text().decode().splitlines() if line.startswith("embq_gpu")]
 

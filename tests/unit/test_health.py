@@ -7,7 +7,7 @@ import redis
 from fake_clock import FakeClock
 
 from core.broker.embedded import EmbeddedServer
-from core.service.health import Health, quick
+from core.service.health import Health, single_try_client
 from core.settings import Settings
 from worker.supervisor.slot import NEVER, Fleet
 from worker.supervisor.supervisor import Supervisor
@@ -37,7 +37,7 @@ def test_a_quick_client_leads_to_the_same_server_and_does_not_wait(
     own_server: EmbeddedServer, own_client: redis.Redis
 ) -> None:
     own_client.set("k", "v")
-    asked = quick(own_client, answer_s=0.2)
+    asked = single_try_client(own_client, answer_s=0.2)
     assert asked.get("k") == b"v"
     own_server.stop()
     with pytest.raises(redis.exceptions.ConnectionError):

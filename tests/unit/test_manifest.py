@@ -12,7 +12,7 @@ from core.errors import OutputError
 from core.run import manifest as module
 from core.run.layout import Layout
 from core.run.manifest import Manifest, ManifestSummary, first_segment_writer
-from core.run.unit_sizes import Extent
+from core.run.unit_sizes import UnitSize
 from core.units import Unit
 
 RAW = b"/data/\xff\x80 raw".decode("utf-8", "surrogateescape")
@@ -65,12 +65,12 @@ def test_what_units_hold_is_summed_over_segments_by_kind_without_those_that_are_
     first_segment_writer(layout).write([*lines, *rest])
     there = Manifest(layout)
     done = bytes([0b10000000, 0b00100000])  # units 0 and 10
-    left = {extent.kind: extent for extent in there.extents_left(done).values() if extent.samples}
-    assert left == {"jsonl": Extent("jsonl", 44, 720), "parquet": Extent("parquet", 7, 70)}
-    assert [there.extent(u) for u in (0, 9, 10)] == [
-        Extent("jsonl", 1, 90),
-        Extent("parquet", 7, 70),
-        Extent("tar", 1, 5000),
+    left = {extent.kind: extent for extent in there.sizes_left(done).values() if extent.samples}
+    assert left == {"jsonl": UnitSize("jsonl", 44, 720), "parquet": UnitSize("parquet", 7, 70)}
+    assert [there.unit_size(u) for u in (0, 9, 10)] == [
+        UnitSize("jsonl", 1, 90),
+        UnitSize("parquet", 7, 70),
+        UnitSize("tar", 1, 5000),
     ]
 
 
@@ -79,8 +79,8 @@ def test_the_manifest_of_a_version_that_kept_no_sizes_of_tables_is_read(layout: 
     (path,) = layout.manifest.iterdir()
     pq.write_table(pq.read_table(path).drop_columns(["size"]), path)
     there = Manifest(layout)
-    assert there.extent(0) == Extent("parquet", 7, 0)
-    assert there.extents_left(b"\0") == {"parquet": Extent("parquet", 7, 0)}
+    assert there.unit_size(0) == UnitSize("parquet", 7, 0)
+    assert there.sizes_left(b"\0") == {"parquet": UnitSize("parquet", 7, 0)}
 
 
 def test_a_segment_ends_at_its_size_too(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import MalformedError
-from core.rows.metadata import MOST_COLUMNS, RESERVED, fill, find_columns
+from core.rows.metadata import MOST_COLUMNS, RESERVED, fill_columns, find_columns
 from core.rows.results import decode_result, encode_result, row_schema
 from core.rows.spec import Column, RowSpec
 from core.units import Sample, json_text
@@ -82,7 +82,7 @@ def test_of_two_fields_with_one_name_the_second_stays_json(metadata: dict[str, A
     text = json_text(metadata)
     columns = find_columns([text])
     assert [column.path for column in columns] == [first]
-    cells, (rest,) = fill([text], columns)
+    cells, (rest,) = fill_columns([text], columns)
     assert len(json.loads(rest or "")) == 1
     assert restored(columns, [cell[0] for cell in cells], rest) == flat(metadata)
 
@@ -130,27 +130,27 @@ COLUMNS = find_columns(['{"n":1,"x":1.5,"s":"a","b":true,"j":[1],"o":{"p":1}}'])
 def test_what_does_not_fit_its_column_exactly_stays_json(
     metadata: dict[str, Any], filled: dict[str, Any], rest: dict[str, Any] | None
 ) -> None:
-    cells, (left,) = fill([json_text(metadata)], COLUMNS)
+    cells, (left,) = fill_columns([json_text(metadata)], COLUMNS)
     there = {column.name: cell[0] for column, cell in zip(COLUMNS, cells, strict=True) if cell[0] is not None}
     assert (there, None if left is None else json.loads(left)) == (filled, rest)
     assert all(type(there[name]) is type(filled[name]) for name in there)
 
 
 def test_samples_without_metadata_leave_their_row_empty() -> None:
-    cells, rest = fill([None, '{"n":1}', None], COLUMNS)
+    cells, rest = fill_columns([None, '{"n":1}', None], COLUMNS)
     assert [cell[0] for cell in cells] == [cell[2] for cell in cells] == [None] * len(COLUMNS)
     assert (cells[0], rest) == ([None, 1, None], [None, None, None])
 
 
 def test_the_chunks_of_a_text_have_its_metadata_each() -> None:
     text = '{"n":1,"new":2}'
-    cells, rest = fill([text, text, '{"n":3}'], COLUMNS)
+    cells, rest = fill_columns([text, text, '{"n":3}'], COLUMNS)
     assert (cells[0], rest) == ([1, 1, 3], ['{"new":2}', '{"new":2}', None])
 
 
 def test_lists_that_are_nested_without_end_stay_as_they_are() -> None:
     text = '{"n":1,"j":' + "[" * 100_000 + "]" * 100_000 + "}"
-    cells, rest = fill([text, '{"n":2}'], COLUMNS)
+    cells, rest = fill_columns([text, '{"n":2}'], COLUMNS)
     assert (cells[0], rest) == ([None, 2], [text, None])
     assert [column.name for column in find_columns([text, '{"n":1}'])] == ["n"]
 

@@ -11,7 +11,7 @@ from fake_clock import FakeClock
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import UnwellError
-from core.service.metrics import EVERY_ROLE, METRICS, Metric, Readings, Role, Spread
+from core.service.metrics import EVERY_ROLE, METRICS, Histogram, Metric, MetricSamples, Role
 from embq.services.service import FRESH_S, Exposition
 from embq.services.worker_metrics import CounterTotals
 
@@ -42,9 +42,9 @@ def test_every_metric_has_one_role_and_a_name_that_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_was_read_can_be_scraped(role: Role) -> None:
-    readings = Readings(role)
+    readings = MetricSamples(role)
     for metric in METRICS[role]:
-        spread = Spread((0.1, 1.0))
+        spread = Histogram((0.1, 1.0))
         spread.observe(0.5)
         readings.put(metric.name, spread if metric.kind == "histogram" else 7.0, *metric.labels)
     families = {family.name: family for family in text_string_to_metric_families(readings.text().decode())}
@@ -60,16 +60,16 @@ def test_what_was_read_can_be_scraped(role: Role) -> None:
 
 def test_a_metric_of_another_role_or_without_its_labels_is_a_bug() -> None:
     with pytest.raises(KeyError):
-        Readings("writer").put("embq_machines", 1)
+        MetricSamples("writer").put("embq_machines", 1)
     with pytest.raises(ValueError, match="embq_run_units"):
-        Readings("producer").put("embq_run_units", 1, "r")
+        MetricSamples("producer").put("embq_run_units", 1, "r")
 
 
 def test_a_distance_is_added_up_over_processes_and_over_their_models() -> None:
     odometer, rows = CounterTotals(), ("embq_slot_rows_total", "cpu")
 
     def total() -> float:
-        readings = Readings("worker")
+        readings = MetricSamples("worker")
         odometer.put(readings)
         (family,) = text_string_to_metric_families(readings.text().decode())
         return family.samples[0].value
@@ -89,7 +89,7 @@ def test_a_distance_is_added_up_over_processes_and_over_their_models() -> None:
 def test_a_service_is_read_once_for_all_who_ask_at_about_the_same_time(clock: FakeClock) -> None:
     reads = 0
 
-    def meter(readings: Readings) -> None:
+    def meter(readings: MetricSamples) -> None:
         nonlocal reads
         reads += 1
         readings.put("embq_writer_runs", reads)
@@ -107,7 +107,7 @@ def test_a_read_that_never_ends_keeps_nobody_waiting_for_ever(clock: FakeClock) 
     """A folder that was mounted over a network and is gone."""
     held, let_go = threading.Event(), threading.Event()
 
-    def meter(_readings: Readings) -> None:
+    def meter(_readings: MetricSamples) -> None:
         held.set()
         assert let_go.wait(60)
 

@@ -158,7 +158,7 @@ def test_a_service_that_waits_says_why_once_a_minute(
     monkeypatch.setattr(core.broker.retry_policy, "PATIENCE_S", 1.0)
     now, tries = [1000.0], []
 
-    class Counted(core.broker.retry_policy.Absence):
+    class Counted(core.broker.retry_policy.WaitLog):
         def lasts(self, away_s: float, why: BaseException | None) -> None:
             super().lasts(away_s, why)
             tries.append(why)

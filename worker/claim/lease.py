@@ -13,7 +13,7 @@ from core.queue.hints import Hint
 from core.queue.keys import MAX_ATTEMPTS
 from core.queue.ledger import Ledger
 from core.queue.runs import RunRecord
-from core.run.unit_sizes import extent_of
+from core.run.unit_sizes import size_of
 from core.units import Failure, Sample
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LeasedUnit:
         self.gen = hint.gen
         self.unit = hint.unit
         self.unit_id = hint.unit.unit_id
-        self.extent = extent_of(hint.unit)
+        self.extent = size_of(hint.unit)
         self.planned = hint.unit.expected
         self.record = record
         self.ledger = ledger

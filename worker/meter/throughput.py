@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from core.run.unit_sizes import Extent, extent_of
+from core.run.unit_sizes import UnitSize, size_of
 from core.units import Unit
 from worker.claim.lease import LeasedUnit
 
@@ -45,7 +45,7 @@ class Throughput:
         self._lock = threading.Lock()
         self._rows = self._tokens = self._seconds = 0.0
         self._samples: float | None = None
-        self._late: deque[tuple[Extent, int | None]] = deque(maxlen=UNITS_REMEMBERED)
+        self._late: deque[tuple[UnitSize, int | None]] = deque(maxlen=UNITS_REMEMBERED)
         self._costs: dict[str, _Cost] = {}
         self._last_at: float | None = None
         self._last_s = 0.0
@@ -68,7 +68,7 @@ class Throughput:
     def unit_claimed(self, unit: Unit) -> None:
         """Count a unit as one of late, which those that come will be like."""
         with self._lock:
-            self._late.append((extent_of(unit), unit.expected))
+            self._late.append((size_of(unit), unit.expected))
             if unit.expected is not None:
                 self._count(unit.expected)
 
@@ -117,7 +117,7 @@ class Throughput:
     def seconds_of(self, unit: Unit) -> float | None:
         """Seconds for one unit; None where its size or the speed is not known yet."""
         with self._lock:
-            rate, tokens = self._per_s(), self._tokens_of(extent_of(unit), unit.expected)
+            rate, tokens = self._per_s(), self._tokens_of(size_of(unit), unit.expected)
             return None if rate is None or tokens is None else tokens / rate
 
     def ahead_s(self, held: Iterable[LeasedUnit]) -> float | None:
@@ -138,7 +138,7 @@ class Throughput:
     def _per_s(self) -> float | None:
         return self._tokens / self._seconds if self._rows else None
 
-    def _tokens_of(self, extent: Extent, samples: int | None) -> float | None:
+    def _tokens_of(self, extent: UnitSize, samples: int | None) -> float | None:
         """About how many tokens a unit has."""
         cost = self._costs.get(extent.kind) if extent.bytes else None
         if cost is not None:
