@@ -60,13 +60,17 @@ def machine() -> dict[str, Any]:
 
 
 def _gpu() -> str | None:
+    """Names of the GPUs, a line each; None without NVIDIA's driver, or without its binding."""
     try:
-        found = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
+        import pynvml
+    except ImportError:
         return None
-    return found.stdout.strip() or None
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return "\n".join(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles) or None
+    except pynvml.NVMLError:
+        return None
 
 
 def versions() -> dict[str, str]:

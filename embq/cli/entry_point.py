@@ -92,7 +92,7 @@ TABLES = {"run", "enqueue", "resume", "retry", "producer", "writer", "verify", "
 """Verbs that make Arrow tables, for which pyarrow would import pandas first, see `core.process.libraries`."""
 
 OPTIONAL = {
-    *("PIL", "faiss", "h5py", "matplotlib", "numpy", "psutil", "simplejpeg", "starlette", "torch", "transformers"),
+    *("PIL", "faiss", "h5py", "matplotlib", "numpy", "simplejpeg", "starlette", "torch", "transformers"),
     "uvicorn",
 }
 """Packages that come with extras, and that some verbs import without asking first."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from embq.cli.options import broker_option, json_option, priority_option, required_url, settings_with
+from embq.cli.options import broker_option, json_option, priority_option, settings_with
 from embq.cli.run_command import RunCommand
 from embq.cli.run_options import run_options
 
@@ -51,8 +51,7 @@ def command(
     INPUT is a webdataset .tar, a folder of images, a .parquet, .arrow, .h5, .csv, .jsonl or .txt
     file; globs and {000000..000099} are expanded.
     """
-    from core.broker.client import check, connect
-    from embq.cli.authorization import require
+    from embq.cli.authorization import authorized_client
     from embq.cli.run_options import request_from
     from producer.announce import refuse_secrets
 
@@ -61,19 +60,16 @@ def command(
     if dry_run:
         _say_what_it_would_do(request_from(inputs, options), settings, sent=upload or inline, as_json=as_json)
         return
-    url = required_url(settings)
-    client = connect(url, password=settings.broker_password)
-    check(client, url)
-    require(client, "enqueue --upload" if upload or inline else "enqueue")
+    client = authorized_client(settings, "enqueue --upload" if upload or inline else "enqueue")
     request, reason = _settled(request_from(inputs, options), client, sent=upload or inline)
     priority = options["priority"]
     if reason and not as_json:
         click.echo(reason, err=True)
     if upload or inline:
-        from core.broker.client import RESULT_S
-        from embq.sending import send_run
+        from core.broker.client import RESULT_S, connect
+        from embq.enqueue.upload import send_run
 
-        patient = connect(url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
+        patient = connect(settings.broker_url, password=settings.broker_password, patient=True, answer_s=RESULT_S)
         send_run(patient, request, inline=inline, as_json=as_json, priority=priority)
     else:
         _plan_and_hand_over(client, request, priority, as_json=as_json)
@@ -144,7 +140,7 @@ def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
 
 def _say_what_it_would_do(request: Request, settings: Settings, *, sent: bool, as_json: bool) -> None:
     from core.broker.client import check, connect
-    from embq.dry_run import cost_of, lines, to_json
+    from embq.enqueue.dry_run import cost_of, lines, to_json
     from producer.estimate import estimate
 
     client = None

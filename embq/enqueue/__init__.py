@@ -1,0 +1,1 @@
+"""Parts of `embq enqueue`: uploads to the writer's machine, and estimates."""
