@@ -99,7 +99,8 @@ class RowSamples:
         fetched = fetch_all(urls, [None] * len(urls), self._moved)
         for image, place in zip(images, places, strict=True):
             if isinstance(place, str):
-                yield _usable(next(fetched)) if is_url(place) else self._read(place)
+                found = next(fetched) if is_url(place) else self._read(place)
+                yield SampleError(found.code, found.message) if isinstance(found, SourceError) else found
             else:
                 yield image if place is None else place
 
@@ -139,15 +140,6 @@ class RowSamples:
 def metadata_of(unit: Unit) -> RowSamples:
     """For a look at the metadata of a unit's rows alone, whatever their ids are."""
     return RowSamples(replace(unit, options=()))
-
-
-def _usable(found: bytes | SourceError) -> bytes | SampleError:
-    """What was fetched, or why this one has no row; storage that is away is raised."""
-    if isinstance(found, bytes):
-        return found
-    if found.transient:
-        raise found
-    return SampleError(found.code, found.message)
 
 
 def within(unit: Unit, roots: Sequence[str]) -> Unit:

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from core.errors import SourceError
 from core.units import Unit
-from sources.access.files import source_errors, stat_file
+from sources.access.files import require_same, source_errors, stat_file
 from sources.interface import Moved
 
 
@@ -53,7 +53,7 @@ class LastCursor(Generic[C]):
         The unit's source must be the version that was planned, before and after; SourceError `source_changed`, or as
         `source_errors` gives it.
         """
-        check_version(unit)
+        require_same(unit, stat_file(unit.source).version, "source_changed")
         key = (unit.kind, unit.source, unit.etag, unit.options)
         with self._lock:
             kept, self._kept = self._kept, None
@@ -66,7 +66,7 @@ class LastCursor(Generic[C]):
             moved()
             with source_errors(unit.source):
                 yield cursor
-            check_version(unit)
+            require_same(unit, stat_file(unit.source).version, "source_changed")
         except BaseException:
             _close(cursor)
             raise
@@ -81,17 +81,6 @@ class LastCursor(Generic[C]):
             kept, self._kept = self._kept, None
         if kept is not None:
             _close(kept[1])
-
-
-def check_version(unit: Unit) -> None:
-    """SourceError `source_changed` where the unit's source is not the version that was planned."""
-    now = stat_file(unit.source).version
-    if now != unit.etag:
-        raise SourceError(
-            f"{unit.source}: changed since the run was planned: it was {unit.etag} and is {now}",
-            code="source_changed",
-            next_step="put the planned file back, or plan a new run",
-        )
 
 
 def _close(cursor: Cursor) -> None:

@@ -199,20 +199,20 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
     """
     if is_url(unit.source):
         status = listings.stat(unit.source)
-        _require_same(unit, status.version, code)
+        require_same(unit, status.version, code)
         last = unit.stop or status.size
         ranges = ranged_reads.RangesAhead(unit.source, status.size, first=unit.start, last=last, moved=moved)
         with io.BufferedReader(RangedFile(ranges, status.size), PIECE_BYTES) as file:
             yield file
-        _require_same(unit, listings.stat(unit.source).version, code)
+        require_same(unit, listings.stat(unit.source).version, code)
         return
     with source_errors(unit.source):
         # Looked at before opening: opening a named pipe would wait for its writer.
         _require_regular(unit.source, os.stat(unit.source))
         with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as local:
-            _require_same(unit, etag(os.fstat(local.fileno())), code)
+            require_same(unit, etag(os.fstat(local.fileno())), code)
             yield local
-            _require_same(unit, etag(os.fstat(local.fileno())), code)
+            require_same(unit, etag(os.fstat(local.fileno())), code)
 
 
 def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
@@ -224,10 +224,10 @@ def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
         whole = read_ahead.fetched(unit, moved)
         if whole is None:
             status = listings.stat(unit.source)
-            _require_same(unit, status.version, code)
+            require_same(unit, status.version, code)
             _require_room(unit.source, status.size)
             whole = ranged_reads.load(unit.source, status.size, moved)
-        _require_same(unit, listings.stat(unit.source).version, code)
+        require_same(unit, listings.stat(unit.source).version, code)
         return whole
     with open_unchanged(unit, code, moved) as file:
         raw = file.raw
@@ -255,7 +255,8 @@ def _require_room(path: str, size: int) -> None:
         raise beyond_memory(path, f"holding its {size:,} bytes at once")
 
 
-def _require_same(unit: Unit, version: str, code: str) -> None:
+def require_same(unit: Unit, version: str, code: str) -> None:
+    """SourceError with `code` where `version` is not the one that was planned."""
     if version != unit.etag:
         what = "ETag, generation or time" if is_url(unit.source) else "modification time in ns"
         raise SourceError(
@@ -301,10 +302,3 @@ def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> byt
     if len(data) != status.st_size:
         raise SampleError("source_changed", f"{path} changed while it was read")
     return data
-
-
-def read_if_there(root: str, relative: str, moved: Moved) -> bytes | None:
-    """The file's bytes, or None where there is no such file."""
-    if not os.path.lexists(os.path.join(root, relative)):
-        return None
-    return read_inside(root, relative, None, moved)

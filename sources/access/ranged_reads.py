@@ -193,19 +193,27 @@ def _pool() -> ThreadPoolExecutor:
 def fetch_all(urls: list[str], sizes: list[int | None], moved: Moved) -> Iterator[bytes | SourceError]:
     """The content of many small files in order, several at a time; an error in the place of one that cannot be read.
 
+    Raises SourceError where the storage does not answer: that concerns all of them.
+
     Args:
-        sizes: bytes of each, more than which are not fetched; None fetches what there is.
+        sizes: bytes of each, more than which are not fetched; None fetches a file of any size up to a sample's limit.
     """
     ask = [partial(_small, url, size) for url, size in zip(urls, sizes, strict=True)]
     under_way: deque[Future[bytes | SourceError]] = deque()
+
+    def first() -> bytes | SourceError:
+        found = under_way.popleft().result()
+        if isinstance(found, SourceError) and found.transient:
+            raise found
+        moved()
+        return found
+
     for number, call in enumerate(ask):
         under_way.append(_pool().submit(call))
         if number >= 2 * PARALLEL:
-            yield under_way.popleft().result()
-            moved()
+            yield first()
     while under_way:
-        yield under_way.popleft().result()
-        moved()
+        yield first()
 
 
 def _small(url: str, size: int | None) -> bytes | SourceError:

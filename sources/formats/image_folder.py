@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 
 from core.errors import InputError, SampleError, SourceError
 from core.service.log import Events
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.access import listings
-from sources.access.files import join, read_if_there, read_inside, source_errors
+from sources.access.files import join, read_inside, source_errors
 from sources.access.ranged_reads import fetch_all
 from sources.access.urls import is_url
 from sources.decode import decode_file, decode_metadata
@@ -77,15 +78,13 @@ class FilesSource(Source):
 
     def read(self, unit: Unit, moved: Moved = unwatched) -> Iterator[Sample]:
         """One sample per planned file. Only storage that is away, or a missing folder, fails the unit."""
-        if is_url(unit.source):
-            yield from remote_samples(unit, moved)
-            return
-        with source_errors(unit.source):
-            os.stat(unit.source)
-        root = os.path.realpath(unit.source)
         wanted = extensions_of(unit.options)
-        for ordinal, (relative, size) in enumerate(unit.items):
-            yield local_sample(root, ordinal, relative, size, wanted, moved)
+        if is_url(unit.source):
+            contents = _fetched_contents(unit, wanted, moved)
+        else:
+            contents = repeat(_local_content(unit.source, moved))
+        for ordinal, ((relative, size), content) in enumerate(zip(unit.items, contents, strict=False)):
+            yield _sample(ordinal, relative, size, wanted, content)
 
     def may_have_metadata(self, unit: Unit) -> bool:
         """Whether a `.json` stands beside one of its images; beside the first ones, on this machine."""
@@ -97,18 +96,18 @@ class FilesSource(Source):
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
         """From the `.json` files beside the first images."""
-        stem = extensions_of(unit.options).stem
-        names = [f"{stem(relative)}.json" for relative, _ in unit.items[:most]]
-        contents: Iterable[bytes | SourceError | None]
+        wanted = extensions_of(unit.options)
+        names = [f"{wanted.stem(relative)}.json" for relative, _ in unit.items[:most]]
         if is_url(unit.source):
-            contents = fetch_all([join(unit.source, name) for name in names], [None] * len(names), unwatched)
+            urls = [join(unit.source, name) for name in names]
+            fetched = dict(zip(names, fetch_all(urls, [None] * len(urls), unwatched), strict=True))
+            content: _Content = partial(_fetched_content, unit.source, fetched)
         else:
-            root = os.path.realpath(unit.source)
-            contents = (read_if_there(root, name, unwatched) for name in names)
-        for data in contents:
+            content = _local_content(unit.source, unwatched)
+        for name in names:
             with suppress(SampleError):
-                if (content := optional(data)) is not None:
-                    yield decode_metadata(content)
+                if (data := content(name, None)) is not None:
+                    yield decode_metadata(data)
 
 
 def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int = 0) -> Iterator[Unit]:
@@ -147,38 +146,68 @@ def _extensions_beside(files: Iterable[tuple[str, int]], wanted: Extensions) -> 
     return (("beside", ",".join(sorted(found))),) if found else ()
 
 
-def local_sample(root: str, ordinal: int, relative: str, size: int, wanted: Extensions, moved: Moved) -> Sample:
-    """The sample of the image `relative`, of `size` bytes when it was planned, in a folder of this machine.
+_Content = Callable[[str, int | None], bytes | None]
+"""Content of a file of the folder by name and planned size. A file that was not planned has no size; None where it is
+missing. Raises SampleError where the file cannot be used, SourceError where the storage is away."""
 
-    Args:
-        root: the folder, links resolved.
-    """
+
+def _sample(ordinal: int, relative: str, size: int, wanted: Extensions, content: _Content) -> Sample:
+    """The sample of an image with what stands beside it, or the failure of the first of them."""
     stem = wanted.stem(relative)
-    return _sample(
-        ordinal,
-        relative,
-        wanted,
-        lambda: read_inside(root, relative, size, moved),
-        lambda extension: read_if_there(root, stem + extension, moved),
-    )
+    image = text = metadata = error = None
+    try:
+        image = content(relative, size)
+        for extension in wanted.texts:
+            if (data := content(f"{stem}.{extension}", None)) is not None:
+                text = decode_file(data)
+                break
+        if (data := content(f"{stem}.json", None)) is not None:
+            metadata = decode_metadata(data)
+    except SampleError as problem:
+        error = (problem.code, problem.message)
+    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
 
 
-def remote_samples(unit: Unit, moved: Moved) -> Iterator[Sample]:
-    """One sample per planned file, fetched several at a time. Storage that is away fails the unit."""
-    beside = dict(unit.options).get("beside", "")
-    wanted = extensions_of(unit.options)
-    extensions = ["", *(extension for extension in wanted.beside if extension in beside.split(","))]
-    urls, sizes = [], []
-    for relative, size in unit.items:
-        for extension in extensions:
-            name = wanted.stem(relative) + extension if extension else relative
-            urls.append(join(unit.source, name))
-            sizes.append(None if extension else size)
-    contents = fetch_all(urls, sizes, moved)
-    for ordinal, (relative, size) in enumerate(unit.items):
-        found = {extension: next(contents) for extension in extensions}
-        image = partial(_usable, found[""], join(unit.source, relative), size)
-        yield _sample(ordinal, relative, wanted, image, partial(_beside, found))
+def _local_content(folder: str, moved: Moved) -> _Content:
+    with source_errors(folder):
+        os.stat(folder)
+    root = os.path.realpath(folder)
+
+    def content(name: str, size: int | None) -> bytes | None:
+        if size is None and not os.path.lexists(os.path.join(root, name)):
+            return None
+        return read_inside(root, name, size, moved)
+
+    return content
+
+
+def _fetched_contents(unit: Unit, wanted: Extensions, moved: Moved) -> Iterator[_Content]:
+    """The content of each image of a remote folder and of the files beside it, fetched several at a time."""
+    there = dict(unit.options).get("beside", "").split(",")
+    beside = [extension for extension in wanted.beside if extension in there]
+    groups = [
+        [(relative, size), *((wanted.stem(relative) + extension, None) for extension in beside)]
+        for relative, size in unit.items
+    ]
+    files: list[tuple[str, int | None]] = [file for group in groups for file in group]
+    fetched = fetch_all([join(unit.source, name) for name, _ in files], [size for _, size in files], moved)
+    for group in groups:
+        yield partial(_fetched_content, unit.source, {name: next(fetched) for name, _ in group})
+
+
+def _fetched_content(
+    folder: str, found: Mapping[str, bytes | SourceError], name: str, size: int | None
+) -> bytes | None:
+    data = found.get(name)
+    if size is not None and size > SAMPLE_MAX_BYTES:
+        raise SampleError("too_large", f"{join(folder, name)} has {size} bytes, more than {SAMPLE_MAX_BYTES}")
+    if isinstance(data, SourceError):
+        if size is None and data.code == "source_missing":
+            return None
+        raise SampleError(data.code, data.message) from data
+    if data is not None and size is not None and len(data) != size:
+        raise SampleError("source_changed", f"{join(folder, name)} had {size} bytes when planned, now {len(data)}")
+    return data
 
 
 def walk_images(path: str, others: Counter[str], image_keys: tuple[str, ...] = ()) -> Iterator[tuple[str, int]]:
@@ -256,55 +285,3 @@ def _size(entry: os.DirEntry[str]) -> int:
         return entry.stat().st_size
     except OSError:
         return 0
-
-
-def _beside(found: Mapping[str, bytes | SourceError], extension: str) -> bytes | None:
-    return optional(found.get(extension))
-
-
-def _sample(
-    ordinal: int,
-    relative: str,
-    wanted: Extensions,
-    image_of: Callable[[], bytes],
-    beside: Callable[[str], bytes | None],
-) -> Sample:
-    """The sample of an image, or why it has none.
-
-    Args:
-        beside: what the file holds that stands beside the image with this extension, None where there is none.
-    """
-    image = text = metadata = error = None
-    try:
-        image = image_of()
-        for extension in wanted.texts:
-            if (data := beside(f".{extension}")) is not None:
-                text = decode_file(data)
-                break
-        if (data := beside(".json")) is not None:
-            metadata = decode_metadata(data)
-    except SampleError as problem:
-        error = (problem.code, problem.message)
-    return Sample(ordinal=ordinal, key=relative, image=image, text=text, metadata=metadata, error=error)
-
-
-def _usable(found: bytes | SourceError, url: str, size: int) -> bytes:
-    """The image, or why this one has no row; a SourceError that concerns the storage as a whole is raised again."""
-    if size > SAMPLE_MAX_BYTES:
-        raise SampleError("too_large", f"{url} has {size} bytes, more than {SAMPLE_MAX_BYTES}")
-    if isinstance(found, bytes):
-        if len(found) != size:
-            raise SampleError("source_changed", f"{url} had {size} bytes when planned, now {len(found)}")
-        return found
-    if found.transient:
-        raise found
-    raise SampleError(found.code, found.message) from found
-
-
-def optional(found: bytes | SourceError | None) -> bytes | None:
-    """The content of a file beside an image, None where there is none; raises as `_usable` does."""
-    if isinstance(found, SourceError):
-        if found.code == "source_missing":
-            return None
-        raise found if found.transient else SampleError(found.code, found.message)
-    return found

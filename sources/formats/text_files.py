@@ -21,7 +21,7 @@ from sources.access.cursors import LastCursor
 from sources.access.files import base_name, beyond_units, open_unchanged, stat_file
 from sources.formats.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, unwatched
-from sources.unusable import COMPRESSION_CODES, failing_unit, refuse_unreadable
+from sources.unusable import COMPRESSION_CODES, failing_unit, readable_now, refuse_unreadable
 
 log = Events("sources")
 
@@ -272,11 +272,7 @@ def damage_of(file: Text, unit: Unit) -> SourceError:
     check_head(file, unit)
     while file.read(OUTPUT_BYTES):
         pass
-    return SourceError(
-        f"{unit.source}: could not be read when the run was planned, and can be now",
-        code="source_changed",
-        next_step="make a new run of it",
-    )
+    return readable_now(unit)
 
 
 def _refuse_lost_head(path: str, head: bytes) -> None:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -48,8 +49,9 @@ READ_IDLE_S = 300.0
 """The same for one that reads units: it keeps the place in the file where the last unit ended."""
 
 
+@lru_cache(maxsize=1)
 def inspect(unit: Unit) -> Any:
-    """The result of the `inspect` of the unit's source.
+    """The result of the `inspect` of the unit's source; asked once for all that plan one file.
 
     Raises what that raises, and SourceError `reader_died` where the process died or took too long, and `too_large`
     where it needed too much memory.
@@ -203,6 +205,7 @@ _IDLE: list[Process] = []
 @atexit.register
 def close() -> None:
     """End the processes; the next look starts one, with the environment as it is then."""
+    inspect.cache_clear()
     _LOOKS.close()
     while _IDLE:
         _IDLE.pop().close()
