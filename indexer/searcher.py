@@ -57,7 +57,7 @@ class Searcher:
         in_files = mapped or len(version.groups) > 1
         groups = [
             [
-                read_lists(one.file.check(index), mapped=in_files)
+                read_lists(one.check(index), mapped=in_files)
                 if at in _of_piece(len(group), piece)
                 else empty_lists(one.last - one.first, self._template.code_size)
                 for at, one in enumerate(group)
@@ -70,7 +70,7 @@ class Searcher:
             packed(self._template)
         self._rows = RowsFiles(version, self.dim) if version.rows else None
         # Opened here and not when it is first asked for: by then its files may have been swept away.
-        self._identity = Identity.open([(one.file.check(index), one.first_id, one.rows) for one in version.identity])
+        self._identity = Identity.open([(one.check(index), one.first_id, one.rows) for one in version.identity])
         self._bits = None
         self._selector = None
         if version.deleted_file is not None and version.deleted > version.dropped:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.build.build import BuildRequest, build
+from indexer.build.build import build
 from indexer.build.runners import InProcess
 from indexer.build.spec import BuildSpec
 from indexer.build.units import Sidecar
-from indexer.change.growth import Grown, Growth, grow
+from indexer.change.growth import Grown, GrowthSpec, grow
 from indexer.collection.opening import open_collection
 from indexer.index_files.version import Version
 from indexer.plan.costs import Speeds
@@ -33,7 +33,7 @@ class Quiet:
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
         """Nothing."""
 
-    def growing(self, growth: Growth, *, resumed: bool) -> None:
+    def growing(self, spec: GrowthSpec, *, resumed: bool) -> None:
         """Nothing."""
 
     def stage(self, name: str, done: int, units: int) -> None:
@@ -81,16 +81,20 @@ def make_index(
         unit_length=True,
         speeds=Speeds(gflops=50.0, disk_bytes_s=5e8, cores=1),
     )
-    asked = BuildRequest(
-        index=folder / "index",
-        options={**ASKED, **options},
-        make_plan=lambda: replace(plan, block_rows=PART_ROWS, slices=2),
-        queries=plan_queries(collection, count=60).describe(),
-        hold_out=lambda: (),
-        drop_invalid=True,
-        memory_bytes=MEMORY,
-    )
-    build(collection, asked, runner(), Quiet(), small)
+    asked = {**ASKED, **options}
+
+    def spec() -> BuildSpec:
+        return BuildSpec(
+            collection=collection,
+            plan=replace(plan, block_rows=PART_ROWS, slices=2),
+            asked=asked,
+            queries=plan_queries(collection, count=60),
+            held_out=(),
+            drop_invalid=True,
+            memory_bytes=MEMORY,
+        )
+
+    build(folder / "index", collection, asked, spec, runner(), Quiet(), small)
     return folder / "index"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from indexer.build.build import BuildRequest, build
+from indexer.build.build import build
 from indexer.build.runners import InProcess
 from indexer.build.spec import BuildSpec
 from indexer.build.units import Sidecar
@@ -48,16 +48,19 @@ def index_of(root: Path, *, output: str | None = None, to: Path | None = None, *
     speeds = Speeds(gflops=50.0, disk_bytes_s=1e9, cores=1)
     index = to or root / "index" / collection.output
     queries = plan_queries(collection, count=8)
-    asked = BuildRequest(
-        index=index,
-        options={**SAID, **wishes},
-        make_plan=lambda: make_plan(
-            collection.n, collection.dim, wish, unit_length=collection.unit_length, speeds=speeds
-        ),
-        queries=queries.describe(),
-        hold_out=lambda: queries.held_out(collection.n).tolist(),
-        drop_invalid=False,
-        memory_bytes=MEMORY_BYTES,
-    )
-    build(collection, asked, InProcess(threads=1, memory_bytes=MEMORY_BYTES), Silent(), _no_report)
+    options = {**SAID, **wishes}
+
+    def spec() -> BuildSpec:
+        return BuildSpec(
+            collection=collection,
+            plan=make_plan(collection.n, collection.dim, wish, unit_length=collection.unit_length, speeds=speeds),
+            asked=options,
+            queries=queries,
+            held_out=tuple(queries.held_out(collection.n).tolist()),
+            drop_invalid=False,
+            memory_bytes=MEMORY_BYTES,
+        )
+
+    runner = InProcess(threads=1, memory_bytes=MEMORY_BYTES)
+    build(index, collection, options, spec, runner, Silent(), _no_report)
     return index

@@ -18,20 +18,18 @@ from embq.cli.authorization import authorized_client
 from embq.cli.options import settings_with
 from embq.indexing.changes import change, grown
 from embq.indexing.progress import Shown
-from indexer.build.build import BuildRequest, Built, build
+from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
 from indexer.build.report import summary, write_report
 from indexer.build.runners import Runner, local
 from indexer.build.spec import BuildSpec
-from indexer.build.units import Sidecar
 from indexer.change.growth import fits
 from indexer.collection.opening import Collection, open_collection
-from indexer.index_files.files import read_json
-from indexer.index_files.version import Version
+from indexer.index_files.files import read_json, to_json
 from indexer.plan.costs import measure_speeds
 from indexer.plan.options import BuildOptions, available_memory, parse_bytes, parse_recall
 from indexer.plan.plan import IndexPlan, describe_plan, make_plan
-from indexer.tune.queries import QueryPlan, plan_queries
+from indexer.tune.queries import plan_queries
 
 FEW_ROWS = 1_000
 """So few are compared one by one, and nothing is learned of them that would favour queries among them."""
@@ -76,30 +74,30 @@ def index(options: Mapping[str, Any]) -> int:
 
     if options["dry_run"]:
         made = plan()
-        click.echo(json.dumps({"schema": 1, **made.describe()}) if options["as_json"] else describe_plan(made))
+        click.echo(json.dumps(to_json(made)) if options["as_json"] else describe_plan(made))
         return Exit.DONE
     queries = plan_queries(collection, files=query_files(options["queries"]), seed=wish.seed)
-    asked = BuildRequest(
-        index=folder,
-        options={name: options[name] for name in DECIDING},
-        make_plan=plan,
-        queries=queries.describe(),
-        hold_out=lambda: _held_out(queries, collection),
-        drop_invalid=options["drop_invalid"],
-        memory_bytes=wish.current_memory_available,
-        rebuild=options["rebuild"],
-    )
-    if not asked.rebuild and fits(folder, asked.options):
+    asked = {name: options[name] for name in DECIDING}
+    quiet = options["quiet"] or options["as_json"]
+    if not options["rebuild"] and fits(folder, asked):
         with runner_of(options, wish) as runner:
             came = grown(folder, collection, options, runner, wish.current_memory_available)
-        return account(Built(came.version, {}, fresh=came.rows > 0), collection, as_json=options["as_json"])
-    quiet = options["quiet"] or options["as_json"]
+        return account(Built(came.version, fresh=came.rows > 0), collection, as_json=options["as_json"])
 
-    def small(spec: BuildSpec, version: Version, stages: Mapping[str, Sequence[Sidecar]], at: Path) -> None:
-        write_report(spec, version, stages, at)
+    def spec() -> BuildSpec:
+        return BuildSpec(
+            collection=collection,
+            plan=plan(),
+            asked=asked,
+            queries=queries,
+            held_out=() if collection.n < FEW_ROWS else tuple(queries.held_out(collection.n).tolist()),
+            drop_invalid=options["drop_invalid"],
+            memory_bytes=wish.current_memory_available,
+        )
 
     with runner_of(options, wish) as runner:
-        built = build(collection, asked, runner, Shown(quiet=quiet), small)
+        progress = Shown(quiet=quiet)
+        built = build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
     return account(built, collection, as_json=options["as_json"])
 
 
@@ -188,9 +186,3 @@ def account(built: Built, collection: Collection, *, as_json: bool) -> int:
             click.echo("note: the run is not complete; what is committed now was indexed", err=True)
         click.echo(summary(infos, report=built.version.path))
     return Exit.DONE if infos.get("target_met", True) is not False else Exit.SOME_FAILED
-
-
-def _held_out(queries: QueryPlan, collection: Collection) -> list[int]:
-    if collection.n < FEW_ROWS:
-        return []
-    return [int(id_) for id_ in queries.held_out(collection.n)]

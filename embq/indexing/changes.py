@@ -33,7 +33,7 @@ def grown(index: Path, collection: Collection, options: Mapping[str, Any], runne
     )
     if not quiet:
         _say_growth(came)
-    for warning in came.told.get("warnings", ()):
+    for warning in came.report.get("warnings", ()):
         click.echo(f"warning: {warning}", err=True)
     return came
 
@@ -71,11 +71,13 @@ def _keys(options: Mapping[str, Any]) -> list[str]:
 
 def _say_growth(came: Grown) -> None:
     if came.rows:
-        measured = came.told["recall_of_new_rows"]
+        measured = came.report["recall_of_new_rows"]
         recall = [
             f"{name} of searches for them {value:.3f}" for name, value in measured.items() if "@" in name and value
         ]
-        drift = f"{100 * came.told['drift']['change']:+.1f} % farther from the centres of their lists than at training"
+        drift = (
+            f"{100 * came.report['drift']['change']:+.1f} % farther from the centres of their lists than at training"
+        )
         click.echo(
             "; ".join([f"added {came.rows:,} rows", drift, *recall]),
             err=True,

@@ -8,7 +8,7 @@ import click
 
 from core.service.progress_line import ProgressLine, duration
 from indexer.build.spec import BuildSpec
-from indexer.change.growth import Growth
+from indexer.change.growth import GrowthSpec
 from indexer.plan.plan import describe_plan
 
 STAGE_WORDS = {
@@ -53,13 +53,13 @@ class Shown:
         if resumed:
             click.echo("an earlier attempt at just this index was interrupted: going on with what it left", err=True)
 
-    def growing(self, growth: Growth, *, resumed: bool) -> None:
+    def growing(self, spec: GrowthSpec, *, resumed: bool) -> None:
         """See `indexer.change.growth.GrowthProgress`."""
         if self._quiet:
             return
         click.echo(
-            f"the index is there: {growth.rows:,} new rows are added to its {growth.first_id:,}, nothing is trained "
-            "again; --rebuild builds it anew",
+            f"the index is there: {spec.new_rows:,} new rows are added to its {spec.growth.first_id:,}, nothing is "
+            "trained again; --rebuild builds it anew",
             err=True,
         )
         if resumed:

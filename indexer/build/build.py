@@ -1,10 +1,10 @@
-"""Building an index: the stages in order, each done by whoever the runner has, and then the publication."""
+"""Build of an index: runs the stages in order and publishes the version."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,124 +16,134 @@ from indexer.build.spec import BuildSpec, draft
 from indexer.build.units import NEEDS, STAGES, IndexUnit, Sidecar, find, write_inputs
 from indexer.collection.opening import Collection
 from indexer.faiss_module import faiss
-from indexer.index_files.files import WORK, alone
+from indexer.index_files.files import WORK, alone, from_json, to_json
 from indexer.index_files.publication import publish, sweep
 from indexer.index_files.version import Version, current_name, read_version
-from indexer.plan.plan import IndexPlan
 
 
 class StageProgress(Protocol):
-    """Who is told how far a stage is."""
+    """Receives the progress of stages."""
 
     def stage(self, name: str, done: int, units: int) -> None:
-        """At the beginning of a stage, and whenever a unit of it is done."""
+        """Called at the beginning of a stage and after each of its units."""
         ...
 
 
 class BuildProgress(StageProgress, Protocol):
-    """Who is told how a build goes."""
+    """Receives the progress of a build."""
 
     def planned(self, spec: BuildSpec, *, resumed: bool) -> None:
-        """Before any work: what will be built; `resumed` where an earlier attempt has left something."""
+        """Called before any work; `resumed` where an interrupted build goes on."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRequest:
-    """What a build is to be.
-
-    Attributes:
-        index: folder of the index.
-        options: all that the user said, JSON-ready; the same words find an interrupted build again.
-        make_plan: the plan for the collection; called only where there is no such build.
-        queries: how query sets are made, JSON-ready.
-        hold_out: ids of rows that are queries.
-        drop_invalid: leave out rows that have no direction.
-        memory_bytes: that all processes of a machine may take together.
-        rebuild: build it even where the current version is just that.
-    """
-
-    index: Path
-    options: Mapping[str, Any]
-    make_plan: Callable[[], IndexPlan]
-    queries: Mapping[str, Any]
-    hold_out: Callable[[], Sequence[int]]
-    drop_invalid: bool
-    memory_bytes: int
-    rebuild: bool = False
+WriteReport = Callable[[BuildSpec, Version, Mapping[str, Sequence[Sidecar]], Path], None]
+"""Writes the report of a version into a folder; gets the sidecars of each stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A published version, and what its stages told; `fresh` is False where it was there already."""
+    """A published version; `fresh` is False where it existed already."""
 
     version: Version
-    stages: Mapping[str, Sequence[Sidecar]]
     fresh: bool
 
 
-Small = Callable[[BuildSpec, Version, Mapping[str, Sequence[Sidecar]], Path], None]
-"""Writes the report of a version into its folder."""
+def build(
+    index: Path,
+    collection: Collection,
+    options: Mapping[str, Any],
+    make_spec: Callable[[], BuildSpec],
+    runner: Runner,
+    progress: BuildProgress,
+    write_report: WriteReport,
+    *,
+    rebuild: bool = False,
+) -> Built:
+    """Build an index of a collection, or resume an interrupted build, and make it the current version.
 
+    Args:
+        options: options of the user, JSON-ready; equal options find an interrupted build again.
+        make_spec: called only where there is no such build.
+        rebuild: build even where the current version has equal options and collection.
 
-def build(collection: Collection, asked: BuildRequest, runner: Runner, course: BuildProgress, small: Small) -> Built:
-    """Build an index of a collection, or go on with a build that was interrupted, and make it the current version.
-
-    Raises InputError where vectors are not fit for it, TryLaterError where another process is at it, OutputError where
-    the folder cannot be written, and what the runner raises. What was done stays for the next attempt.
+    Raises InputError where vectors cannot be indexed, TryLaterError where another process works on the index,
+    OutputError where the folder cannot be written, and what the runner raises. Finished units stay for the next
+    attempt.
     """
-    with alone(asked.index):
-        id_ = content_hash([collection.digest, dict(asked.options), str(faiss().__version__)])[:16]
-        build_dir = BuildDir(asked.index, id_)
-        if not asked.rebuild and (there := _current(asked.index)) is not None and there.build == id_:
-            if build_dir.folder.exists():  # killed between the publication and the end
-                _clear(asked.index)
-            return Built(there, {}, fresh=False)
+    with alone(index):
+        id_ = content_hash([collection.digest, dict(options), str(faiss().__version__)])[:16]
+        build_dir = BuildDir(index, id_)
+        if not rebuild and (current := _current(index)) is not None and current.build == id_:
+            if build_dir.folder.exists():  # killed after the publication
+                _clear(index)
+            return Built(current, fresh=False)
         build_dir.make()
         resumed = build_dir.spec.exists()
         if not resumed:
-            build_dir.write_once(build_dir.spec, _spec(collection, asked).describe())
-        spec = BuildSpec.from_description(build_dir.read_spec())
-        course.planned(spec, resumed=resumed)
-        stages: dict[str, list[Sidecar]] = {}
-        names: dict[str, list[str]] = {}
+            build_dir.write_once(build_dir.spec, to_json(make_spec()))
+        spec = from_json(BuildSpec, build_dir.read_spec(), str(build_dir.spec))
+        progress.planned(spec, resumed=resumed)
+        stages = StageSequence(build_dir, runner, progress)
         for stage in STAGES:
-            before = {needed: names[needed] for needed in NEEDS[stage]}
-            units = units_of(spec, build_dir, stage, write_inputs(build_dir, before))
-            stages[stage] = run_stage(stage, units, runner, course)
-            names[stage] = [unit.sidecar.name for unit in units]
+            stages.run(stage, spec.units(stage), NEEDS[stage])
             if stage == "sample":
-                _check_vectors(spec, stages[stage])
-        version = draft(spec, asked.index, id_, stages)
-        published = publish(version, lambda folder: small(spec, version, stages, folder))
-        _clear(asked.index)
-        return Built(published, stages, fresh=True)
+                _check_vectors(spec, stages.sidecars[stage])
+        version = draft(spec, index, id_, stages.sidecars)
+        published = publish(version, lambda folder: write_report(spec, version, stages.sidecars, folder))
+        _clear(index)
+        return Built(published, fresh=True)
 
 
-def units_of(spec: BuildSpec, build_dir: BuildDir, stage: str, inputs: str) -> list[IndexUnit]:
-    """The units of a stage, in order."""
-    return [
-        IndexUnit(index=str(build_dir.index), build=build_dir.build, stage=stage, number=number, inputs=inputs)
-        for number in range(spec.units(stage))
-    ]
+@dataclass(slots=True)
+class StageSequence:
+    """Runs the stages of one build or change, each on what earlier stages have made.
+
+    Attributes:
+        sidecars: of each stage that was run, in the order of its units.
+    """
+
+    build_dir: BuildDir
+    runner: Runner
+    progress: StageProgress
+    sidecars: dict[str, list[Sidecar]] = field(default_factory=dict)
+    _names: dict[str, list[str]] = field(default_factory=dict)
+
+    def run(self, stage: str, count: int, needs: Sequence[str] = (), *, known_as: str = "") -> list[Sidecar]:
+        """Have the units of a stage done, unless they are; gives their sidecars.
+
+        Args:
+            count: units of the stage.
+            needs: earlier stages whose payloads they read.
+            known_as: name under which later stages need it, where that is another one.
+        """
+        inputs = write_inputs(self.build_dir, {needed: self._names[needed] for needed in needs})
+        units = [
+            IndexUnit(
+                index=str(self.build_dir.index), build=self.build_dir.build, stage=stage, number=number, inputs=inputs
+            )
+            for number in range(count)
+        ]
+        found = {unit.number: sidecar for unit in units if (sidecar := find(unit)) is not None}
+        if units:
+            self.progress.stage(stage, len(found), count)
+
+        def done(unit: IndexUnit, sidecar: Sidecar) -> None:
+            found[unit.number] = sidecar
+            self.progress.stage(stage, len(found), count)
+
+        if missing := [unit for unit in units if unit.number not in found]:
+            self.runner.run(missing, done)
+        name = known_as or stage
+        self._names[name] = [unit.sidecar.name for unit in units]
+        self.sidecars[name] = [found[unit.number] for unit in units]
+        return self.sidecars[name]
 
 
 def _clear(index: Path) -> None:
-    """What was only for the build goes."""
+    """Remove the files of the build that no version needs."""
     shutil.rmtree(index / WORK, ignore_errors=True)
     sweep(index)
-
-
-def _spec(collection: Collection, asked: BuildRequest) -> BuildSpec:
-    return BuildSpec(
-        collection=collection,
-        plan=asked.make_plan(),
-        asked=asked.options,
-        queries=asked.queries,
-        held_out=tuple(int(id_) for id_ in asked.hold_out()),
-        drop_invalid=asked.drop_invalid,
-        memory_bytes=asked.memory_bytes,
-    )
 
 
 def _current(index: Path) -> Version | None:
@@ -141,22 +151,8 @@ def _current(index: Path) -> Version | None:
     return read_version(index, name) if name else None
 
 
-def run_stage(stage: str, units: Sequence[IndexUnit], runner: Runner, course: StageProgress) -> list[Sidecar]:
-    """Have a stage done; gives its sidecars in the order of its units."""
-    found = {unit.number: sidecar for unit in units if (sidecar := find(unit)) is not None}
-    course.stage(stage, len(found), len(units))
-
-    def done(unit: IndexUnit, sidecar: Sidecar) -> None:
-        found[unit.number] = sidecar
-        course.stage(stage, len(found), len(units))
-
-    if missing := [unit for unit in units if unit.number not in found]:
-        runner.run(missing, done)
-    return [found[unit.number] for unit in units]
-
-
 def _check_vectors(spec: BuildSpec, sampled: Sequence[Sidecar]) -> None:
-    """Refuse vectors without a direction where the user has not said to leave them out."""
+    """Raise InputError for vectors without a direction, unless --drop-invalid leaves them out."""
     bad = sum(one.stats["bad"] for one in sampled)
     rows = sum(one.stats["rows"] for one in sampled)
     if bad == rows:

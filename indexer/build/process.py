@@ -16,6 +16,8 @@ import traceback
 from importlib import import_module
 from typing import Any
 
+import msgspec
+
 from core.errors import ConfigError, EmbqError, error_fields
 from core.process.libraries import leave_out_pandas
 from core.service.log import configure
@@ -32,7 +34,7 @@ def do(unit: IndexUnit, *, threads: int, memory_bytes: int, worker: str, on_gpu:
 def answer(line: str, *, threads: int, memory_bytes: int, worker: str, on_gpu: bool = False) -> dict[str, Any]:
     """What to say of the unit in one line."""
     try:
-        unit = IndexUnit.from_description(json.loads(line))
+        unit = msgspec.convert(json.loads(line), IndexUnit)
         sidecar = do(unit, threads=threads, memory_bytes=memory_bytes, worker=worker, on_gpu=on_gpu)
         return {"digest": sidecar.digest, "ok": True}
     except EmbqError as error:

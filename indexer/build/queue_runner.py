@@ -30,7 +30,7 @@ from core.service.log import Events
 from core.units import content_hash
 from indexer.build.runners import Done
 from indexer.build.units import IndexUnit, Sidecar, find
-from indexer.index_files.files import write_current
+from indexer.index_files.files import to_json, write_current
 
 RENEW_S = 5.0
 ROUND_MS = 250
@@ -236,7 +236,7 @@ class _Stage:
         hints.push(self._queue, [self._hint(u) for u in units if u < len(self._units)], at_front=False)
 
     def _hint(self, u: int) -> IndexHint:
-        return IndexHint(run=self._record.run, gen=self._gen, u=u, unit=self._units[u].describe())
+        return IndexHint(run=self._record.run, gen=self._gen, u=u, unit=to_json(self._units[u]))
 
     def _accept(self, entry: Entry, sender: Sender, *, published: bool) -> None:
         unit = self._left.get(u := sender.u)

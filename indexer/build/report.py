@@ -17,7 +17,7 @@ from indexer.build.spec import BuildSpec
 from indexer.build.units import STAGES, Sidecar
 from indexer.collection.opening import Collection
 from indexer.faiss_module import faiss
-from indexer.index_files.files import read_json
+from indexer.index_files.files import read_json, to_json
 from indexer.index_files.sizes import imbalance, sizes_of
 from indexer.index_files.template import Template
 from indexer.index_files.version import Version
@@ -170,7 +170,7 @@ def make_infos(
         "nlist": template.nlist,
         **_queries(tuning, sets),
         "pareto_front": [one.describe() for one in tuning.front],
-        "plan": spec.plan.describe(),
+        "plan": to_json(spec.plan),
         "collection": _collection(spec.collection),
         "seed": spec.plan.seed,
     }
@@ -230,7 +230,7 @@ def _goal(tuning: Tuning) -> dict[str, Any]:
     goal = tuning.goal
     return {
         "latency_of": f"single searches of {goal.k} on one thread, with the index in memory",
-        "search": tuning.setting.describe(),
+        "search": to_json(tuning.setting),
         "target": {f"recall@{goal.k}": goal.recall, "max_index_query_time_ms": goal.milliseconds},
         "target_met": tuning.met,
         "tuning": {

@@ -12,6 +12,7 @@ from core.errors import EmbqError, OutputError, error_of
 from core.process.children import ChildEndedError, JsonChild
 from indexer.build.process import do
 from indexer.build.units import IndexUnit, Sidecar, find
+from indexer.index_files.files import to_json
 
 ATTEMPTS = 3
 """After so many processes that ended with a unit in hand, another one is not worth trying."""
@@ -115,7 +116,7 @@ class Processes:
     def _attempted(self, child: JsonChild, unit: IndexUnit, halt: threading.Event) -> EmbqError | None:
         ended = ""
         for _ in range(ATTEMPTS):
-            child.ask(unit.describe())
+            child.ask(to_json(unit))
             try:
                 while (told := child.answer(LOOK_S)) is None:
                     if halt.is_set():

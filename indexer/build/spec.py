@@ -12,8 +12,10 @@ from typing import Any
 from indexer.build.units import Sidecar
 from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import faiss
-from indexer.index_files.version import Slice, Span, Version
+from indexer.index_files.files import to_json
+from indexer.index_files.version import ListsFile, RowRangeFile, Version
 from indexer.plan.plan import IndexPlan
+from indexer.tune.queries import QueryPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class BuildSpec:
 
     Attributes:
         asked: what the user asked for, by which a build that was interrupted is found again.
-        queries: how the query sets are made, see `indexer.tune.queries`.
+        queries: how the query sets are drawn.
         held_out: ids of the rows that are queries, and are not trained on.
         drop_invalid: leave rows out that have no direction, instead of refusing them.
         memory_bytes: that all processes of one machine may take together.
@@ -31,7 +33,7 @@ class BuildSpec:
     collection: Collection
     plan: IndexPlan
     asked: Mapping[str, Any]
-    queries: Mapping[str, Any]
+    queries: QueryPlan
     held_out: tuple[int, ...]
     drop_invalid: bool
     memory_bytes: int
@@ -57,31 +59,6 @@ class BuildSpec:
             return len(self.blocks)
         return self.plan.slices if stage == "merge" else 1
 
-    def describe(self) -> dict[str, Any]:
-        """The build as JSON-ready values; `from_description` is its inverse."""
-        return {
-            "collection": self.collection.describe(),
-            "plan": self.plan.describe(),
-            "asked": dict(self.asked),
-            "queries": dict(self.queries),
-            "held_out": list(self.held_out),
-            "drop_invalid": self.drop_invalid,
-            "memory_bytes": self.memory_bytes,
-        }
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> BuildSpec:
-        """The build that `describe` gave."""
-        return cls(
-            collection=Collection.from_description(described["collection"]),
-            plan=IndexPlan.from_description(described["plan"]),
-            asked=described["asked"],
-            queries=described["queries"],
-            held_out=tuple(described["held_out"]),
-            drop_invalid=described["drop_invalid"],
-            memory_bytes=described["memory_bytes"],
-        )
-
 
 def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequence[Sidecar]]) -> Version:
     """The version that the stages up to `merge` make; its search parameters are those of `tune`, where that is done."""
@@ -96,17 +73,17 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
         trained=stages["train"][0].files["trained"],
         groups=(
             tuple(
-                Slice(file=one.files["lists"], first=one.stats["first_list"], last=one.stats["last_list"])
+                ListsFile.of(one.files["lists"], first=one.stats["first_list"], last=one.stats["last_list"])
                 for one in stages["merge"]
             ),
         ),
         rows=tuple(
-            Span(file=one.files["rows"], first_id=block.first_id, rows=block.rows)
+            RowRangeFile.of(one.files["rows"], first_id=block.first_id, rows=block.rows)
             for one, block in zip(added, blocks, strict=True)
             if "rows" in one.files
         ),
         identity=tuple(
-            Span(file=one.files["identity"], first_id=block.first_id, rows=block.rows)
+            RowRangeFile.of(one.files["identity"], first_id=block.first_id, rows=block.rows)
             for one, block in zip(added, blocks, strict=True)
         ),
         next_id=spec.collection.n,
@@ -118,7 +95,7 @@ def draft(spec: BuildSpec, index: Path, build_id: str, stages: Mapping[str, Sequ
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes={
             "asked": dict(spec.asked),
-            "queries": dict(spec.queries),
+            "queries": to_json(spec.queries),
             "residual": mean_residual(added) or stages["train"][0].stats["residual"],
         },
     )

@@ -12,6 +12,7 @@ from indexer.build.task import Made, Task
 from indexer.collection.collection import faults
 from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import set_threads
+from indexer.index_files.files import to_json
 from indexer.index_files.identity import write_identity
 from indexer.index_files.lists import append, empty_lists, read_lists, write_lists
 from indexer.index_files.template import Template
@@ -19,14 +20,14 @@ from indexer.plan.costs import BATCH_ROWS
 from indexer.plan.options import parse_recall
 from indexer.searcher import Searcher
 from indexer.tune.points import Goal
-from indexer.tune.queries import QueryPlan, draw, read_queries, write_queries
+from indexer.tune.queries import draw, read_queries, write_queries
 from indexer.tune.truth import block_truth, read_truth
 from indexer.tune.tuning import tune_search
 
 
 def tune(task: Task) -> Made:
     """The search parameters, and what they are worth, on one thread."""
-    spec = BuildSpec.from_description(task.spec)
+    spec = task.spec_as(BuildSpec)
     searcher = Searcher(draft(spec, task.index, task.unit.build, task.before), memory="ram", threads=1)
     sets = read_queries(task.file("queries", 0, "queries"))
     truth = read_truth([task.file("truth", number, "truth") for number in range(len(spec.blocks))], sets)
@@ -41,7 +42,7 @@ def tune(task: Task) -> Made:
     )
     path = task.temporary("json")
     path.write_text(json.dumps(tuning.describe()), encoding="utf-8")
-    return Made(work={"tuning": path}, stats={"search": tuning.setting.describe(), "met": tuning.met})
+    return Made(work={"tuning": path}, stats={"search": to_json(tuning.setting), "met": tuning.met})
 
 
 def goal_of(spec: BuildSpec) -> Goal:
@@ -59,7 +60,7 @@ def goal_of(spec: BuildSpec) -> Goal:
 
 def merge(task: Task) -> Made:
     """The lists of one slice, rows in the order of their blocks."""
-    spec = BuildSpec.from_description(task.spec)
+    spec = task.spec_as(BuildSpec)
     template = Template.read(task.file("train", 0, "trained"))
     first, last = slice_bounds(template.nlist, spec.plan.slices, task.unit.number)
     merged = empty_lists(last - first, template.code_size)
@@ -79,7 +80,7 @@ def slice_bounds(nlist: int, slices: int, number: int) -> tuple[int, int]:
 
 def truth(task: Task) -> Made:
     """The best rows of one block for every query."""
-    spec = BuildSpec.from_description(task.spec)
+    spec = task.spec_as(BuildSpec)
     set_threads(task.threads)
     block = spec.blocks[task.unit.number]
     sets = read_queries(task.file("queries", 0, "queries"))
@@ -90,8 +91,8 @@ def truth(task: Task) -> Made:
 
 def queries(task: Task) -> Made:
     """All query sets in one file."""
-    spec = BuildSpec.from_description(task.spec)
-    sets = draw(spec.collection, QueryPlan.from_description(spec.queries), metric=spec.plan.metric)
+    spec = task.spec_as(BuildSpec)
+    sets = draw(spec.collection, spec.queries, metric=spec.plan.metric)
     path = task.temporary("npz")
     write_queries(sets, path)
     return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
@@ -103,7 +104,7 @@ NAMED = 10
 
 def sample(task: Task) -> Made:
     """One block's share of the training rows, float32 (m, dim), and how many of its rows are fit for an index."""
-    spec = BuildSpec.from_description(task.spec)
+    spec = task.spec_as(BuildSpec)
     block = spec.blocks[task.unit.number]
     chosen = chosen_ids(spec, block.first_id, block.rows)
     pieces, bad_ids, bad = [], [], 0
@@ -139,7 +140,7 @@ AGREEMENT_ROWS = 2_000
 
 def add(task: Task) -> Made:
     """A lists file, a rows file where the plan has one, and an identity file."""
-    spec = BuildSpec.from_description(task.spec)
+    spec = task.spec_as(BuildSpec)
     set_threads(task.threads)
     template = Template.read(task.file("train", 0, "trained"), on_gpu=task.on_gpu)
     lists, rows, stats = task.temporary("lists"), task.temporary("rows"), {}

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import OutputError
-from core.storage.durable import drop, fsync_folder, publish
-from indexer.build.units import IndexUnit, Sidecar, find, read_inputs, sha256_of
-from indexer.index_files.files import FILES, WORK, File, disk_error
+from core.storage.durable import drop, file_sha256, fsync_folder, publish
+from indexer.build.units import IndexUnit, Sidecar, find, read_inputs
+from indexer.index_files.files import FILES, WORK, File, T, disk_error, from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,10 @@ class Task:
     def temporary(self, suffix: str) -> Path:
         """A path for an unfinished file."""
         return self.unit.build_dir.temporary(f"{self.unit.stage}-{self.unit.number:06d}.{suffix}")
+
+    def spec_as(self, form: type[T]) -> T:
+        """`spec` as the record of a build or a change; OutputError where it is none."""
+        return from_json(form, self.spec, "build.json")
 
     def file(self, stage: str, number: int, role: str) -> Path:
         """A payload of an earlier stage; OutputError where it is gone."""
@@ -111,7 +115,7 @@ def perform(
         )
         if unit.sidecar.exists() and find(unit) is None:
             drop(unit.sidecar)  # its payload is gone or damaged: it commits nothing any more
-        if build_dir.write_once(unit.sidecar, sidecar.describe()):
+        if build_dir.write_once(unit.sidecar, to_json(sidecar)):
             return sidecar
     except OSError as error:
         raise disk_error(error, build_dir.folder) from error
@@ -142,7 +146,7 @@ def _keep(unit: IndexUnit, temporary: Path, folder: str) -> File:
     suffix = temporary.name.split(".", 1)[1]
     name = f"{unit.stage}-{unit.number:06d}-{unit.digest[:12]}-{secrets.token_hex(3)}.{suffix}"
     path = Path(unit.index) / folder / name
-    size, sha256 = temporary.stat().st_size, sha256_of(temporary)
+    size, sha256 = temporary.stat().st_size, file_sha256(temporary)
     publish(temporary, path)
     fsync_folder(path.parent)
     return File(path=f"{folder}/{name}", bytes=size, sha256=sha256)

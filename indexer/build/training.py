@@ -187,7 +187,7 @@ def settle(ivf: Any, holder: Any, centroids: np.ndarray) -> None:
 
 def train(task: Task) -> Made:
     """The template of the plan's key, without rows."""
-    spec = BuildSpec.from_description(task.spec)
+    spec = task.spec_as(BuildSpec)
     set_threads(task.threads)
     points = np.concatenate([np.load(task.file("sample", number, "points")) for number in range(len(spec.blocks))])
     if not len(points):

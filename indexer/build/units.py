@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from core.errors import OutputError
 from core.units import content_hash
 from core.wire import Count, Seconds, ShortText, Word
 from indexer.build.build_dir import BuildDir
-from indexer.index_files.files import File, _read, read_json
+from indexer.index_files.files import File, from_json, read_json
 
-HASH_BYTES = 1 << 22
+SIDECAR = "sidecar of an index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,31 +41,13 @@ class Sidecar:
     versions: Mapping[ShortText, ShortText]
     worker: ShortText
 
-    def describe(self) -> dict[str, Any]:
-        """The sidecar as JSON-ready values; `from_description` is its inverse."""
-        return {
-            "digest": self.digest,
-            "files": {role: file.describe() for role, file in self.files.items()},
-            "stats": dict(self.stats),
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "peak_rss_bytes": self.peak_rss_bytes,
-            "versions": dict(self.versions),
-            "worker": self.worker,
-        }
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Sidecar:
-        """The sidecar that `describe` gave; OutputError for anything else."""
-        return _read(cls, described, "sidecar of an index")
-
 
 def find(unit: IndexUnit) -> Sidecar | None:
     """The unit's sidecar, where it is done and its payload is there; None otherwise."""
     if not unit.sidecar.exists():
         return None
     with suppress(OutputError):
-        sidecar = Sidecar.from_description(read_json(unit.sidecar))
+        sidecar = from_json(Sidecar, read_json(unit.sidecar), SIDECAR)
         for file in sidecar.files.values():
             file.check(Path(unit.index))
         return sidecar if sidecar.digest == unit.digest else None
@@ -94,18 +77,9 @@ def read_inputs(build_dir: BuildDir, digest: str) -> dict[str, list[Sidecar]]:
     """The sidecars that a unit's inputs name."""
     listed = read_json(build_dir.folder / f"inputs-{digest}.json")
     return {
-        stage: [Sidecar.from_description(read_json(build_dir.folder / name)) for name in names]
+        stage: [from_json(Sidecar, read_json(build_dir.folder / name), SIDECAR) for name in names]
         for stage, names in listed.items()
     }
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(HASH_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 STAGES = ("sample", "train", "queries", "truth", "add", "merge", "tune")
@@ -133,8 +107,7 @@ STAGE_MODULES = {
 """Stage -> module of its function, which has the name of the stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexUnit:
+class IndexUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One step of a build.
 
     Attributes:
@@ -151,25 +124,11 @@ class IndexUnit:
     number: int
     inputs: str
 
-    def describe(self) -> dict[str, Any]:
-        """The unit as JSON-ready values; `from_description` is its inverse."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> IndexUnit:
-        """The unit that `describe` gave; ValueError or TypeError on any other shape."""
-        if set(described) != set(cls.__slots__) or described["stage"] not in (*STAGES, *CHANGES):
+    def __post_init__(self) -> None:
+        """ValueError where the unit names no stage, or a path outside of the folder of builds."""
+        names = (self.build, self.inputs)
+        if self.stage not in (*STAGES, *CHANGES) or any("/" in name or name.startswith(".") for name in names):
             raise ValueError("no index unit")
-        unit = cls(
-            index=str(described["index"]),
-            build=str(described["build"]),
-            stage=str(described["stage"]),
-            number=int(described["number"]),
-            inputs=str(described["inputs"]),
-        )
-        if any("/" in part or part.startswith(".") for part in (unit.build, unit.inputs)):
-            raise ValueError("no index unit")
-        return unit
 
     @property
     def digest(self) -> str:

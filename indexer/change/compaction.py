@@ -12,17 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from core.units import content_hash
-from indexer.build.build import StageProgress, run_stage
+from indexer.build.build import StageProgress, StageSequence
 from indexer.build.build_dir import BuildDir
 from indexer.build.runners import Runner
-from indexer.build.units import IndexUnit, write_inputs
 from indexer.change.deletes import is_set
-from indexer.change.version_swap import succeed, tidy
+from indexer.change.version_swap import swap_version, tidy
 from indexer.faiss_module import faiss
 from indexer.index_files.files import alone
 from indexer.index_files.lists import Lists, read_lists
 from indexer.index_files.sizes import imbalance, list_sizes
-from indexer.index_files.version import Slice, Version, read_current
+from indexer.index_files.version import ListsFile, Version, read_current
 from indexer.plan.plan import SLICE_BYTES
 
 MOST_SHARE, MOST_GROUPS = 0.10, 32
@@ -46,14 +45,14 @@ class Compaction:
     fresh: bool
 
 
-def compact(index: Path, runner: Runner, steps: StageProgress) -> Compaction:
+def compact(index: Path, runner: Runner, progress: StageProgress) -> Compaction:
     """Compact the current version, unless it is; interrupted, the same call goes on.
 
     Raises InputError `no_index`, TryLaterError where another process is at work on the index, and what the runner
     raises.
     """
     with alone(index):
-        return compacted(read_current(index), runner, steps)
+        return compacted(read_current(index), runner, progress)
 
 
 def due(version: Version) -> bool:
@@ -68,7 +67,7 @@ def merged_ids(version: Version) -> int:
     return int(version.notes.get("merged_ids", version.plan.n))
 
 
-def compacted(base: Version, runner: Runner, steps: StageProgress) -> Compaction:
+def compacted(base: Version, runner: Runner, progress: StageProgress) -> Compaction:
     """As `compact`, of a version; the caller holds the index's lock."""
     dropped = base.deleted - base.dropped
     if len(base.groups) == 1 and not dropped:
@@ -80,33 +79,27 @@ def compacted(base: Version, runner: Runner, steps: StageProgress) -> Compaction
     if not build_dir.spec.exists():
         build_dir.write_once(build_dir.spec, {"base": base.name, "bounds": slices_of(base)})
     bounds = build_dir.read_spec()["bounds"]
-    inputs = write_inputs(build_dir, {})
-    units = [
-        IndexUnit(index=str(base.index), build=build_dir.build, stage="compact", number=number, inputs=inputs)
-        for number in range(len(bounds))
-    ]
-    done = run_stage("compact", units, runner, steps)
+    done = StageSequence(build_dir, runner, progress).run("compact", len(bounds))
     version = replace(
         base,
         name="",
         groups=(
             tuple(
-                Slice(file=one.files["lists"], first=first, last=last)
+                ListsFile.of(one.files["lists"], first=first, last=last)
                 for one, (first, last) in zip(done, bounds, strict=True)
             ),
         ),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         notes={**base.notes, "dropped": base.deleted, "merged_ids": base.next_id},
     )
-    told = {"imbalance_factor": imbalance(version)}
-    published = succeed(base, version, told)
+    published = swap_version(base, version, {"imbalance_factor": imbalance(version)})
     return Compaction(version=published, groups=len(base.groups), dropped=dropped, fresh=True)
 
 
 def slices_of(version: Version) -> list[tuple[int, int]]:
     """Ranges of lists, each of about `SLICE_BYTES`, so that one of them is little memory; at least one per piece."""
     sizes = list_sizes(version)
-    entry = int(read_lists(version.groups[0][0].file.check(version.index), mapped=True).code_size) + 8
+    entry = int(read_lists(version.groups[0][0].check(version.index), mapped=True).code_size) + 8
     target = max(1.0, min(SLICE_BYTES, entry * version.next_id / max(1, version.plan.indices)))
     bounds, first, held = [], 0, 0.0
     for number, size in enumerate(entry * sizes):

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import InputError
-from core.storage.durable import drop
+from core.storage.durable import drop, file_sha256
 from core.storage.durable import publish as put
-from indexer.build.units import sha256_of
-from indexer.change.version_swap import succeed, tidy
+from indexer.change.version_swap import swap_version, tidy
 from indexer.index_files.files import FILES, File, alone, disk_error
 from indexer.index_files.identity import Identity
 from indexer.index_files.lists import read_lists
@@ -49,7 +48,7 @@ def delete(index: Path, keys: Sequence[str]) -> Deletion:
     """
     with alone(index):
         base = read_current(index)
-        spans = [(one.file.check(index), one.first_id, one.rows) for one in base.identity]
+        spans = [(one.check(index), one.first_id, one.rows) for one in base.identity]
         found = Identity.open(spans).ids_of(keys)
         unknown = tuple(key for key, ids in found.items() if not ids)
         if len(unknown) == len(found):
@@ -76,7 +75,9 @@ def delete(index: Path, keys: Sequence[str]) -> Deletion:
             deleted_file=_write(index, bits),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        return Deletion(version=succeed(base, version, {}), rows=len(new), already=len(ids) - len(new), unknown=unknown)
+        return Deletion(
+            version=swap_version(base, version, {}), rows=len(new), already=len(ids) - len(new), unknown=unknown
+        )
 
 
 def deleted_bits(version: Version) -> np.ndarray:
@@ -101,7 +102,7 @@ def _listed(version: Version) -> Iterator[np.ndarray]:
 
     for group in version.groups:
         for one in group:
-            lists = read_lists(one.file.check(version.index), mapped=True)
+            lists = read_lists(one.check(version.index), mapped=True)
             for number in range(one.last - one.first):
                 if count := lists.list_size(number):
                     yield faiss().rev_swig_ptr(lists.get_ids(number), count).copy()
@@ -111,7 +112,7 @@ def _write(index: Path, bits: np.ndarray) -> File:
     temporary = index / FILES / f".deleted-{secrets.token_hex(4)}"
     try:
         bits.tofile(temporary)
-        digest = sha256_of(temporary)
+        digest = file_sha256(temporary)
         path = f"{FILES}/deleted-{digest[:16]}.bitmap"
         put(temporary, index / path)
     except OSError as error:

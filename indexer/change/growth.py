@@ -1,7 +1,7 @@
-"""Growth: rows that a collection has got since become a further group of lists, under the template that is there.
+"""Growth of an index: new rows of its collection become a further group of lists, encoded with the trained template.
 
-Nothing is trained again. How unlike the rows are that the template was trained on, and how well searches find the new
-ones, is measured and told.
+Nothing is trained again. The drift of the new rows from the training sample, and the recall of searches for them, are
+measured and reported.
 """
 
 from __future__ import annotations
@@ -15,97 +15,20 @@ from typing import Any, Protocol
 
 from core.errors import InputError
 from core.units import content_hash
-from indexer.build.build import StageProgress, run_stage
+from indexer.build.build import StageProgress, StageSequence
 from indexer.build.build_dir import BuildDir
 from indexer.build.runners import Runner
 from indexer.build.spec import BuildSpec, mean_residual
-from indexer.build.units import IndexUnit, Sidecar, write_inputs
+from indexer.build.units import Sidecar
 from indexer.change.compaction import Compaction, compacted, due
-from indexer.change.version_swap import succeed, tidy
+from indexer.change.version_swap import swap_version, tidy
 from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import faiss
-from indexer.index_files.files import alone
+from indexer.index_files.files import alone, from_json, to_json
 from indexer.index_files.sizes import imbalance
-from indexer.index_files.version import Slice, Span, Version, current_name, read_current, read_version
+from indexer.index_files.version import ListsFile, RowRangeFile, Version, current_name, read_current, read_version
 from indexer.plan.options import bytes_text, parse_bytes
 from indexer.tune.queries import QueryPlan
-
-OUTGROWN = 2.0
-"""Beyond so many times the rows at training, other lists would be chosen."""
-WARN_CHANGE = 0.10
-"""Drift beyond this is worth a warning."""
-
-
-def told_of(growth: Growth, base: Version, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
-    """What infos.json says under "growth".
-
-    Args:
-        base: the version that grew.
-        stages: stage -> sidecars of its units.
-    """
-    added, retuned = stages["grow"], stages["retune"][0].stats
-    collection, plan = growth.spec.collection, growth.spec.plan
-    drift = _drift(growth, base, added)
-    every = [one for units in stages.values() for one in units]
-    return {
-        "rows_added": growth.rows,
-        "excluded": sum(one.stats["excluded"] for one in added),
-        "rows_at_training": plan.n,
-        "rows_since_training": collection.n - plan.n,
-        "drift": drift,
-        "recall_of_new_rows": {
-            f"recall@{retuned['k']}": retuned["recall"],
-            "before_tuning": retuned["recall_before"],
-            "queries": retuned["queries"],
-            "truth": retuned["truth"],
-        },
-        "tuned_again": retuned["tuned"],
-        "warnings": _warnings(drift, retuned, rows=collection.n, rows_at_training=plan.n),
-        "seconds": {stage: sum(one.seconds for one in units) for stage, units in stages.items()},
-        "cpu_seconds": {stage: sum(one.cpu_seconds for one in units) for stage, units in stages.items()},
-        "peak_rss_bytes": max(one.peak_rss_bytes for one in every),
-    }
-
-
-def _drift(growth: Growth, base: Version, added: Sequence[Sidecar]) -> dict[str, float]:
-    """How far the new rows are from what the lists were made for, and how much less equal the lists have become."""
-    at_training, residual = float(base.notes["residual"]), mean_residual(added)
-    return {
-        "residual": residual,
-        "residual_at_training": at_training,
-        "change": residual / at_training - 1.0 if at_training > 0.0 and residual else 0.0,
-        "imbalance_factor": imbalance(growth.draft(base, added)),
-        "imbalance_factor_before": float(base.notes.get("imbalance_factor") or imbalance(base)),
-    }
-
-
-def _warnings(drift: Mapping[str, float], retuned: Mapping[str, Any], *, rows: int, rows_at_training: int) -> list[str]:
-    """What speaks for building the index again, a sentence each."""
-    told = []
-    if drift["change"] > WARN_CHANGE:
-        told.append(
-            "the new rows are unlike those that the index was trained on: their mean squared distance to the centres "
-            f"of their lists is {drift['residual']:.4g}, {100 * drift['change']:.0f} % more than at training; "
-            "consider --rebuild"
-        )
-    now, before = drift["imbalance_factor"], drift["imbalance_factor_before"]
-    if now > before * (1.0 + WARN_CHANGE):
-        told.append(
-            f"the lists have become less equal, so that searches take longer: imbalance factor {now:.3g}, "
-            f"{before:.3g} at training; consider --rebuild"
-        )
-    if retuned["met"] is False:
-        told.append(
-            f"recall@{retuned['k']} of searches for new rows is {retuned['recall']:.3f}, below what was asked for; "
-            "consider --rebuild"
-        )
-    if rows > OUTGROWN * rows_at_training:
-        told.append(
-            f"the index has {rows / rows_at_training:.1f} times the {rows_at_training:,} rows that its lists were "
-            "chosen for, so that searches take longer than they need to; consider --rebuild"
-        )
-    return told
-
 
 RETUNE_SHARE = 0.10
 """An index is tuned again when it has grown by more than this since it was tuned."""
@@ -113,98 +36,97 @@ EXACT_ROWS, EXACT_SHARE = 200_000, 50
 """Exact search through the whole collection tells which rows are the nearest where that is so small, or the new rows
 are at least one in so many; else a search that looks much farther than usual does."""
 RETUNE_QUERIES = 300
+OUTGROWN = 2.0
+"""Beyond so many times the rows at training, other lists would be chosen."""
+WARN_CHANGE = 0.10
+"""Drift beyond this is worth a warning."""
 
 
 class GrowthProgress(StageProgress, Protocol):
-    """Who is told how an index grows."""
+    """Receives the progress of a growth."""
 
-    def growing(self, growth: Growth, *, resumed: bool) -> None:
-        """Before any work; `resumed` where an earlier attempt has left something."""
+    def growing(self, spec: GrowthSpec, *, resumed: bool) -> None:
+        """Called before any work; `resumed` where an interrupted growth goes on."""
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What is added: the frozen content of the build.json of its units.
+    """Rows that are added to a version.
 
     Attributes:
-        spec: of the collection as it is now.
         base: name of the version that grows.
         first_id: of the first new row.
-        retunes: tune again, by all query sets.
-        exact: the truth comes from exact search.
+        retunes: tune again, with all query sets.
+        exact: the true neighbours come from exact search.
     """
 
-    spec: BuildSpec
     base: str
     first_id: int
     retunes: bool
     exact: bool
 
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthSpec(BuildSpec):
+    """Content of the build.json of a growth; `collection` is the grown one."""
+
+    growth: Growth
+
     @cached_property
-    def blocks(self) -> list[Block]:
-        """The new rows in pieces, each for one unit."""
-        return self.spec.collection.blocks(self.spec.plan.block_rows, self.first_id)
+    def new_blocks(self) -> list[Block]:
+        """Blocks of the new rows, one for each unit of the stage `grow`."""
+        return self.collection.blocks(self.plan.block_rows, self.growth.first_id)
 
     @property
-    def rows(self) -> int:
-        """New rows."""
-        return self.spec.collection.n - self.first_id
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON-ready values, among them those of the spec; `from_description` is its inverse."""
-        own = {name: getattr(self, name) for name in ("base", "first_id", "retunes", "exact")}
-        return {**self.spec.describe(), "growth": own}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Growth:
-        """What `describe` gave."""
-        return cls(spec=BuildSpec.from_description(described), **described["growth"])
+    def new_rows(self) -> int:
+        """Number of new rows."""
+        return self.collection.n - self.growth.first_id
 
     def draft(self, base: Version, added: Sequence[Sidecar]) -> Version:
-        """The version that `base` becomes by what the units have added."""
+        """The version that `base` becomes with the lists that the units have added."""
         return replace(
             base,
             name="",
-            collection=self.spec.collection,
+            collection=self.collection,
             groups=(
                 *base.groups,
-                *((Slice(file=one.files["lists"], first=0, last=one.stats["lists"]),) for one in added),
+                *((ListsFile.of(one.files["lists"], first=0, last=one.stats["lists"]),) for one in added),
             ),
-            rows=(*base.rows, *self._spans(added, "rows")),
-            identity=(*base.identity, *self._spans(added, "identity")),
-            next_id=self.spec.collection.n,
+            rows=(*base.rows, *self._row_files(added, "rows")),
+            identity=(*base.identity, *self._row_files(added, "identity")),
+            next_id=self.collection.n,
             excluded=base.excluded + sum(one.stats["excluded"] for one in added),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
-    def _spans(self, added: Sequence[Sidecar], role: str) -> list[Span]:
+    def _row_files(self, added: Sequence[Sidecar], role: str) -> list[RowRangeFile]:
         return [
-            Span(file=one.files[role], first_id=block.first_id, rows=block.rows)
-            for one, block in zip(added, self.blocks, strict=True)
+            RowRangeFile.of(one.files[role], first_id=block.first_id, rows=block.rows)
+            for one, block in zip(added, self.new_blocks, strict=True)
             if role in one.files
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """What came of it.
+    """Result of a growth.
 
     Attributes:
-        version: current one afterwards.
+        version: current version afterwards.
         rows: that were added; 0 where the collection has no more than the index.
-        told: what infos.json says under "growth".
+        report: content of "growth" in infos.json.
         compaction: where one was due.
     """
 
     version: Version
     rows: int
-    told: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
     compaction: Compaction | None = None
 
 
 def fits(index: Path, asked: Mapping[str, Any]) -> bool:
-    """Whether there is an index that was asked for in the same words, so that it can grow."""
+    """Whether the folder holds an index that was built with equal options, which can grow."""
     name = current_name(index)
     return bool(name) and content_hash(read_version(index, name).notes.get("asked")) == content_hash(dict(asked))
 
@@ -213,57 +135,58 @@ def grow(
     index: Path,
     collection: Collection,
     runner: Runner,
-    course: GrowthProgress,
+    progress: GrowthProgress,
     *,
     drop_invalid: bool,
     memory_bytes: int,
 ) -> Grown:
-    """Add to an index what its collection has got since, and make that its current version.
+    """Add the new rows of a collection to its index, and make that the current version.
 
     Args:
         collection: as it is now.
         memory_bytes: that all processes of a machine may take together.
 
     Raises InputError where rows of the index are gone or have changed (`part_missing`, `part_changed`,
-    `other_embeddings`) or new ones are no vectors (`bad_vectors`), TryLaterError where another process is at work on
-    the index, and what the runner raises. What was done stays for the next attempt.
+    `other_embeddings`) or new ones are no vectors (`bad_vectors`), TryLaterError where another process works on the
+    index, and what the runner raises. Finished units stay for the next attempt.
     """
     with alone(index):
         base = read_current(index)
         now = _continued(collection, base)
         if now.n == base.next_id:
-            compaction = _compacted(base, runner, course)
+            compaction = compacted(base, runner, progress) if due(base) else None
             tidy(index)
             return Grown(version=base if compaction is None else compaction.version, rows=0, compaction=compaction)
-        growth = _growth(now, base, drop_invalid=drop_invalid, memory_bytes=memory_bytes)
+        _check_memory(now, base)
         digest = content_hash([base.name, base.trained.sha256, now.digest, drop_invalid, str(faiss().__version__)])
         build_dir = BuildDir(index, f"grow-{digest[:16]}")
         build_dir.make()
-        resumed = not build_dir.write_once(build_dir.spec, growth.describe())
-        growth = Growth.from_description(build_dir.read_spec())
-        course.growing(growth, resumed=resumed)
-        stages = _stages(growth, build_dir, runner, course)
-        told = told_of(growth, base, stages)
+        planned = _spec(now, base, drop_invalid=drop_invalid, memory_bytes=memory_bytes)
+        resumed = not build_dir.write_once(build_dir.spec, to_json(planned))
+        spec = from_json(GrowthSpec, build_dir.read_spec(), str(build_dir.spec))
+        progress.growing(spec, resumed=resumed)
+        stages = _run_stages(spec, build_dir, runner, progress)
+        report = growth_report(spec, base, stages)
         retuned = stages["retune"][0].stats
         version = replace(
-            growth.draft(base, stages["grow"]),
+            spec.draft(base, stages["grow"]),
             search=retuned["search"],
             notes={
                 **base.notes,
-                "imbalance_factor": told["drift"]["imbalance_factor_before"],
-                "tuned_rows": growth.spec.collection.n if growth.retunes else _tuned_rows(base),
+                "imbalance_factor": report["drift"]["imbalance_factor_before"],
+                "tuned_rows": spec.collection.n if spec.growth.retunes else _tuned_rows(base),
             },
         )
         infos: dict[str, Any] = {
-            "growth": told,
-            "imbalance_factor": told["drift"]["imbalance_factor"],
+            "growth": report,
+            "imbalance_factor": report["drift"]["imbalance_factor"],
             **retuned["infos"],
             **({"target_met": False} if retuned["met"] is False else {}),
         }
-        published = succeed(base, version, infos)
-        compaction = _compacted(published, runner, course)
+        published = swap_version(base, version, infos)
+        compaction = compacted(published, runner, progress) if due(published) else None
         last = published if compaction is None else compaction.version
-        return Grown(version=last, rows=growth.rows, told=told, compaction=compaction)
+        return Grown(version=last, rows=spec.new_rows, report=report, compaction=compaction)
 
 
 def _continued(collection: Collection, base: Version) -> Collection:
@@ -284,31 +207,30 @@ def _continued(collection: Collection, base: Version) -> Collection:
     return now
 
 
-def _growth(now: Collection, base: Version, *, drop_invalid: bool, memory_bytes: int) -> Growth:
+def _spec(now: Collection, base: Version, *, drop_invalid: bool, memory_bytes: int) -> GrowthSpec:
     new = now.n - base.next_id
-    _check_memory(now, base)
     retunes = now.n - _tuned_rows(base) > RETUNE_SHARE * _tuned_rows(base)
-    return Growth(
-        spec=BuildSpec(
-            collection=now,
-            plan=base.plan,
-            asked=base.notes["asked"],
-            queries=_queries(base).describe(),
-            held_out=(),
-            drop_invalid=drop_invalid,
-            memory_bytes=memory_bytes,
+    return GrowthSpec(
+        collection=now,
+        plan=base.plan,
+        asked=base.notes["asked"],
+        queries=_queries(base),
+        held_out=(),
+        drop_invalid=drop_invalid,
+        memory_bytes=memory_bytes,
+        growth=Growth(
+            base=base.name,
+            first_id=base.next_id,
+            retunes=retunes,
+            exact=retunes or now.n <= max(EXACT_ROWS, EXACT_SHARE * new),
         ),
-        base=base.name,
-        first_id=base.next_id,
-        retunes=retunes,
-        exact=retunes or now.n <= max(EXACT_ROWS, EXACT_SHARE * new),
     )
 
 
 def _check_memory(now: Collection, base: Version) -> None:
-    """Refuse what would take more memory than the index may."""
+    """Raise InputError where the grown index would exceed its memory limit."""
     said = base.notes["asked"].get("max_index_memory_usage")
-    lists = sum(one.file.bytes for group in base.groups for one in group)
+    lists = sum(one.bytes for group in base.groups for one in group)
     needed = base.trained.bytes + lists * now.n / max(1, base.next_id - base.dropped)
     if said is not None and needed > parse_bytes(said) * base.plan.indices:
         raise InputError(
@@ -320,8 +242,8 @@ def _check_memory(now: Collection, base: Version) -> None:
 
 
 def _queries(base: Version) -> QueryPlan:
-    """The query sets that the index was tuned by, with fewer queries; a file that is gone is no reason not to grow."""
-    known = QueryPlan.from_description(base.notes["queries"])
+    """The query sets of the last tuning with fewer queries; sets whose file is gone are left out."""
+    known = from_json(QueryPlan, base.notes["queries"], "query plan of an index")
     files = {name: path for name, path in known.files.items() if Path(path).exists()}
     counts = {
         name: min(count, RETUNE_QUERIES)
@@ -335,42 +257,97 @@ def _tuned_rows(version: Version) -> int:
     return int(version.notes.get("tuned_rows", version.plan.n))
 
 
-def _stages(growth: Growth, build_dir: BuildDir, runner: Runner, course: GrowthProgress) -> dict[str, list[Sidecar]]:
-    """Have all units done; stage -> sidecars."""
-    done: dict[str, list[Sidecar]] = {}
-    names: dict[str, list[str]] = {}
-    truths = len(growth.spec.blocks) if growth.exact else 0
-    for stage, count, needs in (
-        ("grow", len(growth.blocks), ()),
-        ("ask", 1, ()),
-        ("truth", truths, ("queries",)),
-        ("retune", 1, ("grow", "queries", "truth")),
-    ):
-        inputs = write_inputs(build_dir, {needed: names[needed] for needed in needs})
-        units = [
-            IndexUnit(index=str(build_dir.index), build=build_dir.build, stage=stage, number=number, inputs=inputs)
-            for number in range(count)
-        ]
-        # The stage `truth` is that of a build, which knows the query sets by that name.
-        name = "queries" if stage == "ask" else stage
-        done[name] = run_stage(stage, units, runner, course) if units else []
-        names[name] = [unit.sidecar.name for unit in units]
-        if stage == "grow":
-            _check_vectors(growth, done[stage])
-    return done
+def _run_stages(
+    spec: GrowthSpec, build_dir: BuildDir, runner: Runner, progress: GrowthProgress
+) -> dict[str, list[Sidecar]]:
+    """Run all stages; gives the sidecars of each."""
+    stages = StageSequence(build_dir, runner, progress)
+    _check_vectors(spec, stages.run("grow", len(spec.new_blocks)))
+    # The stage `truth` is that of a build, which knows the query sets as `queries`.
+    stages.run("ask", 1, known_as="queries")
+    stages.run("truth", len(spec.blocks) if spec.growth.exact else 0, ("queries",))
+    stages.run("retune", 1, ("grow", "queries", "truth"))
+    return stages.sidecars
 
 
-def _check_vectors(growth: Growth, added: Sequence[Sidecar]) -> None:
+def _check_vectors(spec: GrowthSpec, added: Sequence[Sidecar]) -> None:
     bad = sum(one.stats["excluded"] for one in added)
-    if bad and not growth.spec.drop_invalid:
+    if bad and not spec.drop_invalid:
         ids = [id_ for one in added for id_ in one.stats["bad_ids"]][:10]
         raise InputError(
-            f"{bad:,} of {growth.rows:,} new vectors of {growth.spec.collection.root} are zero or not finite; their "
+            f"{bad:,} of {spec.new_rows:,} new vectors of {spec.collection.root} are zero or not finite; their "
             f"ids begin with {', '.join(map(str, ids))}",
             next_step="add --drop-invalid to leave them out of the index; they keep their ids, and are counted",
             code="bad_vectors",
         )
 
 
-def _compacted(version: Version, runner: Runner, course: GrowthProgress) -> Compaction | None:
-    return compacted(version, runner, course) if due(version) else None
+def growth_report(spec: GrowthSpec, base: Version, stages: Mapping[str, Sequence[Sidecar]]) -> dict[str, Any]:
+    """Content of "growth" in infos.json.
+
+    Args:
+        base: the version that grew.
+        stages: stage -> sidecars of its units.
+    """
+    added, retuned = stages["grow"], stages["retune"][0].stats
+    collection, plan = spec.collection, spec.plan
+    drift = _drift(spec, base, added)
+    every = [one for units in stages.values() for one in units]
+    return {
+        "rows_added": spec.new_rows,
+        "excluded": sum(one.stats["excluded"] for one in added),
+        "rows_at_training": plan.n,
+        "rows_since_training": collection.n - plan.n,
+        "drift": drift,
+        "recall_of_new_rows": {
+            f"recall@{retuned['k']}": retuned["recall"],
+            "before_tuning": retuned["recall_before"],
+            "queries": retuned["queries"],
+            "truth": retuned["truth"],
+        },
+        "tuned_again": retuned["tuned"],
+        "warnings": _warnings(drift, retuned, rows=collection.n, rows_at_training=plan.n),
+        "seconds": {stage: sum(one.seconds for one in units) for stage, units in stages.items()},
+        "cpu_seconds": {stage: sum(one.cpu_seconds for one in units) for stage, units in stages.items()},
+        "peak_rss_bytes": max(one.peak_rss_bytes for one in every),
+    }
+
+
+def _drift(spec: GrowthSpec, base: Version, added: Sequence[Sidecar]) -> dict[str, float]:
+    """Distance of the new rows from their centroids, and imbalance of the lists, now and at training."""
+    at_training, residual = float(base.notes["residual"]), mean_residual(added)
+    return {
+        "residual": residual,
+        "residual_at_training": at_training,
+        "change": residual / at_training - 1.0 if at_training > 0.0 and residual else 0.0,
+        "imbalance_factor": imbalance(spec.draft(base, added)),
+        "imbalance_factor_before": float(base.notes.get("imbalance_factor") or imbalance(base)),
+    }
+
+
+def _warnings(drift: Mapping[str, float], retuned: Mapping[str, Any], *, rows: int, rows_at_training: int) -> list[str]:
+    """Reasons to build the index again, a sentence each."""
+    warnings = []
+    if drift["change"] > WARN_CHANGE:
+        warnings.append(
+            "the new rows are unlike those that the index was trained on: their mean squared distance to the centres "
+            f"of their lists is {drift['residual']:.4g}, {100 * drift['change']:.0f} % more than at training; "
+            "consider --rebuild"
+        )
+    now, before = drift["imbalance_factor"], drift["imbalance_factor_before"]
+    if now > before * (1.0 + WARN_CHANGE):
+        warnings.append(
+            f"the lists have become less equal, so that searches take longer: imbalance factor {now:.3g}, "
+            f"{before:.3g} at training; consider --rebuild"
+        )
+    if retuned["met"] is False:
+        warnings.append(
+            f"recall@{retuned['k']} of searches for new rows is {retuned['recall']:.3f}, below what was asked for; "
+            "consider --rebuild"
+        )
+    if rows > OUTGROWN * rows_at_training:
+        warnings.append(
+            f"the index has {rows / rows_at_training:.1f} times the {rows_at_training:,} rows that its lists were "
+            "chosen for, so that searches take longer than they need to; consider --rebuild"
+        )
+    return warnings

@@ -12,7 +12,7 @@ from indexer.build.stages import NAMED, add_block, goal_of
 from indexer.build.task import Made, Task
 from indexer.change.compaction import append_kept
 from indexer.change.deletes import deleted_bits, is_set
-from indexer.change.growth import Growth
+from indexer.change.growth import GrowthSpec
 from indexer.collection.collection import faults
 from indexer.collection.opening import Block, Collection
 from indexer.faiss_module import set_threads
@@ -23,7 +23,7 @@ from indexer.index_files.version import read_version
 from indexer.plan.costs import TRUTH_DEPTH
 from indexer.searcher import Searcher
 from indexer.tune.points import Goal, Setting, Tuning
-from indexer.tune.queries import QueryPlan, QuerySet, draw, of_rows, read_queries, write_queries
+from indexer.tune.queries import QuerySet, draw, of_rows, read_queries, write_queries
 from indexer.tune.recall import Truth, recall
 from indexer.tune.truth import merged, read_truth
 from indexer.tune.tuning import tune_search
@@ -40,7 +40,7 @@ def compact(task: Task) -> Made:
         for one in group:
             start, stop = max(first, one.first), min(last, one.last)
             if start < stop:
-                source = read_lists(one.file.check(task.index), mapped=True)
+                source = read_lists(one.check(task.index), mapped=True)
                 merged = merged or empty_lists(last - first, source.code_size)
                 rows += append_kept(
                     merged, source, first=start - one.first, offset=start - first, count=stop - start, bits=bits
@@ -52,11 +52,11 @@ def compact(task: Task) -> Made:
 
 def grow(task: Task) -> Made:
     """A lists file, a rows file where the index has such, and an identity file: all of them stay."""
-    growth = Growth.from_description(task.spec)
+    spec = task.spec_as(GrowthSpec)
     set_threads(task.threads)
-    base = read_version(task.index, growth.base)
+    base = read_version(task.index, spec.growth.base)
     template = Template.read(base.trained.check(task.index), on_gpu=task.on_gpu)
-    block, collection = growth.blocks[task.unit.number], growth.spec.collection
+    block, collection = spec.new_blocks[task.unit.number], spec.collection
     kept = {"lists": task.temporary("lists"), "identity": task.temporary("arrow")}
     if base.rows:
         kept["rows"] = task.temporary("rows")
@@ -80,13 +80,12 @@ NEW, NEW_QUERIES = "new", 100
 
 def ask(task: Task) -> Made:
     """All query sets in one file, that of the new rows first."""
-    growth = Growth.from_description(task.spec)
-    spec = growth.spec
-    random = np.random.default_rng([spec.plan.seed, growth.first_id])
-    ids = growth.first_id + np.sort(random.choice(growth.rows, min(growth.rows, NEW_QUERIES), replace=False))
+    spec = task.spec_as(GrowthSpec)
+    random = np.random.default_rng([spec.plan.seed, spec.growth.first_id])
+    ids = spec.growth.first_id + np.sort(random.choice(spec.new_rows, min(spec.new_rows, NEW_QUERIES), replace=False))
     sets = [of_rows(spec.collection, ids.astype(np.int64), name=NEW, source="new rows", metric=spec.plan.metric)]
-    if growth.retunes:
-        sets += draw(spec.collection, QueryPlan.from_description(spec.queries), metric=spec.plan.metric)
+    if spec.growth.retunes:
+        sets += draw(spec.collection, spec.queries, metric=spec.plan.metric)
     path = task.temporary("npz")
     write_queries(sets, path)
     return Made(work={"queries": path}, stats={one.name: len(one) for one in sets})
@@ -118,18 +117,18 @@ NOTHING = Worth(recall=None)
 
 def retune(task: Task) -> Made:
     """The search parameters of the grown index, and the recall of searches for its new rows."""
-    growth = Growth.from_description(task.spec)
+    spec = task.spec_as(GrowthSpec)
     set_threads(1)
-    base = read_version(task.index, growth.base)
-    searcher = Searcher(growth.draft(base, task.before["grow"]), memory="ram", threads=1)
+    base = read_version(task.index, spec.growth.base)
+    searcher = Searcher(spec.draft(base, task.before["grow"]), memory="ram", threads=1)
     setting = Setting(nprobe=base.search["nprobe"], k_factor=base.search.get("k_factor", 1))
-    goal = goal_of(growth.spec)
+    goal = goal_of(spec)
     sets = read_queries(task.file("queries", 0, "queries"))
-    truth, source = _truth(task, growth, searcher, sets, setting)
+    truth, source = _truth(task, spec, searcher, sets, setting)
     new = next((one for one in sets if one.name == NEW), None)
     before = worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
     tuning: Tuning | None = None
-    if growth.retunes or worth.misses(goal):
+    if spec.growth.retunes or worth.misses(goal):
         tuning = tune_search(
             searcher,
             sets,
@@ -140,7 +139,7 @@ def retune(task: Task) -> Made:
             rows=searcher.n,
             seconds=SECONDS,
         )
-        setting = tuning.setting if growth.retunes else _higher(tuning.setting, setting)
+        setting = tuning.setting if spec.growth.retunes else _higher(tuning.setting, setting)
         worth = NOTHING if new is None else _worth(searcher, new, truth[NEW], goal.k, setting)
     return Made(
         stats={
@@ -152,20 +151,20 @@ def retune(task: Task) -> Made:
             "queries": 0 if new is None else len(new),
             "truth": source,
             "met": None if worth.recall is None or goal.recall is None else not worth.misses(goal),
-            "infos": _infos(tuning, setting, whole=growth.retunes),
+            "infos": _infos(tuning, setting, whole=spec.growth.retunes),
         }
     )
 
 
 def _truth(
-    task: Task, growth: Growth, searcher: Searcher, sets: Sequence[QuerySet], setting: Setting
+    task: Task, spec: GrowthSpec, searcher: Searcher, sets: Sequence[QuerySet], setting: Setting
 ) -> tuple[dict[str, Truth], str]:
     """Query set -> the rows that are nearest, without deleted ones; and who says so."""
-    if not growth.exact:
+    if not spec.growth.exact:
         nprobe = min(searcher.nlist, FARTHER * setting.nprobe)
         far = Setting(nprobe=nprobe, k_factor=DEEPER * setting.k_factor)
         return {one.name: _by_search(searcher, one, far) for one in sets}, f"a search of {nprobe} lists"
-    paths = [task.file("truth", number, "truth") for number in range(len(growth.spec.blocks))]
+    paths = [task.file("truth", number, "truth") for number in range(len(spec.blocks))]
     bits = deleted_bits(searcher.version)
     return {name: _without(one, bits) for name, one in read_truth(paths, sets).items()}, "exact search"
 

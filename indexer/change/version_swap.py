@@ -1,4 +1,4 @@
-"""From one version of an index to the next: what all changes of an index that is there have in common."""
+"""Swap from one version of an index to the next, at the end of every change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from indexer.index_files.sizes import sizes_of
 from indexer.index_files.version import RECORD, Version, current_name, read_version
 
 
-def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version:
-    """Publish what became of `base`, with its report carried on, and remove what nobody needs any more.
+def swap_version(base: Version, version: Version, changed: Mapping[str, Any]) -> Version:
+    """Publish the changed version with the report of `base`, and remove files that no version needs.
 
     Args:
         version: not published yet.
-        told: what infos.json says of the change; replaces what it said under the same names.
+        changed: entries of infos.json that the change replaces.
 
     The caller holds the index's lock.
     """
@@ -33,7 +33,7 @@ def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version
                 shutil.copyfile(path, folder / path.name)
         infos = read_json(base.path / INFOS) if (base.path / INFOS).exists() else {}
         collection = {**infos.get("collection", {}), "digest": version.collection.digest}
-        infos |= {**sizes_of(version), "collection": {**collection, "complete": version.collection.complete}, **told}
+        infos |= {**sizes_of(version), "collection": {**collection, "complete": version.collection.complete}, **changed}
         (folder / INFOS).write_text(json.dumps(plain(infos), indent=1) + "\n", encoding="utf-8")
 
     published = publish(version, small)
@@ -42,7 +42,7 @@ def succeed(base: Version, version: Version, told: Mapping[str, Any]) -> Version
 
 
 def tidy(index: Path) -> None:
-    """Remove what interrupted changes, and versions that are too old to be open, have left.
+    """Remove files of interrupted changes and of versions that are too old to be open.
 
     What an interrupted build has made stays, for the same command to go on; one that was killed only after it had
     published its version is over. The caller holds the index's lock.

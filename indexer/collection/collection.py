@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -92,26 +93,10 @@ class Collection:
     @property
     def digest(self) -> str:
         """Hash of all that an index of it depends on; where the folder stands is no part of that."""
-        described = self.describe()
+        described = msgspec.to_builtins(self)
         for name in ("root", "complete", "empty"):
             del described[name]
         return content_hash(described)
-
-    def describe(self) -> dict[str, Any]:
-        """The collection as JSON-ready values; `from_description` is its inverse."""
-        described = {one.name: getattr(self, one.name) for one in fields(self)}
-        parts = [part.describe() for part in self.parts]
-        for part in parts:
-            part["files"] = list(part["files"])
-        lists = {name: list(described[name]) for name in ("id_columns", "empty")}
-        return {**described, **lists, "parts": parts}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Collection:
-        """The collection that `describe` gave; KeyError or TypeError on any other shape."""
-        parts = tuple(PartRef.from_description(part) for part in described["parts"])
-        tuples = {name: tuple(described[name]) for name in ("id_columns", "empty")}
-        return cls(**{**described, **tuples, "parts": parts})
 
     # --- reading ---
 

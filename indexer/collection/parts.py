@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -54,16 +54,6 @@ class PartRef:
     files: tuple[FileRef, ...]
     rows: int
     first_id: int
-
-    def describe(self) -> dict[str, Any]:
-        """The part as JSON-ready values; `from_description` is its inverse."""
-        return asdict(self)
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> PartRef:
-        """The part that `describe` gave; KeyError or TypeError on any other shape."""
-        files = tuple(FileRef(**file) for file in described["files"])
-        return cls(files=files, rows=int(described["rows"]), first_id=int(described["first_id"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

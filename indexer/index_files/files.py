@@ -6,18 +6,22 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from core import wire
 from core.errors import MalformedError, OutputError, TryLaterError
 from core.storage.beneath import below
 from core.storage.durable import output_error, overwrite
-from core.wire import Count, RelativePath, Sha256, convert
+from core.wire import Count, RelativePath, Sha256
 from indexer.faiss_module import faiss
+
+T = TypeVar("T")
 
 PIECE_BYTES = 1 << 20
 NO_ROOM_BYTES = 1 << 20
@@ -97,15 +101,30 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def to_json(record: object) -> Any:
+    """JSON-ready values of a record, which is made of dataclasses; `from_json` is the inverse."""
+    return msgspec.to_builtins(record, str_keys=True, enc_hook=str)
+
+
+def from_json(form: type[T], described: object, what: str, *, strict: bool = True) -> T:
+    """A record from JSON values; OutputError `index_damaged` where they do not fit its types.
+
+    Args:
+        what: noun for the message, such as "sidecar of an index".
+        strict: False where keys of a mapping are numbers, which JSON holds as text.
+    """
+    try:
+        return msgspec.convert(described, form, strict=strict, dec_hook=lambda type_, value: type_(value))
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise OutputError(wire.malformed(what, error).message, code="index_damaged") from error
+
+
 def write_current(path: Path, data: bytes) -> None:
     """Replace a small file as a whole, durably; OutputError where it cannot be written."""
     try:
         overwrite(path, data, temporary=path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
     except OSError as error:
         raise disk_error(error, path) from error
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +138,6 @@ class File:
     path: RelativePath
     bytes: Count
     sha256: Sha256
-
-    def describe(self) -> dict[str, Any]:
-        """The file as JSON-ready values; `from_description` is its inverse."""
-        return {"path": self.path, "bytes": self.bytes, "sha256": self.sha256}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> File:
-        """The file that `describe` gave; OutputError for anything else, such as a path that leads out of the index."""
-        return _read(cls, described, "file of an index")
 
     def check(self, index: Path) -> Path:
         """Where it is; OutputError where it is missing or has another size."""
@@ -147,10 +157,3 @@ class File:
                 code="index_damaged",
             )
         return path
-
-
-def _read(form: type[T], described: Mapping[str, Any], what: str) -> T:
-    try:
-        return convert(form, described, what=what)
-    except MalformedError as error:
-        raise OutputError(error.message, code="index_damaged") from error

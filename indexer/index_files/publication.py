@@ -36,7 +36,7 @@ def publish(version: Version, small: Callable[[Path], None]) -> Version:
     try:
         building.mkdir(parents=True)
         small(building)
-        (building / RECORD).write_text(json.dumps(named.describe(), indent=1) + "\n", encoding="utf-8")
+        (building / RECORD).write_text(json.dumps(named.record(), indent=1) + "\n", encoding="utf-8")
         for path in building.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())

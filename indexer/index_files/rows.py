@@ -24,8 +24,7 @@ class RowsFiles:
         self._firsts = np.array([span.first_id for span in spans], np.int64)
         # As plain arrays: indexing a `memmap` costs several times what the copy itself does.
         self._maps = [
-            np.asarray(np.memmap(span.file.check(version.index), np.float16, "r", shape=(span.rows, dim)))
-            for span in spans
+            np.asarray(np.memmap(span.check(version.index), np.float16, "r", shape=(span.rows, dim))) for span in spans
         ]
         self._dim = dim
         module = faiss()

@@ -12,9 +12,9 @@ from indexer.index_files.version import Version
 
 def sizes_of(version: Version) -> dict[str, Any]:
     """What infos.json says of the sizes of a version; the names with spaces are autofaiss's."""
-    index_bytes = version.trained.bytes + sum(one.file.bytes for group in version.groups for one in group)
-    rows_bytes = sum(one.file.bytes for one in version.rows)
-    identity_bytes = sum(one.file.bytes for one in version.identity)
+    index_bytes = version.trained.bytes + sum(one.bytes for group in version.groups for one in group)
+    rows_bytes = sum(one.bytes for one in version.rows)
+    identity_bytes = sum(one.bytes for one in version.identity)
     n = max(1, version.n)
     return {
         "size in bytes": index_bytes,
@@ -38,6 +38,6 @@ def list_sizes(version: Version) -> np.ndarray:
     total = np.zeros(max(one.last for group in version.groups for one in group))
     for group in version.groups:
         for one in group:
-            lists = read_lists(one.file.check(version.index), mapped=True)
+            lists = read_lists(one.check(version.index), mapped=True)
             total[one.first : one.last] += [lists.list_size(at) for at in range(one.last - one.first)]
     return total

@@ -20,7 +20,7 @@ from core.errors import InputError, MalformedError, OutputError
 from core.storage import beneath
 from core.storage.paths import refuse_unnameable
 from indexer.collection.opening import Collection
-from indexer.index_files.files import File, read_json
+from indexer.index_files.files import File, from_json, read_json, to_json
 from indexer.plan.plan import IndexPlan
 
 SCHEMA = 1
@@ -29,21 +29,29 @@ NAME = re.compile(r"v\d{4,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """A lists file with the lists from `first` to before `last`."""
+class ListsFile(File):
+    """A file of inverted lists: those from `first` to before `last`."""
 
-    file: File
     first: int
     last: int
 
+    @classmethod
+    def of(cls, file: File, *, first: int, last: int) -> ListsFile:
+        """A payload that holds these lists."""
+        return cls(path=file.path, bytes=file.bytes, sha256=file.sha256, first=first, last=last)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """A file with what belongs to the ids from `first_id` on."""
+class RowRangeFile(File):
+    """A file of vectors or identities of the rows with the ids from `first_id` on."""
 
-    file: File
     first_id: int
     rows: int
+
+    @classmethod
+    def of(cls, file: File, *, first_id: int, rows: int) -> RowRangeFile:
+        """A payload that holds these rows."""
+        return cls(path=file.path, bytes=file.bytes, sha256=file.sha256, first_id=first_id, rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +79,9 @@ class Version:
     plan: IndexPlan
     collection: Collection
     trained: File
-    groups: tuple[tuple[Slice, ...], ...]
-    rows: tuple[Span, ...]
-    identity: tuple[Span, ...]
+    groups: tuple[tuple[ListsFile, ...], ...]
+    rows: tuple[RowRangeFile, ...]
+    identity: tuple[RowRangeFile, ...]
     next_id: int
     excluded: int
     deleted: int
@@ -102,72 +110,17 @@ class Version:
         """All files that it consists of."""
         yield self.trained
         for group in self.groups:
-            for one in group:
-                yield one.file
-        for span in (*self.rows, *self.identity):
-            yield span.file
+            yield from group
+        yield from self.rows
+        yield from self.identity
         if self.deleted_file is not None:
             yield self.deleted_file
 
-    def describe(self) -> dict[str, Any]:
-        """The record as JSON-ready values; `from_description` is its inverse."""
-
-        def spans(found: Iterable[Span]) -> list[dict[str, Any]]:
-            return [{**one.file.describe(), "first_id": one.first_id, "rows": one.rows} for one in found]
-
-        return {
-            "schema": SCHEMA,
-            "name": self.name,
-            "created": self.created,
-            "build": self.build,
-            "plan": self.plan.describe(),
-            "search": dict(self.search),
-            "next_id": self.next_id,
-            "excluded": self.excluded,
-            "deleted": self.deleted,
-            "deleted_file": None if self.deleted_file is None else self.deleted_file.describe(),
-            "trained": self.trained.describe(),
-            "groups": [
-                [{**one.file.describe(), "first": one.first, "last": one.last} for one in group]
-                for group in self.groups
-            ],
-            "rows": spans(self.rows),
-            "identity": spans(self.identity),
-            "notes": dict(self.notes),
-            "collection": self.collection.describe(),
-        }
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any], *, index: Path) -> Version:
-        """The version whose record `describe` gave."""
-
-        def spans(found: Iterable[Mapping[str, Any]]) -> tuple[Span, ...]:
-            return tuple(
-                Span(file=File.from_description(one), first_id=one["first_id"], rows=one["rows"]) for one in found
-            )
-
-        deleted = described["deleted_file"]
-        return cls(
-            index=index,
-            name=described["name"],
-            plan=IndexPlan.from_description(described["plan"]),
-            collection=Collection.from_description(described["collection"]),
-            trained=File.from_description(described["trained"]),
-            groups=tuple(
-                tuple(Slice(file=File.from_description(one), first=one["first"], last=one["last"]) for one in group)
-                for group in described["groups"]
-            ),
-            rows=spans(described["rows"]),
-            identity=spans(described["identity"]),
-            next_id=described["next_id"],
-            excluded=described["excluded"],
-            deleted=described["deleted"],
-            deleted_file=None if deleted is None else File.from_description(deleted),
-            search=described["search"],
-            build=described["build"],
-            created=described["created"],
-            notes=described["notes"],
-        )
+    def record(self) -> dict[str, Any]:
+        """Content of version.json."""
+        fields = to_json(self)
+        del fields["index"]
+        return {"schema": SCHEMA, **fields}
 
 
 def current_name(index: Path) -> str:
@@ -192,10 +145,7 @@ def read_version(index: Path, name: str) -> Version:
             next_step="use the embq version that made the index, or build it again",
             code="index_damaged",
         )
-    try:
-        return Version.from_description(data, index=index)
-    except (KeyError, TypeError, ValueError, AttributeError, MalformedError) as error:
-        raise OutputError(f"{index / name / RECORD} is damaged: {error!r}", code="index_damaged") from error
+    return from_json(Version, {**data, "index": str(index)}, str(index / name / RECORD))
 
 
 def read_current(index: Path) -> Version:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from core.errors import InputError
 from indexer.plan.codec_choices import ladder
@@ -106,6 +105,7 @@ class IndexPlan:
     """What is built, and how. Equal plans of equal collections give equal files.
 
     Attributes:
+        schema: version of its form as JSON.
         key: faiss factory string of the trained template: "IVF4096,RaBitQ4".
         codec: the codec's name in it.
         nlist: number of lists.
@@ -127,6 +127,7 @@ class IndexPlan:
         notes: what the user may not expect, a sentence each.
     """
 
+    schema: int = SCHEMA
     key: str
     codec: str
     nlist: int
@@ -146,18 +147,6 @@ class IndexPlan:
     bytes_per_vector_disk: float
     stages: tuple[StageCost, ...]
     notes: tuple[str, ...] = ()
-
-    def describe(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"schema": SCHEMA, **asdict(self), "stages": [asdict(s) for s in self.stages], "notes": list(self.notes)}
-
-    @classmethod
-    def from_description(cls, description: Mapping[str, Any]) -> IndexPlan:
-        """What `describe` gave."""
-        fields = {name: value for name, value in description.items() if name != "schema"}
-        fields["stages"] = tuple(StageCost(**stage) for stage in fields["stages"])
-        fields["notes"] = tuple(fields["notes"])
-        return cls(**fields)
 
 
 def describe_plan(plan: IndexPlan) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+
+from indexer.index_files.files import from_json, to_json
 
 MARGIN_ERRORS = 2.0
 MOST_MARGIN = 0.01
@@ -59,10 +61,6 @@ class Setting:
 
     nprobe: int
     k_factor: int
-
-    def describe(self) -> dict[str, int]:
-        """The setting as JSON-ready values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +122,6 @@ class Point:
             "mean_ms": self.mean_ms,
         }
 
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Point:
-        """The point that `describe` gave."""
-        rest = {name: value for name, value in described.items() if name not in ("nprobe", "k_factor")}
-        return cls(setting=Setting(nprobe=described["nprobe"], k_factor=described["k_factor"]), **rest)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
@@ -152,15 +144,6 @@ class Scores:
     mean_40_ms: float
     p99_40_ms: float
     autofaiss: Mapping[str, float]
-
-    def describe(self) -> dict[str, Any]:
-        """The scores as JSON-ready values; `from_description` is its inverse."""
-        return {**asdict(self), "recall": {str(k): value for k, value in self.recall.items()}}
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> Scores:
-        """The scores that `describe` gave."""
-        return cls(**{**described, "recall": {int(k): value for k, value in described["recall"].items()}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,31 +180,16 @@ class Tuning:
 
     def describe(self) -> dict[str, Any]:
         """The tuning as JSON-ready values; `from_description` is its inverse."""
-        return {
-            "goal": asdict(self.goal),
-            "setting": self.setting.describe(),
-            "met": self.met,
-            "scores": {name: one.describe() for name, one in self.scores.items()},
-            "points": [one.describe() for one in self.points],
-            "front": [one.describe() for one in self.front],
-            "raised": self.raised,
-            "swept_all": self.swept_all,
-            "seconds": self.seconds,
-            "load": self.load,
-        }
+        points = {name: [one.describe() for one in getattr(self, name)] for name in ("points", "front")}
+        return {**to_json(self), **points}
 
     @classmethod
     def from_description(cls, described: Mapping[str, Any]) -> Tuning:
-        """The tuning that `describe` gave."""
-        return cls(
-            goal=Goal(**described["goal"]),
-            setting=Setting(**described["setting"]),
-            met=described["met"],
-            scores={name: Scores.from_description(one) for name, one in described["scores"].items()},
-            points=[Point.from_description(one) for one in described["points"]],
-            front=[Point.from_description(one) for one in described["front"]],
-            raised=described["raised"],
-            swept_all=described["swept_all"],
-            seconds=described["seconds"],
-            load=described["load"],
-        )
+        """The tuning that `describe` gave; OutputError for anything else."""
+        points = {name: [_nested(one) for one in described.get(name, ())] for name in ("points", "front")}
+        return from_json(cls, {**described, **points}, "tuning of an index", strict=False)
+
+
+def _nested(point: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Point` from those that `Point.describe` gave."""
+    return {**point, "setting": {name: point.get(name) for name in ("nprobe", "k_factor")}}

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,20 +42,6 @@ class QueryPlan:
     columns: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     seed: int = SEED
-
-    def describe(self) -> dict[str, Any]:
-        """The plan as JSON-ready values; `from_description` is its inverse."""
-        return {
-            "counts": dict(self.counts),
-            "columns": dict(self.columns),
-            "files": dict(self.files),
-            "seed": self.seed,
-        }
-
-    @classmethod
-    def from_description(cls, described: Mapping[str, Any]) -> QueryPlan:
-        """The plan that `describe` gave."""
-        return cls(**described)
 
     def held_out(self, n: int) -> np.ndarray:
         """int64, ascending: the rows of a collection of n that are the set `data`, and are not to be trained on."""

@@ -109,7 +109,7 @@ def test_who_has_an_older_version_open_goes_on_with_it_after_its_files_are_gone(
         compact(index, runner(), Quiet())
     assert not old.version.path.exists()
     with pytest.raises(OutputError):
-        old.version.groups[0][0].file.check(index)
+        old.version.groups[0][0].check(index)
     after = old.search(queries(), 10, nprobe=16, k_factor=4)
     assert np.array_equal(before.ids, after.ids)
     assert np.array_equal(before.scores, after.scores)

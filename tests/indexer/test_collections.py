@@ -13,6 +13,7 @@ from collections_made import DIM, KINDS, ROWS
 
 from core.errors import InputError
 from indexer.collection.opening import Collection, open_collection
+from indexer.index_files.files import from_json, to_json
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -70,7 +71,7 @@ def test_identity_goes_with_the_vectors(collection: Collection) -> None:
 
 
 def test_a_description_is_json_and_gives_the_collection_back(collection: Collection) -> None:
-    again = Collection.from_description(json.loads(json.dumps(collection.describe())))
+    again = from_json(Collection, json.loads(json.dumps(to_json(collection))), "collection")
     assert again == collection
     assert again.digest == collection.digest
 

@@ -88,7 +88,7 @@ def test_lists_in_files_answer_as_those_in_memory_do(index: Path) -> None:
 
 def test_growth_tells_what_searches_for_new_rows_find(index: Path) -> None:
     add_part(index.parent / "data", "q", rows(100, 60))
-    told = grown(index).told
+    told = grown(index).report
     assert told == infos(index)["growth"]
     assert told["recall_of_new_rows"]["recall@10"] >= 0.85
     assert told["recall_of_new_rows"]["truth"] == "exact search"
@@ -103,7 +103,7 @@ def test_growth_tells_what_searches_for_new_rows_find(index: Path) -> None:
 def test_an_index_that_has_grown_by_more_than_a_tenth_is_tuned_again(index: Path) -> None:
     add_part(index.parent / "data", "q", rows(130, 60))
     came = grown(index)
-    assert came.told["tuned_again"]
+    assert came.report["tuned_again"]
     assert "recall" in infos(index)
     assert infos(index)["search"] == dict(read_current(index).search)
     assert read_current(index).notes["tuned_rows"] == 1330
@@ -117,8 +117,8 @@ def test_rows_of_another_kind_are_warned_of(index: Path) -> None:
     (index.parent / "data" / "q.npy").unlink()
     add_part(index.parent / "data", "q", (strangers / np.linalg.norm(strangers, axis=1, keepdims=True)).astype("f2"))
     came = grown(index)
-    assert came.told["drift"]["change"] > 0.1
-    assert "unlike those that the index was trained on" in came.told["warnings"][0]
+    assert came.report["drift"]["change"] > 0.1
+    assert "unlike those that the index was trained on" in came.report["warnings"][0]
 
 
 def test_an_old_part_that_was_written_again_is_refused_with_its_name(index: Path) -> None:
@@ -177,7 +177,7 @@ def test_an_index_that_would_take_more_memory_than_it_may_is_not_grown(tmp_path:
 
 def test_an_index_that_has_outgrown_its_lists_is_warned_of(index: Path) -> None:
     add_part(index.parent / "data", "q", rows(1300, 60))
-    assert "2.1 times the 1,200 rows" in " ".join(grown(index).told["warnings"])
+    assert "2.1 times the 1,200 rows" in " ".join(grown(index).report["warnings"])
 
 
 # --- deletes ---

@@ -16,6 +16,7 @@ from core.errors import InputError, UsageError
 from indexer.build.report_picture import draw_report
 from indexer.collection.opening import Collection, open_collection
 from indexer.faiss_module import faiss, set_threads
+from indexer.index_files.files import from_json, to_json
 from indexer.tune.points import Goal, Point, Scores, Setting, Tuning
 from indexer.tune.queries import QueryPlan, QuerySet, draw, plan_queries, read_queries, write_queries
 from indexer.tune.recall import Truth, mean_recall
@@ -246,7 +247,7 @@ def collection(rows: np.ndarray, tmp_path: Path) -> Collection:
 
 def test_queries_are_rows_from_everywhere_and_the_same_every_time(collection: Collection, tmp_path: Path) -> None:
     plan = plan_queries(collection)
-    again = QueryPlan.from_description(json.loads(json.dumps(plan.describe())))
+    again = from_json(QueryPlan, json.loads(json.dumps(to_json(plan))), "query plan")
 
     for number, one in enumerate((plan, again)):
         write_queries(draw(collection, one, metric="cosine"), tmp_path / f"{number}.npz")

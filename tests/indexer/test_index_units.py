@@ -6,13 +6,14 @@ import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core.errors import InputError, OutputError
 from indexer.build.build_dir import BuildDir
 from indexer.build.task import Made, Task, perform
 from indexer.build.units import IndexUnit, find, read_inputs, write_inputs
-from indexer.index_files.files import disk_error
+from indexer.index_files.files import disk_error, to_json
 
 
 @pytest.fixture
@@ -101,8 +102,8 @@ def test_a_description_that_leads_elsewhere_is_no_unit(unit: IndexUnit) -> None:
     """Given a build or a digest that would leave the folder, then it is refused."""
     for name, value in (("build", "../x"), ("inputs", "a/b"), ("stage", "rm"), ("number", "x")):
         with pytest.raises((ValueError, TypeError)):
-            IndexUnit.from_description({**unit.describe(), name: value})
-    assert IndexUnit.from_description(unit.describe()) == unit
+            msgspec.convert({**to_json(unit), name: value}, IndexUnit)
+    assert msgspec.convert(to_json(unit), IndexUnit) == unit
 
 
 def test_a_damaged_spec_is_an_error_with_a_name(unit: IndexUnit) -> None:

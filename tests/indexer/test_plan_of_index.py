@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import EmbqError, InputError, UsageError
+from indexer.index_files.files import from_json, to_json
 from indexer.plan.codec_choices import ladder
 from indexer.plan.codecs import Codec, codec
 from indexer.plan.costs import Speeds, measure_speeds
@@ -149,7 +150,7 @@ def test_several_indices_share_the_vectors() -> None:
 
 def test_a_plan_survives_json() -> None:
     chosen = plan(123_456, workers=2)
-    assert IndexPlan.from_description(json.loads(json.dumps(chosen.describe()))) == chosen
+    assert from_json(IndexPlan, json.loads(json.dumps(to_json(chosen))), "plan") == chosen
 
 
 def test_the_printed_plan_has_the_key_the_bytes_and_every_stage() -> None:
