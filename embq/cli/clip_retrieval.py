@@ -1,81 +1,56 @@
-"""The names of `clip-retrieval inference` on embq's command line: what each means here, or what embq has instead.
+"""Options of `clip-retrieval inference` on the command lines of `embq run` and `embq enqueue`.
 
-A command that was written for clip-retrieval is read with its own spelling (`--input_dataset`, `--noenable_text`,
-`--use_jit=False`). What means the same is renamed. What embq has no need of is told in one line, and what would change
-the result or the place of the work is refused with what to do instead. The table in docs/operations.md is this one.
+What means the same is a second name of embq's option. What embq has no need of is noted in one line, and what would
+change the result or the place of the work is refused with an alternative. The table in docs/operations.md is this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
 
 from core.errors import UsageError
 
+SECOND_NAMES = {
+    "--output": "--output-folder",
+    "--model": "--clip-model",
+    "--image-key": "--wds-image-key",
+    "--caption-key": "--wds-caption-key",
+    "--prepare-threads": "--num-prepro-workers",
+}
+"""embq's option -> its name there. `--input-format`, `--write-batch-size` and `--batch-size` have the same name, and
+`--input-dataset` is the argument INPUT."""
 
-@dataclass(frozen=True, slots=True)
-class Same:
-    """The same thing under embq's name; "INPUT" is the argument of that name.
+OF_WORKERS = {"batch-size": "--batch-size", "num-prepro-workers": "--prepare-threads"}
+"""Options that `embq enqueue` lacks, because workers choose them -> that of `embq worker`."""
 
-    Attributes:
-        option: embq's name.
-    """
+ENABLED = ("enable-image", "enable-text", "enable-metadata")
+"""Switches for the modalities and metadata of a row."""
 
-    option: str
+_PARTS = "nothing is partitioned in advance; --write-batch-size bounds the rows of a part"
+_WANDB = "nothing is sent to wandb; `embq status --watch` and --json tell how far a run is"
 
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Nothing here depends on it; one line says why, unless the value is one that asks for nothing."""
-
-    why: str
-    nothing: tuple[str, ...] = ("false", "none")
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The result, or who does the work, would be another: refused, unless the value is what embq does anyway."""
-
-    instead: str
-    nothing: tuple[str, ...] = ("false", "none")
-
-
-@dataclass(frozen=True, slots=True)
-class Enabled:
-    """A switch for one of the things that a row has: "image", "text" or "metadata"."""
-
-    what: str
-
-
-_SLURM = Refused("start `embq worker` in the job script, and `embq enqueue` from anywhere")
-_PARTS = Told("nothing is partitioned in advance; --write-batch-size bounds the rows of a part")
-
-NAMES: dict[str, Same | Told | Refused | Enabled] = {
-    "input-dataset": Same("INPUT"),
-    "output-folder": Same("--output"),
-    "input-format": Same("--input-format"),
-    "clip-model": Same("--model"),
-    "enable-image": Enabled("image"),
-    "enable-text": Enabled("text"),
-    "enable-metadata": Enabled("metadata"),
-    "wds-image-key": Same("--image-key"),
-    "wds-caption-key": Same("--caption-key"),
-    "write-batch-size": Same("--write-batch-size"),
-    "batch-size": Same("--batch-size"),
-    "num-prepro-workers": Same("--prepare-threads"),
-    "cache-path": Told("shards are read into memory; nothing is cached on a disk"),
-    "clip-cache-path": Refused("models are kept where the Hugging Face libraries keep them: set HF_HOME=FOLDER"),
-    "use-jit": Told("models are not traced; the vectors are the same"),
-    "use-mclip": Refused("make a run of its own for the texts: --model st:MULTILINGUAL-MODEL --modality text"),
-    "mclip-model": Refused("make a run of its own for the texts: --model st:MULTILINGUAL-MODEL --modality text"),
+IGNORED = {
+    "cache-path": "shards are read into memory; nothing is cached on a disk",
+    "use-jit": "models are not traced; the vectors are the same",
     "wds-number-file-per-input-file": _PARTS,
     "output-partition-count": _PARTS,
-    "distribution-strategy": Refused(
-        "start `embq worker` on every machine, and `embq enqueue` once: workers take units as they can",
-        nothing=("sequential", "none"),
-    ),
-    "enable-wandb": Told("nothing is sent to wandb; `embq status --watch` and --json tell how far a run is"),
-    "wandb-project": Told("nothing is sent to wandb; `embq status --watch` and --json tell how far a run is"),
+    "enable-wandb": _WANDB,
+    "wandb-project": _WANDB,
+}
+"""Option without effect here -> why, as a note."""
+
+_MCLIP = "make a run of its own for the texts: --model st:MULTILINGUAL-MODEL --modality text"
+_SLURM = "start `embq worker` in the job script, and `embq enqueue` from anywhere"
+
+REFUSED = {
+    "clip-cache-path": "models are kept where the Hugging Face libraries keep them: set HF_HOME=FOLDER",
+    "use-mclip": _MCLIP,
+    "mclip-model": _MCLIP,
+    "distribution-strategy": "start `embq worker` on every machine, and `embq enqueue` once: workers share the units",
     "slurm-job-name": _SLURM,
     "slurm-partition": _SLURM,
     "slurm-nodes": _SLURM,
@@ -85,12 +60,18 @@ NAMES: dict[str, Same | Told | Refused | Enabled] = {
     "slurm-job-timeout": _SLURM,
     "slurm-cache-path": _SLURM,
     "slurm-verbose-wait": _SLURM,
-    "tasks": Refused("leave it out: workers take what is left to do, and `embq resume OUT` goes on with a run"),
+    "tasks": "leave it out: workers take what is left to do, and `embq resume OUT` goes on with a run",
 }
-"""Every option of clip-retrieval 2.45's `inference` and `inference.worker`, with hyphens -> what it is here."""
+"""Option that would change the result, or the place of the work -> what to do instead."""
 
-SWITCHES = ("enable-image", "enable-text", "enable-metadata", "use-jit", "use-mclip", "enable-wandb")
+NEUTRAL = ("false", "none")
+"""Values of ignored and refused options that ask for nothing."""
+
+SWITCHES = ("use-jit", "use-mclip", "enable-wandb", *ENABLED)
 """May stand without a value, and with "no" before them."""
+
+NAMES = {"input-dataset", *(name[2:] for name in SECOND_NAMES.values()), *ENABLED, *IGNORED, *REFUSED}
+"""Names of clip-retrieval 2.45's `inference` and `inference.worker` that embq's own options do not have."""
 
 OPENAI_MODELS = {
     name: f"open_clip:{architecture}-quickgelu/openai"
@@ -115,151 +96,142 @@ _HF_TWINS = {
     "openai/clip-vit-large-patch14-336": OPENAI_MODELS["ViT-L/14@336px"],
 }
 
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
+INPUTS = f"{__name__}.inputs"
+"""Values of `--input-dataset` in a context's `meta`."""
+
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 
-@dataclass(slots=True)
-class Translated:
-    """A command line in embq's words.
-
-    Attributes:
-        arguments: what click can parse.
-        notes: what the user should know, one line each.
-        foreign: whether a name was used that only clip-retrieval has.
-    """
-
-    arguments: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    foreign: bool = False
+def note(text: str) -> None:
+    """A line for the user on stderr."""
+    click.echo(f"note: {text}", err=True)
 
 
-def translate(arguments: Sequence[str], options: Mapping[str, bool]) -> Translated:
-    """The command line with embq's names in place of clip-retrieval's, and hyphens in place of underscores.
+def hyphens(token: str) -> str:
+    """embq's spelling of an option."""
+    return token.replace("_", "-")
+
+
+def is_foreign(arguments: Sequence[str]) -> bool:
+    """Whether a command line has a name that only clip-retrieval has."""
+    typed = {hyphens(argument.partition("=")[0].removeprefix("--")) for argument in arguments if argument[:2] == "--"}
+    return bool(typed & NAMES) or any(name.removeprefix("no") in SWITCHES for name in typed if name.startswith("no"))
+
+
+def hidden_options(own: Sequence[str]) -> list[click.Option]:
+    """The options without a counterpart in embq, and `--input-dataset`.
 
     Args:
-        arguments: as the user typed them, without the verb.
-        options: each option of the verb as it is typed -> whether a value follows it.
-
-    Raises UsageError for what embq does otherwise, with what it has instead.
+        own: options of the verb.
     """
-    done = Translated()
+    options = [_hidden("input-dataset", _keep_inputs, multiple=True)]
+    options += [_hidden(name, _note_ignored) for name in IGNORED]
+    options += [_hidden(name, _refuse) for name in REFUSED]
+    options += [_hidden(name, None, type=bool) for name in ENABLED]
+    options += [_hidden(f"no{name}", None, switch=True, type=bool) for name in SWITCHES]
+    options += [_hidden(name, _refuse_of_workers) for name, option in OF_WORKERS.items() if option not in own]
+    return options
+
+
+def _hidden(name: str, callback: Callback | None, *, switch: bool = False, **settings: Any) -> click.Option:
+    if switch:
+        settings |= {"is_flag": True}
+    elif name in SWITCHES:
+        settings |= {"is_flag": False, "flag_value": "true"}
+    return click.Option(
+        [f"--{name}"], hidden=True, expose_value=callback is None, callback=callback, default=None, **settings
+    )
+
+
+def _keep_inputs(ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> None:
+    ctx.meta[INPUTS] = value
+
+
+def _typed(param: click.Parameter) -> str:
+    """An option as clip-retrieval spells it."""
+    return f"--{param.name}"
+
+
+def _is_neutral(name: str, value: str | None) -> bool:
+    """Whether an option is not given, or asks for nothing, or for what embq does anyway."""
+    if value is None or value.lower() in NEUTRAL:
+        return True
+    return (name == "distribution-strategy" and value == "sequential") or (name in SWITCHES and value == "0")
+
+
+def _note_ignored(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    name = param.opts[0][2:]
+    if not _is_neutral(name, value):
+        note(f"{_typed(param)} is of no effect: {IGNORED[name]}")
+
+
+def _refuse(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    name = param.opts[0][2:]
+    if not _is_neutral(name, value):
+        raise UsageError(f"{_typed(param)} {value}: embq has no such option", next_step=REFUSED[name])
+
+
+def _refuse_of_workers(_ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise UsageError(
+            f"{_typed(param)} is chosen where the work is done, and not part of a run",
+            next_step=f"start the workers with it: embq worker {OF_WORKERS[param.opts[0][2:]]} {value}",
+        )
+
+
+def apply_switches(ctx: click.Context, *, foreign: bool) -> None:
+    """Take `--enable-...` out of the parameters, and set the modality and metadata columns by them.
+
+    Args:
+        foreign: whether the user has typed a name of clip-retrieval.
+    """
     enabled: dict[str, bool] = {}
-    left = list(arguments)
-    while left:
-        token = left.pop(0)
-        if token == "--":
-            done.arguments += [token, *left]
-            break
-        if not token.startswith("--"):
-            done.arguments.append(token)
-            if options.get(token) and left:
-                done.arguments.append(_spec(left.pop(0), done) if token == "-m" else left.pop(0))
-            continue
-        typed, given, value = token.partition("=")
-        name = typed[2:].replace("_", "-")
-        off = name.startswith("no") and name[2:] in SWITCHES
-        meaning = NAMES.get(name[2:] if off else name)
-        if meaning is None:
-            _own(token, name, given, left, options, done)
-            continue
-        if off or name in SWITCHES:
-            value = _switch(typed, given, value, left, off=off)
-        elif not given:
-            if not left:
-                raise UsageError(f"{typed} needs a value", next_step="`embq run --help` lists the options")
-            value = left.pop(0)
-        if isinstance(meaning, Enabled):
-            enabled[meaning.what] = value == "true"
-            done.foreign = True
+    for switch in SWITCHES:
+        off, on = ctx.params.pop(f"no{hyphens(switch)}".replace("-", "_")), None
+        if switch in ENABLED:
+            on = ctx.params.pop(switch.replace("-", "_"))
+        if off or on is not None:
+            enabled[switch.removeprefix("enable-")] = bool(on) and not off
+    if "metadata" in enabled and not _is_given(ctx, "metadata_columns"):
+        if enabled["metadata"]:
+            ctx.params["metadata_columns"] = "*"
         else:
-            _apply(typed, name, value, meaning, options, done)
-    _add_modalities(enabled, done)
-    return done
-
-
-def _own(token: str, name: str, given: str, left: list[str], options: Mapping[str, bool], done: Translated) -> None:
-    """An option of embq's own, in either spelling; what nobody knows is left as it is, for click to complain of."""
-    option = f"--{name}"
-    if option not in options:
-        done.arguments.append(token)
-        return
-    if given:
-        value = token.partition("=")[2]
-        done.arguments.append(f"{option}={_spec(value, done) if name == 'model' else value}")
-        return
-    done.arguments.append(option)
-    if options[option] and left:
-        done.arguments.append(_spec(left.pop(0), done) if name == "model" else left.pop(0))
-
-
-def _switch(typed: str, given: str, value: str, left: list[str], *, off: bool) -> str:
-    """ "true" or "false", as clip-retrieval's command line has it: alone, with "no" before it, or with a value."""
-    if not given and left and left[0].lower() in (*_TRUE, *_FALSE):
-        given, value = "=", left.pop(0)
-    if not given:
-        return "false" if off else "true"
-    if off or value.lower() not in (*_TRUE, *_FALSE):
-        raise UsageError(f"{typed} {value}: this is True or False", next_step=f"for example {typed}=False")
-    return "true" if value.lower() in _TRUE else "false"
-
-
-def _apply(
-    typed: str, name: str, value: str, meaning: Same | Told | Refused, options: Mapping[str, bool], done: Translated
-) -> None:
-    if isinstance(meaning, Same):
-        done.foreign = done.foreign or meaning.option != f"--{name}"
-        if meaning.option == "INPUT":
-            done.arguments.append(value)
-        elif meaning.option in options:
-            done.arguments.append(f"{meaning.option}={_spec(value, done) if name == 'clip-model' else value}")
-        else:
-            raise UsageError(
-                f"{typed} is chosen where the work is done, and not part of a run",
-                next_step=f"start the workers with it: embq worker {meaning.option} {value}",
-            )
-        return
-    done.foreign = True
-    if value.lower() in meaning.nothing:
-        return
-    if isinstance(meaning, Refused):
-        raise UsageError(f"{typed} {value}: embq has no such option", next_step=meaning.instead)
-    done.notes.append(f"{typed} is of no effect: {meaning.why}")
-
-
-def _add_modalities(enabled: dict[str, bool], done: Translated) -> None:
-    """What `--enable_...` says, with clip-retrieval's defaults for what it leaves open."""
-    named = {argument.partition("=")[0] for argument in done.arguments}
-    if "metadata" in enabled and "--metadata-columns" not in named:
-        if enabled.pop("metadata"):
-            done.arguments.insert(0, "--metadata-columns=*")
-        else:
-            done.notes.append("the .json of an image is kept all the same, in the column `metadata`")
-    enabled.pop("metadata", None)
-    if not enabled:
-        if done.foreign and "--modality" not in named:
-            done.notes.append(
+            note("the .json of an image is kept all the same, in the column `metadata`")
+    modalities: Mapping[str, bool] = {name: enabled[name] for name in ("image", "text") if name in enabled}
+    if not modalities:
+        if foreign and not _is_given(ctx, "modality"):
+            note(
                 "images are embedded where there are any, else texts; for images and captions as in clip-retrieval: "
                 "--modality image,text"
             )
         return
-    if "--modality" in named:
+    if _is_given(ctx, "modality"):
         raise UsageError("--modality and --enable_image or --enable_text say the same", next_step="leave one out")
-    wanted = [modality for modality in ("image", "text") if enabled.get(modality, True)]
+    wanted = [modality for modality in ("image", "text") if modalities.get(modality, True)]
     if not wanted:
         raise UsageError("neither images nor texts are to be embedded", next_step="leave --enable_... out")
-    done.arguments.insert(0, f"--modality={','.join(wanted)}")
+    ctx.params["modality"] = ",".join(wanted)
 
 
-def _spec(model: str, done: Translated) -> str:
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def model_specs(_ctx: click.Context, _param: click.Parameter, models: tuple[str, ...]) -> tuple[str, ...]:
+    """Callback of `--model`: embq's specs for models as clip-retrieval names them."""
+    return tuple(map(model_spec, models))
+
+
+def model_spec(model: str) -> str:
     """embq's spec for a model as clip-retrieval names it, after a name that it may have; any other text as it is."""
     from producer.model_args import split_name  # imports redis, which no --help may wait for
 
-    name, spec = split_name(model)
-    if name is not None:
-        return f"{name}={_spec(spec, done)}"
+    own_name, spec = split_name(model)
+    if own_name is not None:
+        return f"{own_name}={model_spec(spec)}"
     bare = model.removeprefix("openai_clip:")
     if bare in OPENAI_MODELS:
-        done.notes.append(f"{model} is {OPENAI_MODELS[bare]} here")
+        note(f"{model} is {OPENAI_MODELS[bare]} here")
         return OPENAI_MODELS[bare]
     family, _, name = model.partition(":")
     if family == "open_clip" and name and not set("/:?") & set(name):

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
+from click.core import ParameterSource
 
 from core.errors import UsageError
-from embq.cli.clip_retrieval import OPENAI_MODELS, translate
+from embq.cli.clip_retrieval import (
+    INPUTS,
+    OPENAI_MODELS,
+    SECOND_NAMES,
+    apply_switches,
+    hidden_options,
+    hyphens,
+    is_foreign,
+)
 from sources.options import DECLARED
 
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -43,29 +55,47 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """Headings of the help, in order -> parameters below them."""
 
 
+class InputsArgument(click.Argument):
+    """INPUT..., to which values of `--input-dataset` belong."""
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        """The inputs of both, `--input-dataset` first."""
+        value, source = super().consume_value(ctx, opts)
+        if further := ctx.meta.get(INPUTS):
+            value = (*further, *(value if isinstance(value, (tuple, list)) else ()))
+        return value, source
+
+
+inputs_argument = click.argument("inputs", cls=InputsArgument, nargs=-1, required=True, metavar="INPUT...")
+
+
 class RunCommand(click.Command):
-    """A verb that makes a run."""
+    """A verb that makes a run: sections in its help, either spelling of options, and names of clip-retrieval."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.context_settings["token_normalize_func"] = hyphens
+        own = {option.opts[0]: option for option in self.params if isinstance(option, click.Option)}
+        own |= {name: option for option in own.values() for name in option.opts}
+        for name, second in SECOND_NAMES.items():
+            if name in own:
+                own[name].opts.append(second)
+        self.params += hidden_options(list(own))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does it, after clip-retrieval's names have become embq's."""
-        options = {
-            name: not param.is_flag
-            for param in self.get_params(ctx)
-            if isinstance(param, click.Option)
-            for name in param.opts
-        }
-        translated = translate(args, options)
-        for note in translated.notes:
-            click.echo(f"note: {note}", err=True)
+        """As click does it, with the switches of clip-retrieval applied."""
+        foreign = is_foreign(args)
         try:
-            return super().parse_args(ctx, translated.arguments)
+            rest = super().parse_args(ctx, list(args))
         except click.MissingParameter as error:
-            if translated.foreign and error.param is not None and error.param.name == "model":
+            if foreign and error.param is not None and error.param.name == "model":
                 raise UsageError(
                     "no model is named",
                     next_step=f"clip-retrieval's default is ViT-B/32: --model {OPENAI_MODELS['ViT-B/32']}",
                 ) from error
             raise
+        apply_switches(ctx, foreign=foreign)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options by sections; what stands in none comes last."""

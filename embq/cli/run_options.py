@@ -10,6 +10,7 @@ import click
 import embq
 from core.errors import UsageError
 from core.models import MODALITIES, Chunking, ModelSpec
+from embq.cli.clip_retrieval import model_specs
 from embq.cli.options import decode_option, option_group, precision_option
 from sources.options import DECLARED, ReadOptions, comma_list
 
@@ -42,6 +43,7 @@ run_options = option_group(
         "-m",
         required=True,
         multiple=True,
+        callback=model_specs,
         metavar="[NAME=]SPEC",
         help="For example minilm or open_clip:ARCH/TAG; several embed each sample, which is decoded once.",
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from embq.cli.options import broker_option, json_option, priority_option, settings_with
-from embq.cli.run_command import RunCommand
+from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     cls=RunCommand,
     epilog="Example: embq enqueue 'shards/{00..99}.tar' -o out -m open_clip:ViT-B-32/openai",
 )
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@inputs_argument
 @run_options
 @priority_option
 @click.option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -60,6 +59,7 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
     """
     from pathlib import Path
 
+    from core.service.progress_line import ProgressLine
     from core.storage.paths import place, refuse_unnameable
     from embq.export.export import Wish, export
 
@@ -68,10 +68,12 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
         raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
     wish = Wish(columns=kept, **{name: value for name, value in wishes.items() if value is not None})
     refuse_unnameable(folder)
-    on_rows = _show_progress if sys.stderr.isatty() else None
-    done = export(place(output), Path(folder), wish, on_rows=on_rows)
-    if on_rows is not None:
-        click.echo(err=True)
+    with ProgressLine() as line:
+
+        def show(rows: int, total: int) -> None:
+            line.show(f"{rows:,} of {total:,} rows")
+
+        done = export(place(output), Path(folder), wish, on_rows=show)
     if as_json:
         import json
         from dataclasses import asdict
@@ -80,10 +82,6 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
     else:
         _print_account(folder, done)
     return 0
-
-
-def _show_progress(rows: int, total: int) -> None:
-    click.echo(f"\r{rows:,} of {total:,} rows", nl=False, err=True)
 
 
 def _print_account(folder: str, done: Export) -> None:

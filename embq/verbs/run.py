@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from embq.cli.options import broker_option, json_option, priority_option, quiet_option, worker_options
-from embq.cli.run_command import RunCommand
+from embq.cli.run_command import RunCommand, inputs_argument
 from embq.cli.run_options import run_options
 
 
@@ -17,7 +17,7 @@ from embq.cli.run_options import run_options
     epilog="Examples: embq run photos -o out -m open_clip:ViT-B-32/laion2b_s34b_b79k | "
     "embq run texts.jsonl -o out -m minilm",
 )
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@inputs_argument
 @run_options
 @priority_option
 @worker_options

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -43,23 +42,21 @@ def command(output: str, mode: Mode, readers: Readers | None, as_json: bool) -> 
 
     Exit status: 0 nothing is broken, 65 something is, 74 a commit record is damaged.
     """
+    from core.service.progress_line import ProgressLine
     from core.storage.paths import place
     from embq.verify.verification import verify
 
-    if sys.stderr.isatty():
-        report = verify(place(output), mode=mode, readers=readers, on_record=_show_progress)
-        click.echo(err=True)
-    else:
-        report = verify(place(output), mode=mode, readers=readers)
+    with ProgressLine() as line:
+
+        def show(done: int, total: int) -> None:
+            line.show(f"{done:,} of {total:,} units checked")
+
+        report = verify(place(output), mode=mode, readers=readers, on_record=show)
     if as_json:
         _print_json(report)
     else:
         _print_account(report)
     return Exit.DONE if report.ok else Exit.BAD_INPUT
-
-
-def _show_progress(done: int, total: int) -> None:
-    click.echo(f"\r{done:,} of {total:,} units checked", nl=False, err=True)
 
 
 def _print_json(report: Report) -> None:

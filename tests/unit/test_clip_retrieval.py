@@ -11,22 +11,25 @@ from click.testing import CliRunner
 
 from core.errors import UsageError
 from core.models import ModelSpec
-from embq.cli.clip_retrieval import NAMES, OPENAI_MODELS, SWITCHES, Enabled, Refused, Same, Told, translate
+from embq.cli.clip_retrieval import (
+    ENABLED,
+    IGNORED,
+    NAMES,
+    OPENAI_MODELS,
+    REFUSED,
+    SECOND_NAMES,
+    SWITCHES,
+    model_spec,
+)
 from embq.cli.entry_point import cli
 
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
 
 
-def options_of(verb: str) -> dict[str, bool]:
+def options_of(verb: str) -> list[click.Option]:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
-    return {
-        name: not param.is_flag for param in command.params if isinstance(param, click.Option) for name in param.opts
-    }
-
-
-def words(*arguments: str, verb: str = "run") -> list[str]:
-    return translate(arguments, options_of(verb)).arguments
+    return [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
 
 
 def parsed(*arguments: str, verb: str = "run") -> dict[str, object]:
@@ -56,24 +59,25 @@ def test_either_spelling_of_every_option_is_understood() -> None:
     ]
 
 
-def test_every_option_of_embq_may_be_typed_with_underscores() -> None:
-    for verb in ("run", "enqueue"):
-        for name, takes in options_of(verb).items():
-            if name.startswith("--") and name != "--help":
-                typed = f"--{name[2:].replace('-', '_')}"
-                assert words(typed, *(["1"] if takes else []), verb=verb)[0].removesuffix("=1") == name
+@pytest.mark.parametrize("verb", ["run", "enqueue"])
+def test_every_option_of_embq_may_be_typed_with_underscores(verb: str) -> None:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    context = command.make_context(verb, ["photos", "-o", "out", "-m", "stub:8"])
+    parser = command.make_parser(context)
+    for option in options_of(verb):
+        for name in [name for name in option.opts if name.startswith("--")]:
+            typed = f"--{name[2:].replace('-', '_')}"
+            values, _, _ = parser.parse_args([typed] if option.is_flag else [f"{typed}=1"])
+            assert option.name in values
 
 
 def test_a_value_is_never_taken_for_an_option() -> None:
-    assert words("--include", "--clip_model", "-o", "--input_dataset") == [
-        "--include",
-        "--clip_model",
-        "-o",
-        "--input_dataset",
-    ]
-    assert words("--", "--clip_model") == ["--", "--clip_model"]
-    assert words("--image-column=--use_jit") == ["--image-column=--use_jit"]
-    assert words("--inline", "--input_dataset", "x", verb="enqueue") == ["--inline", "x"]
+    found = parsed("--include", "--clip_model", "-o", "--input_dataset", "-m", "stub:8", "--", "--clip_model")
+    assert (found["include"], found["output"]) == (("--clip_model",), "--input_dataset")
+    assert found["inputs"] == ("--clip_model",)
+    assert parsed(*PASTED, "--image-column=--use_jit")["image_column"] == "--use_jit"
+    assert parsed(*PASTED, "--inline", "more", verb="enqueue")["inputs"] == ("photos", "more")
 
 
 @pytest.mark.parametrize(
@@ -89,57 +93,65 @@ def test_a_value_is_never_taken_for_an_option() -> None:
     ],
 )
 def test_what_is_enabled_becomes_the_modality(typed: str, modality: str) -> None:
-    assert words(*typed.split()) == [f"--modality={modality}"]
+    assert parsed(*PASTED, *typed.split())["modality"] == modality
 
 
-def test_without_a_word_of_them_the_user_is_told_what_is_embedded() -> None:
-    notes = translate(PASTED, options_of("run")).notes
-    assert [note for note in notes if "--modality image,text" in note]
-    assert not translate(["photos", "-o", "out", "-m", "minilm"], options_of("run")).notes
-    assert len(translate([*PASTED, "--modality", "image"], options_of("run")).notes) == 1  # the model's name
+def test_without_a_word_of_them_the_user_is_told_what_is_embedded(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed(*PASTED)
+    assert "--modality image,text" in capsys.readouterr().err
+    parsed("photos", "-o", "out", "-m", "minilm")
+    assert not capsys.readouterr().err
+    parsed(*PASTED, "--modality", "image")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ViT-B/32 is" in line
 
 
 def test_nothing_to_embed_and_saying_it_twice_are_refused() -> None:
     with pytest.raises(UsageError, match="neither"):
-        words("--noenable_text", "--noenable_image")
+        parsed(*PASTED, "--noenable_text", "--noenable_image")
     with pytest.raises(UsageError, match="say the same"):
-        words("--noenable_text", "--modality", "image")
-    with pytest.raises(UsageError, match="True or False"):
-        words("--enable_text=maybe")
+        parsed(*PASTED, "--noenable_text", "--modality", "image")
+    with pytest.raises(click.BadParameter, match="not a valid boolean"):
+        parsed(*PASTED, "--enable_text=maybe")
 
 
 def test_metadata_is_kept_where_it_is_enabled() -> None:
-    assert words("--enable_metadata", "--enable_text=False") == ["--modality=image", "--metadata-columns=*"]
-    assert words("--enable_metadata", "True", "--metadata-columns", "a") == ["--metadata-columns", "a"]
+    found = parsed(*PASTED, "--enable_metadata", "--enable_text=False")
+    assert (found["modality"], found["metadata_columns"]) == ("image", "*")
+    assert parsed(*PASTED, "--enable_metadata", "True", "--metadata-columns", "a")["metadata_columns"] == "a"
 
 
-@pytest.mark.parametrize("name", [name for name, meaning in NAMES.items() if isinstance(meaning, Refused)])
+@pytest.mark.parametrize("name", REFUSED)
 def test_what_embq_does_otherwise_is_refused_with_what_to_do(name: str) -> None:
     with pytest.raises(UsageError) as refused:
-        words(f"--{name.replace('-', '_')}={'true' if name in SWITCHES else 'something'}")
+        parsed(*PASTED, f"--{name.replace('-', '_')}={'true' if name in SWITCHES else 'something'}")
     assert name.replace("-", "_") in refused.value.message
     assert refused.value.next_step
 
 
-@pytest.mark.parametrize("name", [name for name, meaning in NAMES.items() if isinstance(meaning, Told)])
-def test_what_has_no_effect_is_told_in_one_line(name: str) -> None:
-    done = translate([f"--{name}={'true' if name in SWITCHES else '5'}", "--modality=image"], options_of("run"))
-    assert done.arguments == ["--modality=image"]
-    (note,) = done.notes
-    assert name in note
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_has_no_effect_is_told_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parsed("photos", "-o", "out", "-m", "stub:8", f"--{name}={'true' if name in SWITCHES else '5'}", "--modality=image")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert name.replace("-", "_") in line
 
 
-def test_what_asks_for_nothing_is_no_matter() -> None:
+def test_what_asks_for_nothing_is_no_matter(capsys: pytest.CaptureFixture[str]) -> None:
     typed = "--use_jit False --use_mclip=False --distribution_strategy sequential --noenable_wandb --cache_path None"
-    done = translate([*typed.split(), "--modality=image"], options_of("enqueue"))
-    assert (done.arguments, done.notes) == (["--modality=image"], [])
+    parsed("photos", "-o", "out", "-m", "stub:8", "--modality=image", *typed.split(), verb="enqueue")
+    assert not capsys.readouterr().err
+
+
+def test_no_switch_is_left_among_the_parameters() -> None:
+    assert parsed(*PASTED, "--use_jit", "--enable_text").keys() == parsed("photos", "-o", "out", "-m", "stub:8").keys()
 
 
 @pytest.mark.parametrize("typed", ["--batch_size", "--num_prepro_workers", "--batch-size"])
 def test_what_the_workers_choose_is_named_with_its_place(typed: str) -> None:
-    assert words(typed, "64")[0].startswith(("--batch-size", "--prepare-threads"))
+    found = parsed(*PASTED, typed, "64")
+    assert 64 in (found["batch_size"], found["prepare_threads"])
     with pytest.raises(UsageError, match="where the work is done") as refused:
-        words(typed, "64", verb="enqueue")
+        parsed(*PASTED, typed, "64", verb="enqueue")
     assert "embq worker --" in refused.value.next_step
 
 
@@ -163,8 +175,7 @@ def test_the_names_of_models_are_those_of_open_clip() -> None:
 )
 def test_the_model_may_be_named_as_there(model: str, spec: str) -> None:
     for typed in (["--clip_model", model], [f"--model={model}"], ["-m", model], ["--model", model]):
-        (*_, said) = words(*typed)
-        assert said.removeprefix("--model=") == spec
+        assert parsed("photos", "-o", "out", *typed)["model"] == (spec,)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +190,7 @@ def test_the_model_may_be_named_as_there(model: str, spec: str) -> None:
 )
 def test_a_model_that_is_not_read_comes_with_another(model: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        words("--clip_model", model)
+        model_spec(model)
     assert hint in refused.value.next_step
 
 
@@ -187,15 +198,18 @@ def test_every_option_there_has_its_row_in_the_operations_page() -> None:
     section = OPERATIONS.partition("## Coming from clip-retrieval\n")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| `")]
     told = {name.replace("_", "-"): row[1] for row in rows for name in re.findall(r"`--(\w+)`", row[0])}
-    assert told.keys() == NAMES.keys()
-    for name, meaning in NAMES.items():
-        cell = told[name]
-        if isinstance(meaning, Same):
-            assert f"`{meaning.option}" in cell, name
-        elif isinstance(meaning, Enabled):
+    same = {second[2:]: own for own, second in SECOND_NAMES.items()}
+    same |= {name: f"--{name}" for name in ("input-format", "write-batch-size", "batch-size")}
+    assert told.keys() == NAMES | same.keys()
+    for name, cell in told.items():
+        if name == "input-dataset":
+            assert "`INPUT" in cell
+        elif name in same:
+            assert f"`{same[name]}" in cell, name
+        elif name in ENABLED:
             assert "`--modality" in cell or "`--metadata-columns" in cell, name
         else:
-            assert ("refused" in cell) == isinstance(meaning, Refused), name
+            assert ("refused" in cell) == (name in REFUSED), name
 
 
 def test_every_option_that_embq_has_stands_in_a_section_of_the_help() -> None:
@@ -203,5 +217,5 @@ def test_every_option_that_embq_has_stands_in_a_section_of_the_help() -> None:
         told = CliRunner().invoke(cli, [verb, "--help"]).output
         others = told.partition("Other options:\n")[2].partition("\n\n")[0]
         assert re.findall(r"--[\w-]+", others) == ["--help"]
-        for name in options_of(verb):
-            assert name in told
+        for option in options_of(verb):
+            assert all(name in told for name in option.opts)
