@@ -1,4 +1,4 @@
-"""More data for a run: which units of a new plan its manifest lacks, and what has become of the others."""
+"""Adds a new plan to a run: finds the units that its manifest lacks, and appends them as one more generation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from datetime import UTC, datetime
 from itertools import chain, groupby
 from pathlib import Path
 
-from core.errors import AwayError
+from core.errors import AwayError, InputError
 from core.run.generations import PREFIX, Generation, append, leftovers
 from core.run.layout import PLANNED, Layout
 from core.run.manifest import Manifest, ManifestSummary, SegmentWriter
 from core.run.run_info import RunInfo
 from core.storage.durable import drop, drop_in, names_in
+from core.storage.paths import Place
 from core.units import Unit
+from producer.selection import SELECTED
 from sources.access.files import exists, join
 from sources.access.listings import listed_once
 from sources.formats.image_folder import cut
@@ -28,15 +30,30 @@ from sources.options import EXTENSIONS
 SHOWN = 3
 
 
-@dataclass(slots=True)
-class Differences:
-    """How inputs differ from what the manifest says of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """Origin of a plan, as a generation records it.
 
     Attributes:
-        changed: inputs that say something else now, with how they differ.
-        changed_count: number of all of them; `changed` holds the first `SHOWN`.
-        vanished: inputs that were named again and are not there any more, each once; the first `SHOWN` of
-            `vanished_count`.
+        inputs: as the user gave them; () for retries.
+        options: reader options and selection.
+        version: embq version that planned.
+    """
+
+    inputs: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    version: str
+
+
+@dataclass(slots=True)
+class Differences:
+    """Inputs that differ from the manifest.
+
+    Attributes:
+        changed: inputs whose content or cut is another one now, with the difference; the first `SHOWN`.
+        changed_count: number of all of them.
+        vanished: inputs that were named again and are missing, each once; the first `SHOWN`.
+        vanished_count: number of all of them.
     """
 
     changed: list[str] = field(default_factory=list)
@@ -44,28 +61,70 @@ class Differences:
     vanished: list[str] = field(default_factory=list)
     vanished_count: int = 0
 
+    def add_changed(self, how: str) -> None:
+        """Note a changed input."""
+        self.changed_count += 1
+        if len(self.changed) < SHOWN:
+            self.changed.append(how)
+
+    def add_vanished(self, path: str) -> None:
+        """Note a missing input."""
+        self.vanished_count += 1
+        if len(self.vanished) < SHOWN:
+            self.vanished.append(path)
+
+    def refuse_changed(self, output: Place, there: RunInfo, asked: PlanRecord) -> None:
+        """InputError `input_changed` where inputs differ from those that the run `there` was planned for."""
+        if not self.changed:
+            return
+        more = self.changed_count - len(self.changed)
+        wanted = dict(asked.options)
+        differing = [
+            f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
+            for name, value in there.options
+            if name not in SELECTED and wanted.get(name, value) != value
+        ]
+        raise InputError(
+            f"inputs are not what was planned for {output}: "
+            + ", ".join(self.changed)
+            + (f" and {more:,} more" if more else "")
+            + (f"; options differ: {'; '.join(differing)}" if differing else "")
+            + "; nothing was added",
+            next_step="put the planned files back or leave the changed ones out, or choose another --output; "
+            "rows of the old and the new content are never mixed",
+            code="input_changed",
+        )
+
+    def warnings(self) -> tuple[str, ...]:
+        """One line on inputs that are missing; () where none is."""
+        if not self.vanished_count:
+            return ()
+        more = self.vanished_count - len(self.vanished)
+        named = ", ".join(self.vanished) + (f" and {more:,} more" if more else "")
+        return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)
+
 
 class Additions:
-    """Compares a plan with a manifest, holding about 100 bytes for each unit, and for each file of a folder of images.
+    """Compares a plan with a manifest, in about 100 bytes for each unit, and for each file of a folder of images.
 
-    A unit is known by its id, a file of a folder by its path and size. So files that are added to a folder do not move
-    those that are there into other units. What a retry has found mended is known by the version that the retry found:
-    a unit by its place in its source, a file of a folder by its size then.
+    A unit is identified by its id, a file of a folder by its path and size, so that files that are added to a folder do
+    not move the others into other units. A source that was retried is identified as the retry found it: a unit by its
+    place in the source, a file of a folder by its size at that time.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._mended: dict[str, str] = {}  # source -> its version when it was retried last
+        self._retried: dict[str, str] = {}  # source -> its version when it was retried last
         self._sizes: dict[tuple[str, str], int] = {}  # (folder, path) -> its size when it was retried last
         for _, unit in manifest.retries():
             if unit.kind == "files":
                 self._sizes.update({(unit.source, path): size for path, size in unit.items})
             else:
-                self._mended[unit.source] = unit.etag
+                self._retried[unit.source] = unit.etag
         self._firsts: Counter[str] = Counter()  # folder -> files of it in the manifest
-        self._places: set[bytes] = set()  # where something new stands
-        self._versions: set[bytes] = set()
-        self._left: set[bytes] = set()  # what the plan has not named yet
+        self._new_places: set[bytes] = set()
+        self._new_versions: set[bytes] = set()
+        self._left: set[bytes] = set()  # in the manifest, and not in the plan so far
         for u, known in self._known():
             if known is None:
                 unit = manifest.unit(u)
@@ -75,24 +134,24 @@ class Additions:
                 self._left.add(known)
 
     def _known(self) -> Iterator[tuple[int, bytes | None]]:
-        """(index, what it is known by) of each unit of the inputs; None for files of a folder, known one by one."""
+        """(index, identity) of each unit of the inputs; None for units of a folder, whose files have identities."""
         for u, (unit_id, kind) in enumerate(self._manifest.ids()):
             again = self._manifest.unit(u).retry if self._manifest.is_retry(u) else None
             if again is not None and (again.only or kind == "files"):
                 continue
             if kind == "files":
                 yield u, None
-            elif self._mended and (unit := self._manifest.unit(u)).source in self._mended:
+            elif self._retried and (unit := self._manifest.unit(u)).source in self._retried:
                 yield u, _place(unit)
             else:
                 yield u, bytes.fromhex(unit_id)
 
     def _items(self, unit: Unit) -> Iterator[tuple[str, int]]:
-        """The files of a folder's unit, with the sizes by which they are known."""
+        """The files of a folder's unit, with the sizes that identify them."""
         return ((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
 
     def of(self, units: Iterable[Unit], unit_samples: int) -> Iterator[Unit]:
-        """The units of a plan that the manifest lacks; new files of a folder are cut into units of their own."""
+        """The units of a plan that the manifest lacks. New files of a folder are cut into units of their own."""
         for (kind, source), group in groupby(units, key=lambda unit: (unit.kind, unit.source)):
             if kind == "files":
                 first = next(group)
@@ -103,12 +162,12 @@ class Additions:
 
     def _new_units(self, source: str, units: Iterable[Unit]) -> Iterator[Unit]:
         for unit in units:
-            exact = _place(unit) if self._mended.get(source) == unit.etag else bytes.fromhex(unit.unit_id)
+            exact = _place(unit) if self._retried.get(source) == unit.etag else bytes.fromhex(unit.unit_id)
             if exact in self._left:
                 self._left.remove(exact)
                 continue
-            self._places.add(_digest(source))
-            self._versions.add(_digest(source, unit.etag))
+            self._new_places.add(_digest(source))
+            self._new_versions.add(_digest(source, unit.etag))
             yield unit
 
     def _new_items(self, source: str, units: Iterable[Unit]) -> Iterator[tuple[str, int]]:
@@ -118,23 +177,23 @@ class Additions:
                 if exact in self._left:
                     self._left.remove(exact)
                 else:
-                    self._places.add(_digest(source, path))
+                    self._new_places.add(_digest(source, path))
                     yield path, size
 
     def differences(self, named_again: Collection[int], vanished: Sequence[str] = ()) -> Differences:
-        """What the plan, whose units were all taken, says of what it does not have as the manifest has it.
+        """Inputs that the manifest and the plan have in different versions. Call it when all units of `of` were taken.
 
-        The storage is asked about what the plan did not name; of a remote folder with many such files, by one listing.
+        Inputs that are not in the plan are looked up in the storage; many files of a remote folder by one listing.
 
         Args:
-            named_again: generations whose inputs the plan was made from as well.
-            vanished: inputs that the plan found missing; they are not looked at a second time.
+            named_again: generations whose inputs the plan has as well; only they can have vanished.
+            vanished: inputs that planning found missing, which are not looked up again.
 
-        Raises SourceError where the storage does not tell.
+        Raises SourceError where the storage does not answer.
         """
         found = Differences()
         for path in vanished:
-            _note_vanished(found, path)
+            found.add_vanished(path)
         if self._left:
             with listed_once():
                 self._look_at_rest(found, named_again, frozenset(vanished))
@@ -156,48 +215,36 @@ class Additions:
                     self._look_at_source(unit, found, named=named and unit.source not in vanished)
 
     def _look_at_source(self, unit: Unit, found: Differences, *, named: bool) -> None:
-        if _digest(unit.source) in self._places:
-            same = _digest(unit.source, unit.etag) in self._versions
+        if _digest(unit.source) in self._new_places:
+            same = _digest(unit.source, unit.etag) in self._new_versions
             how = "the same file, cut into other units" if same else f"planned as version {unit.etag}, another one now"
-            _note_changed(found, f"{unit.source} ({how})")
+            found.add_changed(f"{unit.source} ({how})")
         elif named and not exists(unit.source):
-            _note_vanished(found, unit.source)
+            found.add_vanished(unit.source)
 
     def _look_at_items(self, unit: Unit, found: Differences, *, named: bool) -> None:
         for path, size in self._items(unit):
             if _item(unit, path, size) not in self._left:
                 continue
-            if _digest(unit.source, path) in self._places:
-                _note_changed(found, f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
+            if _digest(unit.source, path) in self._new_places:
+                found.add_changed(f"{unit.source}/{path} (planned with {size} bytes, {_NOW})")
             elif named and not exists(join(unit.source, path)):
-                _note_vanished(found, f"{unit.source}/{path}")
+                found.add_vanished(f"{unit.source}/{path}")
 
 
 _EXTENSIONS = {one.name for one in EXTENSIONS}
 _NOW = "another size now, or read by other --image-key or --caption-key"
 
 
-def _note_changed(found: Differences, what: str) -> None:
-    found.changed_count += 1
-    if len(found.changed) < SHOWN:
-        found.changed.append(what)
-
-
-def _note_vanished(found: Differences, what: str) -> None:
-    found.vanished_count += 1
-    if len(found.vanished) < SHOWN:
-        found.vanished.append(what)
-
-
 def _item(unit: Unit, path: str, size: int) -> bytes:
-    """A file of a folder, as it is read: by its path, its size, and what the user said of extensions."""
+    """Identity of a file of a folder: path, size, and the extensions that the user named."""
     return _digest(
         unit.source, path, str(size), *(f"{name}={value}" for name, value in unit.options if name in _EXTENSIONS)
     )
 
 
 def _place(unit: Unit) -> bytes:
-    """A unit of a source that was mended: the same samples of it, whatever bytes they take now."""
+    """Identity of a unit of a source that was retried: its samples, whatever bytes they take now."""
     options = (f"{name}={value}" for name, value in unit.options)
     return _digest(unit.kind, unit.source, str(unit.first), str(unit.samples), *options)
 
@@ -206,27 +253,12 @@ def _digest(*parts: str) -> bytes:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).digest()[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecord:
-    """What a plan was made from, as a generation records it.
-
-    Attributes:
-        inputs: as the user gave them; () for retries.
-        options: reader options and selection.
-        version: embq version that planned.
-    """
-
-    inputs: tuple[str, ...]
-    options: tuple[tuple[str, str], ...]
-    version: str
-
-
 @contextmanager
-def alone(layout: Layout) -> Iterator[None]:
-    """Nobody else plans, on this machine at least; unfinished files of plans that were killed go.
+def planning_lock(layout: Layout) -> Iterator[None]:
+    """Holds the lock on planning for a run on this machine, and removes files of plans that were killed.
 
     Several machines may plan for one object store. There each plan's segments have names of their own, and the
-    conditional create of run.json or of a generation's record decides whose are real.
+    conditional create of run.json or of a generation's record decides which of them count.
     """
     if not isinstance(layout.root, Path):
         layout.make_own()  # another machine may have made the run
@@ -240,7 +272,7 @@ def alone(layout: Layout) -> Iterator[None]:
         yield
 
 
-def grow(
+def append_generation(
     layout: Layout,
     there: RunInfo,
     asked: PlanRecord,
@@ -248,17 +280,16 @@ def grow(
     *,
     check: Callable[[ManifestSummary], None],
 ) -> ManifestSummary:
-    """Add units to a run as one more generation; none where there are none. Whoever calls it holds the lock.
+    """Add units to a run as one more generation, if there are any. Call it under `planning_lock`.
 
     Args:
         there: the run as it is now.
-        check: called when all units are written and before they are real. What it raises is raised, and nothing is
-            added.
+        check: called when all units are written and before they count. Where it raises, nothing is added.
     """
-    if isinstance(layout.root, Path):  # nobody else plans, so they are of plans that were killed
+    if isinstance(layout.root, Path):  # under the lock, so they are of plans that were killed
         _drop_unnamed(layout, there)
     number = len(there.added) + 1
-    # A name of its own: no other plan can ever write to a segment that a generation names.
+    # Unique, so that no other plan can write to a segment that a generation names.
     segments = SegmentWriter(layout, f"{PREFIX}{number:04d}-{secrets.token_hex(4)}-")
     try:
         summary = segments.write(units)
@@ -275,11 +306,11 @@ def grow(
                 inputs=asked.inputs,
                 options=asked.options,
                 version=asked.version,
-                created=now(),
+                created=utc_now(),
             )
             append(layout.manifest, generation, temporary=layout.temporary)
     except AwayError:
-        raise  # the record may still come to be there; what is not named in the end, `embq gc` removes
+        raise  # the record may still arrive; `embq gc` removes segments that no record names
     except BaseException:
         _drop_unnamed(layout, there, segments.prefix)
         raise
@@ -287,12 +318,12 @@ def grow(
 
 
 def _drop_unnamed(layout: Layout, there: RunInfo, prefix: str = "") -> None:
-    """Remove the segments that nothing names, of those whose names begin with `prefix`."""
+    """Remove segments that no record names and whose names begin with `prefix`."""
     for leftover in leftovers(layout.manifest, there.segments):
         if leftover.name.startswith(prefix):
             drop(leftover)
 
 
-def now() -> str:
+def utc_now() -> str:
     """UTC time for the record of a plan; information only."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Tell the broker that a run exists; until then only its output folder knows."""
+"""Registers a run with the broker, from where the resident services take it up."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from core.storage.paths import Place, place
 
 
 def announce(client: redis.Redis, info: RunInfo, output: Place) -> None:
-    """Make the run known to the resident producer, writer and workers; repeating it changes nothing."""
+    """Register the run; idempotent."""
     register(client, record_of(info, output))
 
 
 def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping[str, str] | None = None) -> None:
-    """Make the run known to resident services; TryLaterError where an `embq run` is at work on it.
+    """Register the run for resident services; TryLaterError while an `embq run` works on it.
 
     Args:
-        wishes: what is asked of it besides, see `core.run.control`.
+        wishes: changes of its control record, see `core.run.control`.
 
     Raises UsageError where its inputs, which would travel through the broker, hold a secret.
     """
@@ -40,7 +40,7 @@ def hand_over(client: redis.Redis, info: RunInfo, output: Place, wishes: Mapping
 
 
 def record_of(info: RunInfo, output: Place) -> RunRecord:
-    """The run as the services know it."""
+    """The run as the broker holds it."""
     return RunRecord(
         run=info.run,
         output=str(place(output)),

@@ -1,4 +1,4 @@
-"""Make a run, or add to it: plan its units, and write the manifest durably."""
+"""Makes a run, or adds to one: plans its units and writes its manifest durably."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from core.run.run_info import RunInfo, load_run, run_id
 from core.storage.durable import drop
 from core.storage.paths import Place, place
 from core.units import Unit
-from producer.additions import Additions, Differences, PlanRecord, alone, grow, now
+from producer.additions import Additions, Differences, PlanRecord, append_generation, planning_lock, utc_now
 from producer.model_args import asked_models, check_rows, config_of
 from producer.plan import Plan, first_columns, plan
 from producer.selection import SELECTED, Selection
@@ -30,7 +30,7 @@ from sources.options import ReadOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a user asks for; see the options of `embq run` for the meaning of each field."""
+    """A run as the user asks for it; the fields are options of `embq run`."""
 
     inputs: tuple[str, ...]
     output: Place
@@ -48,21 +48,22 @@ class Request:
     decode: str = REFERENCE
 
     @property
-    def recorded(self) -> tuple[tuple[str, str], ...]:
-        """Reader options and selection as the run records them."""
-        return tuple(sorted((*self.options.record().items(), *self.selection.recorded())))
+    def record(self) -> PlanRecord:
+        """Origin of its plan."""
+        options = sorted((*self.options.record().items(), *self.selection.recorded()))
+        return PlanRecord(inputs=self.inputs, options=tuple(options), version=self.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A run that stands in its output folder.
+    """A run in its output folder.
 
     Attributes:
         info: the run as it is now.
         new: whether it was made now.
-        added: units that were added now to a run that stood there before.
+        added: units that were added now to a run that was there before.
         samples: number of their samples, or None where only reading tells.
-        warnings: what the user should know about the inputs, one line each.
+        warnings: about the inputs, one line each.
     """
 
     info: RunInfo
@@ -73,58 +74,52 @@ class Planned:
 
 
 def prepare(request: Request, *, relocate: Callable[[Unit], Unit] | None = None) -> Planned:
-    """Plan the run and write it to its output folder, or find it there and add what it lacks of the inputs.
+    """Plan a run and write it to its output folder, or add what the run in that folder lacks of the inputs.
 
     Args:
-        relocate: changes each unit to how workers will find it, where its files are sent elsewhere.
+        relocate: gives each unit as workers will find it, where its files are sent elsewhere.
 
     Raises InputError for inputs that cannot be used, or have changed since they were planned, and where the folder
     holds another run or foreign files. Then nothing of the run is changed.
     """
     layout, planned, config = plan_of(request)
     if not layout.run_json.exists():
-        # Before files move: what is looked into stands where the user named it.
+        # Before `relocate`, which names places where the files are not yet.
         columns, units = first_columns(planned.units)
         planned = replace(planned, units=units)
         request = replace(request, rows=replace(request.rows, columns=columns))
     if relocate is not None:
         planned = replace(planned, units=map(relocate, planned.units))
-    asked = asked_for(request)
     if not layout.run_json.exists():
         # An input that cannot be read at all is refused before anything is made.
         first = next(planned.units, None)
         planned = replace(planned, units=chain([] if first is None else [first], planned.units))
         layout.make()
-    with alone(layout):
-        # Of two plans at the same time the second finds the first one's run, and adds what that lacks.
+    with planning_lock(layout):
+        # Of two plans at the same time, the second finds the first one's run and adds to it.
         if not layout.run_json.exists():
             return Planned(info=_make(layout, request, config, planned), new=True, warnings=planned.warnings)
         there = load_run(layout.root)
-        _refuse_other_run(there, request, config)
-        return _extend(layout, there, asked, planned)
-
-
-def asked_for(request: Request) -> PlanRecord:
-    """What a user's request says of its plan."""
-    return PlanRecord(inputs=request.inputs, options=request.recorded, version=request.version)
+        _refuse_other_run(request.output, there, model=config, rows=request.rows, format_=request.format)
+        return _extend(layout, there, request.record, planned)
 
 
 def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Callable[[], None]) -> AddedUnits:
-    """Add to a run what it lacks of another one, which was planned elsewhere, and came through the broker.
+    """Add to a run the units that it lacks of another one, which was planned elsewhere and uploaded.
 
-    Whoever calls it holds the lock on planning.
+    Call it under `planning_lock`.
 
     Args:
         root: output folder of the run that is there.
         arrived: folder that holds the `run.json` and the manifest of the other one.
-        ready: makes the inputs that came along real; called once it is certain that units will be added, before they
-            are. Calling it again changes nothing.
-        moved: called as it goes on.
+        ready: moves the uploaded inputs into place; called when it is certain that units will be added, before they
+            are. Idempotent.
+        moved: called for each unit, as progress.
 
     Raises InputError where the two are of another model, or inputs have changed. Then nothing is changed.
     """
     there, other = load_run(root), load_run(arrived)
-    refuse_other_run(root, there, model=other.model, rows=other.rows, format_=other.format)
+    _refuse_other_run(root, there, model=other.model, rows=other.rows, format_=other.format)
     asked = PlanRecord(inputs=other.inputs, options=other.options, version=other.version)
 
     def units() -> Iterator[Unit]:
@@ -133,13 +128,13 @@ def add_uploaded(root: Path, arrived: Path, ready: Callable[[], None], moved: Ca
             yield unit
 
     plan = Plan(units=units(), modalities=other.model.modalities, warnings=())
-    # Whether an input is gone, only the machine that planned it can see.
+    # Only the machine that planned can see whether an input is gone.
     added = _extend(Layout(root), there, asked, plan, ready=ready, look_for_vanished=False)
     return AddedUnits(units=added.info.units, samples=added.samples, added=added.added)
 
 
 def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
-    """Where a request's run would stand, its plan, and its model. Writes nothing; raises as `prepare` does."""
+    """Layout, plan and model of a request. Writes nothing; raises as `prepare` does."""
     refuse_dtype(request.format, request.rows.dtype)
     models = asked_models(request.models)
     if request.rows.normalize is False:
@@ -167,7 +162,8 @@ def plan_of(request: Request) -> tuple[Layout, Plan, ModelConfig]:
         )
     check_rows(request.rows, config)
     if layout.run_json.exists():
-        _refuse_other_run(load_run(layout.root), request, config)
+        there = load_run(layout.root)
+        _refuse_other_run(request.output, there, model=config, rows=request.rows, format_=request.format)
     else:
         refuse_foreign_files(layout)
     return layout, planned, config
@@ -177,8 +173,7 @@ def additions_to(layout: Layout, request: Request, planned: Plan, there: RunInfo
     """The units that would be added to a run; InputError, at the end, where inputs have changed."""
     additions = Additions(Manifest(layout))
     yield from additions.of(planned.units, request.options.unit_samples)
-    if (differences := additions.differences(())).changed:
-        raise changed(request.output, there, asked_for(request), differences)
+    additions.differences(()).refuse_changed(request.output, there, request.record)
 
 
 def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) -> RunInfo:
@@ -187,7 +182,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
     info = RunInfo(
         run="",
         inputs=request.inputs,
-        options=request.recorded,
+        options=request.record.options,
         model=config,
         rows=request.rows,
         format=request.format,
@@ -196,7 +191,7 @@ def _make(layout: Layout, request: Request, config: ModelConfig, planned: Plan) 
         samples=summary.samples,
         manifest_digest=summary.digest,
         version=request.version,
-        created=now(),
+        created=utc_now(),
         segments=tuple(segments.names),
     )
     info = replace(info, run=run_id(info.identity(), layout.root))
@@ -225,24 +220,23 @@ def _extend(
 
     def check(summary: ManifestSummary) -> None:
         found.append(additions.differences(_named_again(there, asked) if look_for_vanished else (), planned.vanished))
-        if found[0].changed:
-            raise changed(layout.root, there, asked, found[0])
+        found[0].refuse_changed(layout.root, there, asked)
         if summary.units:
             ready()
 
     units = additions.of(planned.units, int(dict(asked.options)["unit_samples"]))
-    summary = grow(layout, there, asked, units, check=check)
+    summary = append_generation(layout, there, asked, units, check=check)
     return Planned(
         info=load_run(layout.root),
         new=False,
         added=summary.units,
         samples=summary.samples,
-        warnings=(*planned.warnings, *vanished(found[0])),
+        warnings=(*planned.warnings, *found[0].warnings()),
     )
 
 
 def _named_again(there: RunInfo, asked: PlanRecord) -> set[int]:
-    """The generations whose inputs are all asked for once more, with the same taken of them."""
+    """The generations whose inputs are all asked for again, with the same selection."""
     recorded = [(there.inputs, there.options), *((one.inputs, one.options) for one in there.added)]
     selection = {pair for pair in asked.options if pair[0] in SELECTED}
     return {
@@ -253,7 +247,7 @@ def _named_again(there: RunInfo, asked: PlanRecord) -> set[int]:
 
 
 def _known_sources(layout: Layout) -> Callable[[str], bool]:
-    """Whether a path is a source of the run's manifest, which is read when that is asked first."""
+    """Whether a path is a source of the run's manifest, which the first call reads."""
 
     @cache
     def sources() -> frozenset[str]:
@@ -262,14 +256,16 @@ def _known_sources(layout: Layout) -> Callable[[str], bool]:
     return lambda path: path in sources()
 
 
-def _refuse_other_run(there: RunInfo, request: Request, config: ModelConfig) -> None:
-    model = config if config.modalities else there.model
-    refuse_other_run(request.output, there, model=model, rows=request.rows, format_=request.format)
-
-
-def refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows: RowSpec, format_: str) -> None:
+def _refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows: RowSpec, format_: str) -> None:
     """InputError where the run in a folder is of another model, or stores something else."""
-    if not (differences := _differences_of(there, model, rows, format_)):
+    model = model if model.modalities else there.model  # all inputs have vanished, so nothing was planned
+    old, new = there.identity(), replace(there, model=model, rows=rows, format=format_).identity()
+    differences = [
+        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
+    if not differences:
         return
     begun = CommitLog(Layout(place(output))).replay(there.units).count > 0
     raise InputError(
@@ -278,42 +274,3 @@ def refuse_other_run(output: Place, there: RunInfo, *, model: ModelConfig, rows:
         + ("" if begun else " (or remove the folder: nothing of it is committed)"),
         code="other_run",
     )
-
-
-def _differences_of(there: RunInfo, model: ModelConfig, rows: RowSpec, format_: str) -> list[str]:
-    old, new = there.identity(), replace(there, model=model, rows=rows, format=format_).identity()
-    return [
-        f"{name}: {old.get(name, 'none')} there, {new.get(name, 'none')} asked for"
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
-    ]
-
-
-def changed(output: Place, there: RunInfo, asked: PlanRecord, differences: Differences) -> InputError:
-    """The error for inputs that say something else than when they were planned; it names the first of them."""
-    more = differences.changed_count - len(differences.changed)
-    wanted = dict(asked.options)
-    differing = [
-        f"{name}: {value or 'none'} there, {wanted[name] or 'none'} asked for"
-        for name, value in there.options
-        if name not in SELECTED and wanted.get(name, value) != value
-    ]
-    return InputError(
-        f"inputs are not what was planned for {output}: "
-        + ", ".join(differences.changed)
-        + (f" and {more:,} more" if more else "")
-        + (f"; options differ: {'; '.join(differing)}" if differing else "")
-        + "; nothing was added",
-        next_step="put the planned files back or leave the changed ones out, or choose another --output; "
-        "rows of the old and the new content are never mixed",
-        code="input_changed",
-    )
-
-
-def vanished(differences: Differences) -> tuple[str, ...]:
-    """The warning for inputs that were asked for again and are gone; () where there are none."""
-    if not differences.vanished_count:
-        return ()
-    more = differences.vanished_count - len(differences.vanished)
-    named = ", ".join(differences.vanished) + (f" and {more:,} more" if more else "")
-    return (f"not there any more: {named}; rows that were made of it stay, what is not done of it will fail",)

@@ -1,4 +1,4 @@
-"""What a request would make, before anything of it is written: units, bytes, rows, and the size of the vectors."""
+"""Estimates a run before it is made: units, bytes, rows and size of the vectors."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CHARS_PER_TOKEN = 3.3
 """Of text in European languages, with chunks that end with a sentence and so are not quite full. Source code and other
 scripts have fewer."""
 NUMBER_BITS = {"float16": 16, "float32": 32, "int8": 8, "binary": 1}
-"""What is stored -> bits of one number of a vector."""
+"""Stored type -> bits of one number of a vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a request would make.
+    """Size of a run.
 
     Attributes:
-        run: id of the run that stands in the output folder, or "" where there is none; then all but `there` is said of
-            what would be added to it.
+        run: id of the run in the output folder, "" where there is none. With a run, all but `there` is about what
+            would be added to it.
         there: units of that run.
         config: the model, with the modalities that the inputs have.
-        stored: what is stored of its vectors.
+        stored: the stored form of its vectors.
         kinds: kind of input -> units.
         bytes: of the inputs.
         rows: samples; None where no unit could be read to find out.
@@ -49,7 +49,7 @@ class Estimate:
         columns: the columns of metadata.
         documents: texts that are cut into chunks, each of which is a row; None where none are cut, or only reading
             tells how many there are.
-        warnings: what the user should know about the inputs, one line each.
+        warnings: about the inputs, one line each.
     """
 
     run: str
@@ -112,12 +112,12 @@ def estimate(request: Request) -> Estimate:
 
 
 class _Tally:
-    """Units, added up, and a few by chance of those of which only reading tells how many rows they have.
+    """Totals of the units, and a random sample of those whose rows only reading tells.
 
     Attributes:
-        samples: of the units that know theirs.
-        counted: whether all of them do; an empty one has none.
-        unread: number of those that reading has to tell of.
+        samples: of the units whose number of samples is planned.
+        counted: whether all units do, empty ones aside.
+        unread: number of units that have to be read to know their rows.
     """
 
     def __init__(self, chunking: Chunking | None) -> None:
@@ -130,7 +130,7 @@ class _Tally:
         self._rng = random.Random(0)
 
     def add(self, unit: Unit) -> None:
-        """Take one more."""
+        """Add one unit."""
         self.kinds[unit.kind] += 1
         self.bytes += _size(unit)
         self.samples += unit.samples or 0
@@ -179,7 +179,7 @@ def _count(units: list[Unit], rows_of: Callable[[Iterator[Sample]], int]) -> tup
             continue
         try:
             rows += rows_of(read(unit, ()))
-        except EmbqError:  # a damaged one says nothing of the others; the run will name it
+        except EmbqError:  # the run will report it
             continue
         done.append(unit)
     return rows, done

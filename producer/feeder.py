@@ -1,7 +1,7 @@
-"""The resident feeder: keeps a few seconds of hints in each queue, shared between the runs by weight.
+"""Keeps a few seconds of hints in each queue, shared between the runs by weight.
 
-It decides nothing that could be lost: which units wait is in the ledger, and the ledger is rebuilt from the output
-folder. A second feeder is harmless, only wasteful.
+The feeder has no state that could be lost: units that wait are in the ledger, which is rebuilt from the output folder.
+A second feeder is harmless and wasteful.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SWEEP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Fed:
-    """A run that is to be given hints, as one tick sees it."""
+    """A run that gets hints, in one tick."""
 
     record: RunRecord
     manifest: Manifest
@@ -61,11 +61,11 @@ class _Fed:
 
     @property
     def left(self) -> int:
-        """Units that were never hinted, at most; some of them may be done."""
+        """Upper bound of the units that were never hinted; some of them may be done."""
         return max(0, int(self.meta.get("total", 0)) - int(self.meta.get("cursor", 0)))
 
     def samples(self) -> int:
-        """Samples of the next unit; where only reading it tells, as many as the units done so far had. 0: not known."""
+        """Samples of the next unit; the average so far where only reading it tells, and 0 where nothing is known."""
         for hint in self.hints([int(self.meta.get("cursor", 0))]):
             if (planned := hint.unit.expected) is not None:
                 return max(1, planned)
@@ -73,7 +73,7 @@ class _Fed:
         return max(1, round((rows + failures) / done)) if done else 0
 
     def hints(self, units: Iterable[int]) -> list[Hint]:
-        """Hints of units; what the broker was told of and the manifest lacks, or does not hold soundly, is left out."""
+        """Hints of units, without those that the manifest lacks or cannot give."""
         found = []
         for u in units:
             try:
@@ -140,10 +140,10 @@ class Feeder:
         return pushed
 
     def _records(self) -> list[RunRecord]:
-        """The runs that were announced.
+        """The registered runs.
 
-        One that was being fed and is gone was lost with all that the broker held: it is announced again, so that its
-        writer makes its queue anew.
+        A run that was being fed and is not registered was lost with the broker's data: it is registered again, so that
+        its writer rebuilds its queue.
         """
         with self.outages.answered():
             known = registered(self.client)
@@ -168,7 +168,7 @@ class Feeder:
         shares.forget([run.id for run in fed])
         costs = _costs(fed)
         claimants = [Claimant(run=run.id, weight=run.weight, cost=costs[run.id], left=run.left) for run in fed]
-        # Whoever comes only now gets its share of what waits before it, and so never waits for all of that.
+        # A new run gets its share in front of the hints that wait, so that it does not wait for all of them.
         turns = shares.turns(claimants, room=room, ahead=min(most, max(0, 2 * most - waiting)))
         fresh = Counter(turns)
         urgent: list[Hint] = []
@@ -190,7 +190,7 @@ class Feeder:
         batch += [hint for rest in normal.values() for hint in rest]
         weights = {run.id: run.weight for run in fed}
         ahead = shares.give([(hint.run, (hint.unit.expected or costs[hint.run]) / weights[hint.run]) for hint in batch])
-        # What is pushed to the front first ends up behind the others.
+        # The first hint that is pushed to the front ends up behind the others.
         for part, at_front in (([*urgent, *batch[:ahead]][::-1], True), (batch[ahead:], False)):
             with self.outages.answered():
                 hints.push(queue, part, at_front=at_front)
@@ -198,7 +198,7 @@ class Feeder:
         return len(urgent) + len(batch)
 
     def _fed(self, runs: list[RunRecord]) -> list[_Fed]:
-        """The runs that are to be given hints: their writer has set them up, and they are neither paused nor over."""
+        """The runs that get hints: set up by their writer, and neither paused nor over."""
         fed = []
         for record in runs:
             ledger = Ledger(self.client, record.run, scripts=self._scripts)
@@ -240,10 +240,10 @@ class Feeder:
 
 
 def _costs(fed: list[_Fed]) -> dict[str, float]:
-    """Samples of one unit of each run; where nothing is known of a run yet, as many as the others have on average."""
+    """Samples of one unit of each run; of a run of which nothing is known, the average of the others."""
     known = {run.id: run.samples() for run in fed}
-    told = [samples for samples in known.values() if samples]
-    usual = sum(told) / len(told) if told else 1.0
+    counted = [samples for samples in known.values() if samples]
+    usual = sum(counted) / len(counted) if counted else 1.0
     return {run: float(samples) if samples else usual for run, samples in known.items()}
 
 

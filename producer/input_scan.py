@@ -1,4 +1,4 @@
-"""What the inputs of a plan are, from one look at each: their kinds, what they hold, and what is wrong with some."""
+"""Scans the inputs of a plan: kind and modalities of each, and the ones that are missing, empty or unreadable."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ from sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 log = Events("producer")
 
 UNREADABLE_CODES = ("source_denied", "source_unreadable", "not_a_file")
-"""What makes the only unit of one file fail, which is not looked into, and leaves all other inputs alone."""
+"""Codes of a file that is planned unseen, as one unit that will fail; all other inputs are planned as usual."""
 
 _BARE = ("jsonl", "lines")
-"""Kinds of which a file of zero bytes is whole and holds nothing; of all others it is damaged."""
+"""Kinds of which a file of zero bytes is empty; of all others it is damaged."""
 
 _OPTION_CODES = (*COLUMN_CODES, "missing_member")
-"""What one option may be the cause of, for all inputs of a kind."""
+"""Codes that one option may cause for all inputs of a kind."""
 
 
-class Survey:
-    """Looks at each path once, and keeps what to say about the odd ones until all have been seen.
+class InputScan:
+    """Scans each path once, and reports on all of them when the last one has been added.
 
-    What is kept of hundreds of thousands of paths is packed, so that memory stays flat: about 100 bytes each.
+    Paths are kept compressed, at about 100 bytes each: there may be hundreds of thousands.
+
+    Attributes:
+        kinds: kind -> the first path of it that can be read.
+        held: kind -> the modalities of that path's samples.
     """
 
     def __init__(self, options: ReadOptions, selection: Selection) -> None:
-        self.kinds: dict[str, str] = {}  # kind -> the first path of it, if it can be one that is not damaged
-        self.held: dict[str, tuple[str, ...]] = {}  # kind -> what samples of that path can have
-        self._unclear: dict[str, SourceError] = {}  # kind -> what is wrong with the first path of it
+        self.kinds: dict[str, str] = {}
+        self.held: dict[str, tuple[str, ...]] = {}
+        self._unclear: dict[str, SourceError] = {}  # kind -> the error of the first path of it
         self._options = options
         self._selection = selection
         self._pieces = _Pieces()
@@ -48,10 +52,10 @@ class Survey:
         self._missing: list[str] = []
         self._repeated: list[str] = []
         self._empty: list[str] = []
-        self._refused: InputError | None = None  # why the first input that gives no sample does not
+        self._refused: InputError | None = None  # of the first input that gives no sample
 
     def add(self, path: str) -> None:
-        """Take one path: a file, or a folder for what it holds."""
+        """Scan one path: a file, or the inputs in a folder."""
         self._paths += 1
         try:
             for kind, found in self._detect(path):
@@ -78,7 +82,7 @@ class Survey:
         except SourceError as error:
             if kind == "files" or error.code not in UNREADABLE_CODES:
                 raise
-            self._pieces.add([kind, path])  # it is split in its turn, and fails
+            self._pieces.add([kind, path])  # splitting it will fail its unit
             some = True
         if some:
             self._inspect(kind, path)
@@ -86,10 +90,9 @@ class Survey:
             self._empty.append(path)
 
     def _pieces_of(self, kind: str, path: str) -> Iterator[Any]:
-        """An input as it is kept until it is planned: its units, or kind and path; nothing where it holds nothing."""
+        """An input as it is kept until it is planned: its units, or kind and path; nothing where it is empty."""
         if kind == "tar" or (kind == "files" and is_url(path)):
-            # Split now: a shard takes one look at its status, which also tells whether it is there, and a remote folder
-            # was just listed.
+            # Split now: a shard needs nothing but the status that finds it, and a remote folder was just listed.
             for unit in SOURCES[kind].split(path, self._options):
                 yield unit.describe()
         elif kind == "files" or stat_file(path).size or kind not in _BARE:
@@ -102,7 +105,7 @@ class Survey:
         )
 
     def _inspect(self, kind: str, path: str) -> None:
-        """Find out what inputs of a kind hold, from the first one that can tell; its units fail where one cannot."""
+        """Find the modalities of a kind from the first input of it that can be read."""
         if kind in self.kinds:
             return
         try:
@@ -132,7 +135,7 @@ class Survey:
             raise self._refused
 
     def _units_of(self, piece: Any) -> Iterator[tuple[Unit, bool]]:
-        """The units of one input, and of each whether it is more than the failure of a file that cannot be read."""
+        """The units of one input, and of each whether its file could be planned."""
         if isinstance(piece, dict):
             yield Unit.from_description(piece), True
             return
@@ -155,7 +158,7 @@ class Survey:
             yield unit, True
 
     def check(self, known: Callable[[str], bool]) -> list[str]:
-        """The missing inputs that were known before.
+        """The missing inputs that were planned before.
 
         Raises InputError where an unknown input is missing, or nothing is left to plan.
         """
@@ -185,7 +188,7 @@ class Survey:
         return self._missing
 
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know about inputs that are left out."""
+        """One line each on inputs that are left out."""
         lines = []
         if self._repeated:
             lines.append(f"{_some(self._repeated)} named more than once, planned once")
@@ -195,7 +198,7 @@ class Survey:
 
 
 def _version(path: str) -> str:
-    """Of a file that cannot be read; no version that it can have where the storage does not tell."""
+    """Version of a file that cannot be read; "unread", which no file has, where the storage does not tell."""
     try:
         return stat_file(path).version
     except SourceError:
@@ -203,7 +206,7 @@ def _version(path: str) -> str:
 
 
 class _Pieces:
-    """A list of JSON values, packed: shards' names and versions resemble each other, and shrink to a tenth."""
+    """A compressed list of JSON values: names and versions of shards resemble each other, and shrink to a tenth."""
 
     BLOCK = 1_000
 

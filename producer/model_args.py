@@ -1,4 +1,4 @@
-"""The models of a run as the user names them -> the config that workers load."""
+"""Arguments --model and --precision of a run, as the model config that workers load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSpec:
-    """A model as it was asked for: its name, or "" where the run has no other, and its spec."""
+    """A model of the command line: its name, "" where the run has only one, and its spec."""
 
     name: str
     spec: ModelSpec
@@ -39,7 +39,7 @@ def split_name(text: str) -> tuple[str | None, str]:
 
 
 def asked_models(texts: Sequence[str]) -> tuple[NamedSpec, ...]:
-    """The models that --model names, each with a name where there are several.
+    """The models of --model, each with a name where there are several.
 
     Raises ModelError for a spec that is none, UsageError for a name that cannot be one, or that two would have.
     """
@@ -72,8 +72,8 @@ def config_of(
     """The config of a run.
 
     Args:
-        modalities: what is embedded of its samples; () where the inputs have vanished, and then nothing is checked.
-        decode: how images become pixels; it is left aside where none are embedded.
+        modalities: embedded of its samples; () where the inputs have vanished: then nothing is checked.
+        decode: how images become pixels; ignored where none are embedded.
 
     Raises ModelError where one of several models embeds none of `modalities`, or none of them embeds one of these, and
     UsageError where several models are to cut texts.
@@ -114,12 +114,12 @@ def _asked(name: str | None, text: str) -> NamedSpec:
 
 
 def _short(spec: ModelSpec) -> str:
-    """A name from a spec: its architecture, the last part of its path or id, or its family."""
+    """Default name of a spec: its architecture, the last part of its path or id, or its family."""
     if spec.family in ("minilm", "stub"):
         return spec.family
     is_arch = spec.family == "open_clip" and not spec.name.startswith("local-dir:")
-    said = spec.name.partition("/")[0] if is_arch else re.split(r"[/:]", spec.name.rstrip("/"))[-1]
-    short = re.sub(r"[^a-z0-9]+", "_", said.lower()).strip("_")
+    last = spec.name.partition("/")[0] if is_arch else re.split(r"[/:]", spec.name.rstrip("/"))[-1]
+    short = re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_")
     return (short if short[:1].isalpha() else f"{spec.family}_{short}")[:40].rstrip("_")
 
 
@@ -135,11 +135,11 @@ def _member(model: NamedSpec, modalities: tuple[str, ...]) -> NamedModel:
 
 
 LEAVE_THE_LENGTH = {"Transformer", "Pooling", "Normalize", "Dropout", "LayerNorm"}
-"""Modules of sentence-transformers after which a vector is as long as its pooling has made it."""
+"""Modules of sentence-transformers that leave the length of the pooled vector as it is."""
 
 
 def check_rows(rows: RowSpec, config: ModelConfig) -> None:
-    """Refuse what cannot be stored of the vectors of `config`, as far as that is known before it is loaded.
+    """Check that vectors of `config` can be stored as `rows`, as far as that is known before the model is loaded.
 
     Raises UsageError where there is nothing to compare, InputError where vectors are too short or of a wrong length.
     """
@@ -155,7 +155,7 @@ def check_rows(rows: RowSpec, config: ModelConfig) -> None:
 
 
 def vector_dim(spec: ModelSpec) -> int | None:
-    """How many numbers one vector of the model has; None where only loading tells."""
+    """Numbers of one vector of the model; None where only loading it tells."""
     match spec.family:
         case "stub":
             return int(spec.name)
@@ -171,7 +171,7 @@ def vector_dim(spec: ModelSpec) -> int | None:
 
 
 def _sentence(folder: Path) -> int | None:
-    """By the pooling, where nothing behind it changes the length and only one pooling is chosen."""
+    """From the pooling, where only one is chosen and no module behind it changes the length."""
     modules = _read(folder / "modules.json") or []
     names = {str(module.get("type", "")).rpartition(".")[2] for module in modules}
     pooling = _read(folder / "1_Pooling" / "config.json")
@@ -210,7 +210,7 @@ it is for CPUs and for some models only, and is further from fp32."""
 
 
 SHOWN_DEVICES = 4
-"""Kinds of devices that the reason names; further ones are counted."""
+"""Kinds of devices that the reason lists; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,12 +249,12 @@ def choose_precision(devices: Sequence[Device]) -> PrecisionChoice:
 
 
 def registered_devices(client: redis.Redis) -> list[Device]:
-    """The devices of all workers that would serve a new run: without those that were given up, each once."""
+    """The devices of all workers that would serve a new run, each once, without those that were given up."""
     return [
         device
-        for heard in services(client)
-        if heard.service.role == "worker" and not heard.service.run
-        for device in {one.device: one for one in heard.service.devices if one.state != "given_up"}.values()
+        for found in services(client)
+        if found.service.role == "worker" and not found.service.run
+        for device in {one.device: one for one in found.service.devices if one.state != "given_up"}.values()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Inputs as the user names them -> the units of a run."""
+"""Plans a run: paths, patterns and folders in, units and metadata columns out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from core.rows.metadata import find_columns
 from core.rows.spec import Column
 from core.service.log import Events
 from core.units import Unit
-from producer.input_scan import Survey
+from producer.input_scan import InputScan
 from producer.selection import Selection
 from sources.access.files import absolute, has_magic, match
 from sources.access.listings import listed_once
@@ -29,11 +29,11 @@ log = Events("producer")
 
 
 LOOK_UNITS = 8
-"""Units that are looked into."""
+"""Units whose first metadata are read."""
 
 
 LOOK_AMONG = 64
-"""First units among which they are looked for, so that planning still streams where few can have metadata."""
+"""They are among this many first units, so that planning streams where few units can have metadata."""
 
 
 LOOK_SAMPLES = 100
@@ -41,20 +41,19 @@ LOOK_SAMPLES = 100
 
 
 LOOK_S = 10.0
-"""So long all of it may take; inputs that are slower than this get the columns that were seen until then."""
+"""Time for all of it; slower inputs get the columns that were found until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run will embed.
+    """Units and modalities of a run.
 
     Attributes:
-        units: the units in the order of the inputs, to be taken once. Folders are listed and the lines of texts
-            counted while it is taken, so taking it raises InputError where an input turns out to be unusable, or
-            nothing is left of the inputs.
-        modalities: what each row embeds: ("image",), ("text",) or ("image", "text"); () where every input has vanished.
+        units: in the order of the inputs, an iterator. Folders are listed and lines counted while it is taken, so it
+            raises InputError where an input turns out to be unusable, or nothing is left of the inputs.
+        modalities: embedded of each row: ("image",), ("text",) or ("image", "text"); () where all inputs have vanished.
         warnings: one line each, about inputs that are left out.
-        vanished: inputs that are not there and were known before.
+        vanished: inputs that were planned before and are missing now.
     """
 
     units: Iterator[Unit]
@@ -74,11 +73,11 @@ def plan(
     """The plan for `inputs`: paths, brace expressions, patterns and folders on this machine.
 
     Args:
-        inputs: what the user named. A path that exists is taken as it is, whatever characters it has.
+        inputs: as the user gave them. A path that exists is taken as it is, whatever characters it has.
         options: how inputs split into units and samples.
-        modalities: what to embed; () takes images where all inputs can have them, and texts where none can.
-        selection: what to take of the inputs; None takes all.
-        known: whether an input was planned before; one that was and is not there any more is no error.
+        modalities: to embed; () takes images where all inputs can have them, and texts where none can.
+        selection: the part of the inputs to take; None takes all.
+        known: whether an input was planned before; then it may be missing.
 
     Raises InputError for missing inputs, a pattern without match, a command or URL, inputs that are all empty, and
     inputs that do not go together; UsageError for options out of range. A shard is looked at once, and not opened.
@@ -88,16 +87,16 @@ def plan(
     if not inputs:
         raise UsageError("no input was named", next_step=f"name {SUPPORTED}")
     chosen = selection or Selection()
-    survey = Survey(options, chosen)
+    scan = InputScan(options, chosen)
     with listed_once():
         for path in _expand(inputs):
-            survey.add(path)
-    vanished = survey.check(known or (lambda _: False))
-    units = survey.units()
+            scan.add(path)
+    vanished = scan.check(known or (lambda _: False))
+    units = scan.units()
     return Plan(
         units=units if chosen.all else _some_left(chosen.narrow(units, options.unit_samples), chosen),
-        modalities=_choose_modalities(survey.kinds, survey.held, modalities) if survey.kinds else (),
-        warnings=survey.warnings(),
+        modalities=_choose_modalities(scan.kinds, scan.held, modalities) if scan.kinds else (),
+        warnings=scan.warnings(),
         vanished=tuple(vanished),
     )
 
@@ -180,10 +179,10 @@ def _choose_modalities(
 
 
 def first_columns(units: Iterator[Unit]) -> tuple[tuple[Column, ...], Iterator[Unit]]:
-    """The columns of a run of `units`, and all the units again.
+    """The metadata columns of a run of `units`, and all the units again.
 
-    The same inputs give the same columns. A unit that cannot be read, or ends its reader, says nothing; it will fail
-    when its turn comes. Raises what taking the first units does.
+    The same inputs give the same columns. A unit that cannot be read adds none, and fails when workers read it. Raises
+    what `units` raises.
     """
     first = list(islice(units, LOOK_AMONG))
     deadline = time.monotonic() + LOOK_S

@@ -1,4 +1,4 @@
-"""Failures are done again: retry units for those that stand, as one more generation of the manifest."""
+"""Retries failures: adds units for those that stand, as one more generation of the manifest."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from core.run.run_info import RunInfo, load_run
 from core.run.standing_failures import Retries, by_unit, covered_by, standing_by_record
 from core.storage.paths import Place
 from core.units import UNIT_SPEC_MAX_BYTES, Retry, Unit, key_digest, to_ranges
-from producer.additions import PlanRecord, alone, grow
-from producer.retry_planner import Mended
+from producer.additions import PlanRecord, append_generation, planning_lock
+from producer.retry_planner import SourceCheck
 from sources.access.files import base_name
 from sources.access.listings import listed_once
 
@@ -33,12 +33,12 @@ Row = tuple[int, str, str]
 """Ordinal, key and code of a sample that failed."""
 
 UNNAMED_CODES = ("duplicate_key",)
-"""Failures that are mended by giving the sample another key."""
+"""Failures whose repair gives the sample another key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Which failures a user wants to have done again.
+    """Filter of failures.
 
     Attributes:
         codes: of them; () for all.
@@ -51,15 +51,15 @@ class Chosen:
 
 @dataclass(slots=True)
 class Retried:
-    """What a retry does again.
+    """Result of a retry.
 
     Attributes:
         info: the run as it is now, with the retry units where they were added.
         units: retry units.
-        samples, whole: failures of single samples by code, and those that stand for whole units.
-        under_way: failures that an earlier retry does again, which is not done yet.
+        samples, whole: retried failures by code: of single samples, and of whole units.
+        under_way: failures that an earlier retry covers, which is not done yet.
         chunks: failures of single chunks of texts, which are left out.
-        gone: files that are not there any more; their failures are left out.
+        gone: missing files, whose failures are left out.
     """
 
     info: RunInfo
@@ -72,12 +72,12 @@ class Retried:
 
     @property
     def failures(self) -> int:
-        """Number of failures that are done again."""
+        """Number of retried failures."""
         return self.samples.total() + self.whole.total()
 
 
 def look(root: Place, chosen: Chosen) -> Retried:
-    """What `retry` would do again; raises as it does. Writes nothing."""
+    """The result that `retry` would have; raises as it does. Writes nothing."""
     with listed_once():
         planning = _Planning(Layout(root), chosen)
         planning.found.units = sum(1 for _ in planning.units())
@@ -86,9 +86,9 @@ def look(root: Place, chosen: Chosen) -> Retried:
 
 
 def retry(root: Place, chosen: Chosen, *, version: str) -> Retried:
-    """Add retry units for the failures that stand, so that their rows and failures take the place of these.
+    """Add retry units for the failures that stand; their rows and failures replace these.
 
-    Whoever repeats it adds nothing for what is under way.
+    Failures that an earlier retry covers are left out, so repeating it adds nothing.
 
     Args:
         version: embq version, for the record.
@@ -99,10 +99,10 @@ def retry(root: Place, chosen: Chosen, *, version: str) -> Retried:
     layout = Layout(root)
     load_run(root)
     layout.make()
-    with alone(layout), listed_once():
+    with planning_lock(layout), listed_once():
         planning = _Planning(layout, chosen)
         asked = PlanRecord(inputs=(), options=(), version=version)
-        summary = grow(layout, planning.info, asked, planning.units(), check=lambda _: planning.check())
+        summary = append_generation(layout, planning.info, asked, planning.units(), check=lambda _: planning.check())
         planning.found.units, planning.found.info = summary.units, load_run(root)
     return planning.found
 
@@ -117,7 +117,7 @@ def _refuse_resting(layout: Layout, info: RunInfo) -> None:
 
 
 class _Planning:
-    """Goes through the failures that stand, and says which units do them again."""
+    """Makes retry units for the failures that stand."""
 
     def __init__(self, layout: Layout, chosen: Chosen) -> None:
         self.info = load_run(layout.root)
@@ -127,7 +127,7 @@ class _Planning:
         self._chosen = chosen
         self._manifest = Manifest(layout)
         self._retries = Retries(self._manifest, lambda _: True)
-        self._mended = Mended(self.info, self._manifest)
+        self._sources = SourceCheck(self.info, self._manifest)
         if missing := set(chosen.units) - {unit_id for unit_id, _ in self._manifest.ids()} if chosen.units else ():
             raise UsageError(
                 f"run {self.info.run} has no unit {min(missing)}",
@@ -144,9 +144,9 @@ class _Planning:
                     number += 1
 
     def check(self) -> None:
-        """Raises InputError where sources have changed in a way that leaves no place for what failed."""
-        self.found.gone = tuple(self._mended.gone)
-        if changed := list(self._mended.changed):
+        """Raise InputError where sources changed so that failed samples have no place in them any more."""
+        self.found.gone = tuple(self._sources.gone)
+        if changed := list(self._sources.changed):
             more = f" and {len(changed) - SHOWN:,} more" if len(changed) > SHOWN else ""
             raise InputError(
                 f"not mended but changed: {', '.join(changed[:SHOWN])}{more}; nothing was added",
@@ -179,7 +179,7 @@ class _Planning:
             replaces=1,
         )
         if failures["ordinal"].null_count:
-            found = self._mended.whole(u, unit)
+            found = self._sources.whole(u, unit)
             if found:
                 self.found.whole[failures["code"][0].as_py()] += 1
             for first, one in enumerate(found):
@@ -201,7 +201,7 @@ class _Planning:
         return next(one.rows + one.failures for one in commit.units if one.u == u)
 
     def _apart(self, unit: Unit, failures: pa.Table) -> tuple[list[Row], list[Row]]:
-        """The samples with a key that they keep when they are mended, and those that are known by their place alone."""
+        """The samples that keep their key when the file is repaired, and those identified by their place alone."""
         rows = sorted(zip(*(failures[name].to_pylist() for name in ("ordinal", "key", "code")), strict=True))
         if self.info.model.chunking is not None:
             whole = [(ordinal, key[:-1], code) for ordinal, key, code in rows if key.endswith("#")]
@@ -223,13 +223,13 @@ class _Planning:
         if not rows:
             return
         if unit.kind == "files":
-            there, found = self._mended.files(unit, [ordinal for ordinal, _, _ in rows])
+            there, found = self._sources.files(unit, [ordinal for ordinal, _, _ in rows])
             rows = [row for row in rows if row[0] in set(there)]
             if rows:
                 self.found.samples.update(code for _, _, code in rows)
                 yield replace(found, retry=replace(again, replaces=len(rows), only=to_ranges(there)))
             return
-        for one in self._mended.whole(u, unit)[:1]:
+        for one in self._sources.whole(u, unit)[:1]:
             self.found.samples.update(code for _, _, code in rows)
             for some in _cut(one, rows):
                 yield replace(
@@ -248,7 +248,7 @@ def _no_digest(_: Sequence[str]) -> str:
 
 
 def _cut(unit: Unit, rows: list[Row]) -> Iterator[list[Row]]:
-    """The samples in pieces whose ordinals can be described beside the unit."""
+    """The samples in groups whose ordinals fit into the unit's description."""
     room = max(RANGES_MIN_BYTES, UNIT_SPEC_MAX_BYTES - 1_000 - len(json.dumps(unit.describe())))
     some: list[Row] = []
     length = 0

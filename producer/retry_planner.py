@@ -1,4 +1,4 @@
-"""Units that are planned once more because what they are read from was mended in its place."""
+"""Plans units again from sources that were repaired in place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ GONE_CODES = ("source_missing", "source_denied", "not_a_file")
 
 
 @dataclass(slots=True)
-class Mended:
-    """Looks at sources as they are now, at each file once.
+class SourceCheck:
+    """Compares planned units with their sources as they are now; each file is looked up once.
 
     Attributes:
-        gone: files that are not there any more, or may not be looked at, each once.
-        changed: sources that cannot be cut into the units that were planned, with why.
+        gone: files that are missing or may not be read, each once.
+        changed: sources that cannot be cut into the planned units any more, with the reason.
     """
 
     info: RunInfo
@@ -33,10 +33,10 @@ class Mended:
     _planned: dict[str, list[Unit]] = field(default_factory=dict)
 
     def files(self, unit: Unit, ordinals: Sequence[int]) -> tuple[list[int], Unit]:
-        """Those of some files of a folder that are there, with their sizes now: their ordinals, and a unit of them.
+        """The ordinals of those files of a folder that exist, and a unit of them with their sizes now.
 
         Args:
-            unit: one that holds them; a retry holds only those that it did again.
+            unit: one that holds them; a retry holds only those that it repeated.
             ordinals: of the files, in the unit that was planned first.
         """
         held = dict(zip(unit.wanted or range(len(unit.items)), unit.items, strict=True))
@@ -50,9 +50,9 @@ class Mended:
         return there, replace(unit, items=tuple(items), samples=len(items), retry=None)
 
     def whole(self, u: int, unit: Unit) -> list[Unit]:
-        """A unit as its source is now; several where the source could not be cut when it was planned.
+        """The unit as its source is now; several units where the source could not be cut when it was planned.
 
-        Empty where it is gone, or cannot be cut in this way any more.
+        Empty where it is missing, or cannot be cut in this way any more.
         """
         if unit.kind == "files":
             return self._folder(unit)
@@ -74,7 +74,7 @@ class Mended:
         return same
 
     def _folder(self, unit: Unit) -> list[Unit]:
-        """All files of a folder's unit; those that are gone fail again, unless all are."""
+        """All files of a folder's unit; missing ones fail again, unless all are missing."""
         statuses = [self._stat(join(unit.source, path), note=False) for path, _ in unit.items]
         if not any(statuses):
             self.gone[unit.source] = None

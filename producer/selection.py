@@ -1,4 +1,4 @@
-"""What a user takes of the inputs: include, exclude, sample and limit. The same again takes the same."""
+"""Selection of inputs by --include, --exclude, --sample and --limit; deterministic."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from core.units import Unit
 from sources.formats.image_folder import cut
 
 SELECTED = ("exclude", "include", "limit", "sample")
-"""What a selection is called among the options of a run."""
+"""Names of a selection's fields among the recorded options of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What is taken of the inputs, in this order.
+    """The part of the inputs that is taken; the fields apply in this order.
 
     Attributes:
         include: patterns, one of which a file's path must match; () takes every file.
@@ -44,7 +44,7 @@ class Selection:
             raise UsageError(f"--limit {self.limit} is less than nothing", next_step="for example --limit 1000")
 
     def recorded(self) -> tuple[tuple[str, str], ...]:
-        """What differs from taking all, as it is kept with the run."""
+        """The fields that leave anything out, as the run records them."""
         kept = []
         if self.exclude:
             kept.append(("exclude", json.dumps(self.exclude)))
@@ -68,7 +68,7 @@ class Selection:
         return not any(_matches(path, pattern) for pattern in self.exclude)
 
     def narrow(self, units: Iterator[Unit], unit_samples: int) -> Iterator[Unit]:
-        """The units that are taken; `takes` was asked for their sources before, except for folders."""
+        """The units that are taken, of sources that `takes` takes; folders are narrowed here."""
         narrowed = self._part(units, unit_samples)
         return self._first(narrowed) if self.limit else narrowed
 

@@ -1,4 +1,4 @@
-"""Send a planned run, and its inputs where they go by value, through the broker to the writer's output folder."""
+"""Uploads a planned run, and its inputs with --inline, through the broker to the writer's output folder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from sources.extensions import extensions_of
 
 LOOK_S = 0.05
 LISTEN_S = 2.5
-"""So long is waited for a writer to say what it has already, before anything is sent."""
+"""Wait for a writer to report what it has already, before anything is sent."""
 FEW_PIECES = 4
-"""These are sent at once."""
+"""Uploads of up to so many pieces are sent without that wait."""
 ACCEPT_S = 10.0
-"""So long is waited for a writer to accept what the broker already holds as a whole."""
+"""Wait for a writer to accept an upload that the broker holds as a whole."""
 FSYNC_MS = 3_000
-"""So long may the broker take to say what it has on disk, before it is asked again; less than a client waits."""
+"""Wait for the broker's report of what it has on disk, before asking again; less than a client's time-out."""
 
 
 class Inputs:
-    """The files of units that go by value, and where they will stand below the output folder.
+    """Files of units that are uploaded, with their paths below the output folder.
 
     Args:
         output: absolute path of the output folder on the writer's machine.
@@ -46,7 +46,7 @@ class Inputs:
         self.files: dict[str, str] = {}
 
     def relocate(self, unit: Unit) -> Unit:
-        """The unit as workers will find it; its files are noted."""
+        """The unit as workers will find it; notes its files."""
         if "://" in unit.source:
             raise UsageError(
                 f"{unit.source}: --inline sends files of this machine, and this is none",
@@ -86,7 +86,7 @@ def _with_beside(unit: Unit, relative: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """An upload, and the files of this machine that it is made of, by their path below the output folder."""
+    """An upload, and its files on this machine by their path below the output folder."""
 
     upload: Upload
     info: RunInfo
@@ -94,10 +94,10 @@ class Parcel:
 
 
 def pack(planned: Path, output: str, inputs: Inputs | None, priority: int | None = None) -> Parcel:
-    """What has to be sent for a run that was planned into the folder `planned` of this machine.
+    """The upload of a run that was planned into the folder `planned` of this machine.
 
-    Its id follows from where it goes, so planning it again gives the same upload. Of inputs the oldest come
-    first: where more is sent to a run, the writer has those, and asks for what follows.
+    Its id follows from its destination, so planning it again gives the same upload. The oldest inputs come first: where
+    more is sent to a run, the writer has those already.
 
     Raises SourceError where one of the files cannot be read: it cannot be sent.
     """
@@ -132,8 +132,8 @@ class Delivered:
     """How an upload ended.
 
     Attributes:
-        end: what the writer says; None where it has not taken all of it yet.
-        kept: the broker has all that the writer has not taken on its disk; None where it cannot say.
+        end: the writer's verdict; None where it has not taken all of it yet.
+        kept: whether the broker has the rest on its disk; None where it cannot tell.
     """
 
     end: Outcome | None
@@ -141,14 +141,14 @@ class Delivered:
 
 
 def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str], None]) -> Delivered:
-    """Send what is missing, and wait until the writer or at least the broker's disk has all of it.
+    """Send the missing pieces, and wait until the writer, or at least the broker's disk, has all of them.
 
     Args:
-        client: a patient client: a broker that is away for a while is waited for.
-        report: told (bytes taken, bytes in all, what it waits for) as it goes on.
+        client: a patient client, which waits for a broker that is away.
+        report: called with (bytes taken, bytes in all, what it waits for) as progress.
 
-    Raises InputError where the writer refuses it, with the writer's code. A server that cannot say what it has on
-    disk is not believed: then only the writer's word ends this.
+    Raises InputError where the writer refuses it, with the writer's code. With a server that cannot tell
+    what it has on disk, only the writer's verdict ends this.
     """
     upload = parcel.upload
     uploads.announce(client, upload)
@@ -189,7 +189,7 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
 
 
 def _refusal(end: Outcome, parcel: Parcel) -> InputError:
-    """Why the writer does not take it, with files by their names on this machine."""
+    """The writer's refusal, with files by their names on this machine."""
     why = end.why
     for name, path in parcel.paths.items():
         place = f"{parcel.upload.output}/{name}"
@@ -218,7 +218,7 @@ def _forgotten(client: redis.Redis, upload: Upload) -> bool:
 
 
 def _on_disk(client: redis.Redis, name: str) -> bool | None:
-    """Whether the broker's append-only file holds all that was written so far; None where the server cannot say."""
+    """Whether the broker's append-only file holds all that was written so far; None where the server cannot tell."""
     # The server speaks for the writes of this connection, and of all before them. Where an answer is lost, both are
     # sent again: on a new connection without a write of its own it would vouch for nothing.
     with client.pipeline(transaction=False) as one:

@@ -1,4 +1,4 @@
-"""Which column of a table holds what: named by the user, else found where only one answer is possible."""
+"""Chooses the columns of a table for text, image, key and metadata: named by the user, or found if unambiguous."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is taken from each row. "" where there is no such column.
+    """The columns that are taken from each row; "" where there is none.
 
     Attributes:
         text: column of the text or caption.
@@ -79,11 +79,11 @@ class Choice:
 
 
 def choose(columns: Sequence[Column], named: Iterable[tuple[str, str]], path: str) -> Choice:
-    """What to take from a table with `columns`; `path` is named in errors.
+    """The choice for a table with `columns`; `path` is named in errors.
 
     Args:
         columns: all columns of the table.
-        named: what the user named, as units carry it.
+        named: columns that the user named, as units carry them.
 
     Raises SourceError `missing_column`, `ambiguous_column` or `wrong_column_type`.
     """

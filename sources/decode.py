@@ -1,4 +1,4 @@
-"""What the members and lines of every kind of input are made of: texts and JSON objects, decoded strictly."""
+"""Strict decoding of texts and JSON objects, for the members and lines of all kinds of input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What members of a shard, and files of a folder, are by their extensions: images and captions. `.json` is metadata."""
+"""File extensions of images and captions in shards and folders; `.json` is metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Extensions(NamedTuple):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """What may stand beside an image in a folder, with the dot: captions in their order, then metadata."""
+        """Extensions of the files beside an image in a folder, with the dot: captions in their order, then metadata."""
         return tuple(dict.fromkeys(f".{extension}" for extension in (*self.texts, "json")))
 
     def is_image(self, name: str) -> bool:
@@ -39,6 +39,6 @@ ALL = Extensions()
 
 
 def extensions_of(options: tuple[tuple[str, str], ...]) -> Extensions:
-    """The extensions that the options of a unit say."""
-    said = {name: tuple(value.split(";")) for name, value in options}
-    return Extensions(said.get("image_keys", ALL.images), said.get("caption_keys", ALL.texts))
+    """The extensions in the options of a unit."""
+    named = {name: tuple(value.split(";")) for name, value in options}
+    return Extensions(named.get("image_keys", ALL.images), named.get("caption_keys", ALL.texts))

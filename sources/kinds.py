@@ -40,7 +40,7 @@ SUPPORTED = (
     "a folder of images, .tar shards, .parquet, .arrow, .h5, .csv, .tsv or .jsonl files, "
     ".txt files with one text per line, a folder of such files"
 )
-"""What a user may name as input, for messages."""
+"""The kinds of input, for messages."""
 
 _TEXT_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".tab": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "lines"}
 """Of files that may be compressed."""
@@ -70,7 +70,7 @@ def source_for(kind: str) -> Source:
 
 
 def kind_of(path: str) -> str | None:
-    """The kind that a file's name tells, or None. A compressed shard is of kind "tar", which then refuses it."""
+    """The kind of a file by its name, or None."""
     name = (path_of(path) if is_url(path) else path).lower()
     if name.endswith(COMPRESSED_SUFFIXES):
         return "tar"
@@ -81,7 +81,7 @@ def kind_of(path: str) -> str | None:
 
 
 def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    """(kind, path) of each input that `path` stands for: itself, or what its folder holds.
+    """(kind, path) of each input that `path` stands for: the file itself, or the inputs in the folder.
 
     A folder stands for its .tar shards, else for the images in it and below it, else for its tables or its text files;
     as in a shell, hidden files are left out. A folder that the `datasets` library saved stands for its Arrow files.
@@ -133,7 +133,7 @@ def _of_kind(path: str, wanted: str, inside: Sequence[tuple[str | None, str]]) -
 def _tables_or_texts(
     path: str, inside: Sequence[tuple[str | None, str]], others: Counter[str]
 ) -> list[tuple[str, str]]:
-    """The files of a folder without images and shards; `others` counts what is there, for a message."""
+    """The inputs in a folder without images and shards; `others` counts its files, for a message."""
     found = [(kind, name) for kind, name in inside if kind is not None]
     tables = [name for kind, name in found if kind in GUARDED]
     if tables and len(tables) < len(found):

@@ -1,4 +1,4 @@
-"""Rows of any table as samples, and what may be wrong with a table as a whole."""
+"""Turns rows of any table into samples: keys, texts, images by value or by link, metadata."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RowSamples:
             identity: of the key column, text as bytes; None or b"" makes the row's number the key.
             text: of the text column.
             image: the image's bytes, or why they cannot be had.
-            others: what becomes metadata; a SampleError stands for a value that cannot be had.
+            others: columns that become metadata; a SampleError stands for a value that cannot be read.
         """
         ordinal, key = self._next()
         decoded = metadata = None
@@ -88,7 +88,7 @@ class RowSamples:
     def images(
         self, images: Sequence[bytes | None], links: Sequence[bytes | None]
     ) -> Iterator[bytes | SampleError | None]:
-        """The image of each row in order: its bytes, else what its path or URL names, else None.
+        """The image of each row in order: its bytes, else the file that its path or URL names, else None.
 
         A path is relative to the table's folder, which it may not leave. A URL is read where the user named the column.
         """

@@ -1,9 +1,9 @@
-"""Hosts that this process may read from.
+"""Hosts that this process may read from (protection against server-side request forgery).
 
-URLs come over the network and from rows of tables, so a worker could be made to query the network that it stands in.
-Addresses that are not public are refused unless an operator has named them. The addresses that are checked are those
-that are connected to, and each redirect is checked anew. Storage whose endpoint is configured on this machine (S3,
-Google, Azure) is not checked: no URL can change it.
+URLs come over the network and from rows of tables, so a worker could be made to query its private network. Addresses
+that are not public are refused unless an operator has named them. The checked addresses are those that are connected
+to, and each redirect is checked. Storage whose endpoint is configured on this machine (S3, Google, Azure) is not
+checked: no URL can change it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def hosts_named(inputs: Sequence[str]) -> list[str]:
 
 
 class _Anywhere(Reach):
-    """For a person's own process, which reads what that person names."""
+    """No limit: for a user's own process, which reads the inputs that the user names."""
 
     def names(self, host: str, port: int | None) -> bool:
         return True
@@ -112,10 +112,10 @@ _REACH = [ANYWHERE]
 
 
 def limit(reach: Reach) -> None:
-    """Set what this process may read from: in workers, before they read anything. Other processes are not limited."""
+    """Limit this process. Workers call it before they read anything; other processes are not limited."""
     _REACH[0] = reach
 
 
 def current() -> Reach:
-    """What this process may read from."""
+    """The limit of this process."""
     return _REACH[0]

@@ -1,8 +1,7 @@
-"""Going on where the last slice ended, in files that can only be read forwards.
+"""Keeps the read position between units, in files that can only be read forwards.
 
-A slice of a compressed file, or of a row group, is reached through all that stands before it. The units of a file come
-to a worker mostly in order. So each process keeps the one place where it stopped last, and reads every such file about
-once, instead of once for each unit.
+A slice of a compressed file, or of a row group, is reached by reading everything before it. The units of a file mostly
+come to a worker in order, so each process keeps one position and reads such a file about once, not once per unit.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from sources.interface import Moved
 
 
 class Cursor(Protocol):
-    """A place in a source.
+    """A read position in a source.
 
     Attributes:
-        position: what comes next, in the unit of the source (a row, a byte).
+        position: next row or byte.
         moved: called for each piece that comes in; set anew by each unit.
     """
 
@@ -31,7 +30,7 @@ class Cursor(Protocol):
     moved: Moved
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         ...
 
 
@@ -39,7 +38,7 @@ C = TypeVar("C", bound=Cursor)
 
 
 class LastCursor(Generic[C]):
-    """The place where this process stopped last, at most one."""
+    """The last cursor of this process, if it ended well."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +75,7 @@ class LastCursor(Generic[C]):
             _close(other[1])
 
     def drop(self) -> None:
-        """Let go of what is kept."""
+        """Close the cursor that is kept."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None:
@@ -84,5 +83,5 @@ class LastCursor(Generic[C]):
 
 
 def _close(cursor: Cursor) -> None:
-    with suppress(SourceError, OSError):  # what it has given was checked when it was given
+    with suppress(SourceError, OSError):  # its data was checked as it was read
         cursor.close()

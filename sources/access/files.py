@@ -1,4 +1,4 @@
-"""Files as sources, on this machine or behind URLs: their version, and what a refusal means for a unit."""
+"""Input files on this machine or behind URLs: status, version, listings, and reading the planned version."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def etag(status: os.stat_result) -> str:
 
 @contextmanager
 def source_errors(path: str) -> Iterator[None]:
-    """Translate what the operating system says about `path` into SourceError.
+    """Translate errors of the operating system about `path` into SourceError.
 
     Codes: `source_missing`, `source_denied`, `too_large` where memory is short, and `source_unreadable`, which alone is
     transient: the storage may come back.
@@ -51,7 +51,7 @@ def source_errors(path: str) -> Iterator[None]:
             code="source_denied",
             next_step="give the user that runs embq the right to read it",
         ) from error
-    except BrokenPipeError:  # of who reads the samples
+    except BrokenPipeError:  # of the pipe to the parent process, not of the source
         raise
     except (MemoryError, OSError) as error:
         if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
@@ -93,7 +93,7 @@ def stat_file(path: str) -> FileStatus:
 
 
 def exists(path: str) -> bool:
-    """Whether there is anything of that name, be it a link to nothing; SourceError where the storage does not tell."""
+    """Whether anything has that name, a broken link included; SourceError where the storage does not answer."""
     if not is_url(path):
         return os.path.lexists(path)
     try:
@@ -122,7 +122,7 @@ def list_names(path: str) -> list[str]:
 
 
 def join(folder: str, name: str) -> str:
-    """The path or URL of what has this name, or relative path, in a folder."""
+    """The path or URL of a name, or relative path, in a folder."""
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
 
 
@@ -162,7 +162,7 @@ class WatchedFile(io.FileIO):
 
 
 def read_all(file: WatchedFile, expected: int) -> bytes:
-    """All of a file of probably `expected` bytes, in pieces and without ever holding it twice."""
+    """All of a file of about `expected` bytes, in pieces, and never twice in memory."""
     whole = io.BytesIO()
     piece = memoryview(bytearray(min(PIECE_BYTES, expected + 1)))
     while count := file.readinto(piece):
@@ -171,9 +171,9 @@ def read_all(file: WatchedFile, expected: int) -> bytes:
 
 
 def load(file: WatchedFile, size: int) -> Memory:
-    """The first `size` bytes of a file, or what there is of them, in pieces.
+    """The first `size` bytes of a file, or all where it is shorter, in pieces.
 
-    Each piece goes where it stays, into large pages that nothing has touched before: more than twice as fast as `read`.
+    Each piece is read into its final place, in fresh large pages: more than twice as fast as `read`.
     """
     if size == 0:
         return b""
@@ -216,7 +216,7 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
 
 
 def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
-    """All of the unit's file, in memory, the version that was planned; what there is of it where it became shorter.
+    """All of the unit's file in memory, in the planned version; less where it became shorter.
 
     Raises as `open_unchanged` does, and SourceError `too_large` where that is more than a reader may hold.
     """
@@ -238,7 +238,7 @@ def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:
 
 
 def forget_cached(path: str) -> None:
-    """Let the next read of a file ask the storage, as far as the system can be asked to."""
+    """Drop a file from the page cache, where the system can, so that the next read asks the storage."""
     if not is_url(path) and hasattr(os, "posix_fadvise"):  # macOS has none
         with source_errors(path), open(path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -268,7 +268,7 @@ def require_same(unit: Unit, version: str, code: str) -> None:
 
 
 _PERMANENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
-"""Errors of one file; any other says something about the disk, and the unit is worth another try."""
+"""Errors of one file; any other concerns the disk, and the unit may be tried again."""
 
 
 def read_inside(root: str, relative: str, size: int | None, moved: Moved) -> bytes:

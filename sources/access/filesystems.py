@@ -1,6 +1,6 @@
-"""Connections to storage: one fsspec file system for each scheme and host, and what its errors mean.
+"""fsspec file systems, one for each scheme and host, and the translation of their errors.
 
-Credentials come from where each storage's own tools take them; none is held here.
+Credentials come from where each storage's own tools take them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def bare(url: str) -> str:
 
 
 def url_of(like: str, name: str) -> str:
-    """The URL of what a file system of the URL `like` calls `name`; the inverse of `bare`."""
+    """The URL of the file `name` in the file system of the URL `like`; the inverse of `bare`."""
     if is_url(name):
         return name
     host = host_of(like) + "/" if names_host(like) else ""
@@ -86,7 +86,7 @@ def _connected(scheme: str, host: str) -> dict[str, Any]:
 
 
 def translate(url: str, error: Exception) -> SourceError:
-    """What an error of fsspec or of a client library means for a unit; `transient` where another attempt may help."""
+    """The SourceError for an error of fsspec or a client library; `transient` where another attempt may help."""
     if isinstance(error, ImportError):
         needed = SCHEMES.get(scheme_of(url), "")
         return SourceError(
@@ -131,7 +131,7 @@ def translate(url: str, error: Exception) -> SourceError:
 
 
 def missing(url: str) -> SourceError:
-    """A file that was named and is not there."""
+    """The error for a file that does not exist."""
     return SourceError(f"{url}: does not exist", code="source_missing", next_step="check the name with the storage")
 
 

@@ -1,4 +1,4 @@
-"""What there is behind URLs: the status of a file, what a folder holds, what a pattern matches."""
+"""Status of files, content of folders and matches of patterns behind URLs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sources.access.urls import is_http, path_of, walks_itself
 from sources.interface import FileStatus
 
 LISTED_AFTER = 8
-"""Files of one folder are asked for one by one up to this number, then the folder is listed once for all of them."""
+"""Up to this number, files of a folder are looked up one by one; then the folder is listed once for all of them."""
 
 _VERSIONS = (
     *("generation", "ETag", "etag", "md5Hash", "Content-MD5"),
     *("LastModified", "Last-Modified", "mtime", "modificationTime"),
 )
-"""What storage tells of a file that changes whenever its content does, the surest first. At Google an ETag changes with
-the metadata as well, a generation does not."""
+"""Properties of a file that change whenever its content does, the surest first. At Google an ETag changes with the
+metadata as well, a generation does not."""
 
 
 def stat(url: str) -> FileStatus:
@@ -38,10 +38,9 @@ def stat(url: str) -> FileStatus:
 
 @contextmanager
 def listed_once() -> Iterator[None]:
-    """Within the block, a folder of an object store is listed once for the statuses of many files of it, and once for
-    all that is below it.
+    """Cache listings within the block: a folder of an object store is listed once for many of its files.
 
-    For planning: an answer may be as old as the listing.
+    For planning: a status may be as old as the listing.
     """
     before = _FOUND.set(_Found())
     try:
@@ -65,7 +64,7 @@ def is_folder(url: str) -> bool:
 
 
 def list_folder(url: str) -> Iterator[tuple[str, FileStatus | None]]:
-    """(name, status) of what a folder holds, by name; None as the status of a folder in it."""
+    """(name, status) of the entries of a folder, by name; None as the status of a folder in it."""
     found = asked(url, lambda: filesystem(url).ls(bare(url), detail=True))
     for info in sorted(found, key=lambda info: str(info["name"])):
         path = path_of(str(info["name"])).rstrip("/")
@@ -124,7 +123,7 @@ def _match_below(pattern: str) -> list[str]:
 
 
 class _Found:
-    """What the folder holds of which many files were asked for, and all that is below the one that was walked."""
+    """Listings of the folder whose files are looked up, and of everything below the folder that was walked last."""
 
     def __init__(self) -> None:
         self._asked: Counter[str] = Counter()

@@ -1,5 +1,4 @@
-"""Bytes of files behind URLs: read by parallel ranged requests, each checked for its length, and asked for again where
-that may help."""
+"""Reads files behind URLs by parallel ranged requests, each checked for its length and retried where that may help."""
 
 from __future__ import annotations
 
@@ -22,22 +21,22 @@ PARALLEL = 8
 """Requests at a time for one file, as object stores need several connections to fill a network card."""
 
 SMALL_BYTES, LARGE_BYTES = 1 << 20, 8 << 20
-"""A range begins small, so that a slow line still moves within a worker's time for one step, and grows on fast ones."""
+"""Ranges start small, so that a slow line makes progress within a worker's time for one step, and grow on fast ones."""
 
 FAST_S = 1.0
 """A range that came within this time may be twice as long next."""
 
 PAUSES_S = (0.2, 0.5, 1.0, 2.0)
-"""Before a request is made again, each with up to half of it more at random. The worker's reader waits longer."""
+"""Pauses between attempts, each up to half longer at random. The worker's reader waits longer."""
 
 T = TypeVar("T")
 
 _WITHOUT_RANGES: set[str] = set()
-"""Servers that send the whole file whatever range is asked for."""
+"""Servers that ignore ranges and send the whole file."""
 
 
 def asked(url: str, ask: Callable[[], T]) -> T:
-    """What `ask` gives, after a few more attempts where the storage may only be busy; else SourceError."""
+    """The result of `ask`, with retries where the storage may only be busy; else SourceError."""
     for pause in (*PAUSES_S, None):
         try:
             return ask()
@@ -130,10 +129,9 @@ def _load_at_once(url: str, size: int) -> bytes:
 
 
 class RangesAhead:
-    """What is read of a file, for `core.storage.objects.RangedFile`; fetches ahead while it is read in order.
+    """Ranges of a file for `core.storage.objects.RangedFile`; fetches ahead while it is read in order.
 
     Args:
-        url: what to read.
         size: its bytes.
         first, last: the part that will be read in order; nothing beyond it is fetched ahead.
         moved: called for each range that has come in.

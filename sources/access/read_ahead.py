@@ -1,7 +1,7 @@
-"""Files of units to come, fetched whole while the unit before is embedded.
+"""Fetches whole files of units to come while an earlier unit is embedded.
 
-A shortcut and nothing else: whatever goes wrong with it, the reader asks the storage itself, and what was fetched
-counts only if the file is still the planned one when its turn has come.
+Only a shortcut: where it fails, the reader asks the storage itself. A fetched file is used only if it still is the
+planned version when its turn comes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sources.access import listings, ranged_reads
 from sources.interface import Memory, Moved
 
 AHEAD_BYTES = 1 << 30
-"""Most that is held of files to come: two shards of 10,000 images of 50 kB. Larger files are read in their turn."""
+"""Most bytes of files to come: two shards of 10,000 images of 50 kB. Larger files are read in their turn."""
 
 AHEAD_SHARE = 4
-"""Files to come may take so much less than a reader may hold of the one in hand."""
+"""Files to come take at most this fraction (1/N) of the memory that a reader may use for one file."""
 
 log = Events("sources")
 
@@ -82,14 +82,14 @@ class ReadAhead:
         return fetch.result(moved)
 
     def let_go(self) -> None:
-        """Drop what is not wanted any more."""
+        """Drop files that are not wanted any more."""
         with self._lock:
             for key, fetch in list(self._begun.items()):
                 if not fetch.wanted():
                     self._begun.pop(key).abandon()
 
     def close(self) -> None:
-        """Fetch no more, and drop what there is."""
+        """Stop fetching, and drop all files."""
         with self._lock:
             self._closed = True
             for fetch in self._begun.values():
@@ -99,7 +99,7 @@ class ReadAhead:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Within the block, this thread's readers take from here what there is."""
+        """Within the block, readers of this thread take fetched files from here."""
         before = _IN_USE.set(self)
         try:
             yield
@@ -111,13 +111,13 @@ _IN_USE: ContextVar[ReadAhead | None] = ContextVar("_IN_USE", default=None)
 
 
 def fetched(unit: Unit, moved: Moved) -> Memory | None:
-    """What was fetched of a unit's file before its turn, see `ReadAhead.take`; None where nothing was."""
+    """The unit's file if it was fetched before its turn, see `ReadAhead.take`; else None."""
     ahead = _IN_USE.get()
     return None if ahead is None else ahead.take(unit, moved)
 
 
 class _Abandoned(Exception):
-    """Nobody wants the rest."""
+    """The rest is not wanted."""
 
 
 class _Fetch:
@@ -145,12 +145,12 @@ class _Fetch:
             return ranged_reads.load(self.unit.source, status.size, self._moved)
         except _Abandoned:
             return None
-        except SourceError as error:  # the reader will hear it as well, and say so
+        except SourceError as error:  # the reader will get and report the same
             log.info("read_ahead_failed", source=self.unit.source, why=error.message)
             return None
 
     def result(self, moved: Moved) -> Memory | None:
-        """What `run` gives, waited for; `moved` is called for what comes in."""
+        """Wait for the result of `run`; `moved` is called for bytes that come in."""
         future, self._told = self.future, 0
         assert future is not None
         while not future.done():
@@ -162,7 +162,7 @@ class _Fetch:
         return future.result()
 
     def wake(self, _: object) -> None:
-        """Let who waits for the file look again."""
+        """Wake the thread that waits in `result`."""
         with self._changed:
             self._changed.notify_all()
 

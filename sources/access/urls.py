@@ -1,4 +1,4 @@
-"""URLs of inputs: which are read, and what their parts say. Nothing here asks the network.
+"""URLs of inputs: allowed schemes, and their parts. Does not use the network.
 
 Only schemes of network storage are read; chained URLs ("zip::...") and fsspec's other protocols are refused, because
 a unit comes over the network and some of those run commands or read this machine.
@@ -28,7 +28,7 @@ SCHEMES = {
     "oss": "ossfs",
     "sftp": "paramiko",
 }
-"""Scheme -> what has to be installed to read it."""
+"""Scheme -> package to install."""
 
 _WITH_HOST = ("hdfs", "webhdfs", "sftp")
 """Schemes whose file systems are of one host, and name files without it."""
@@ -60,7 +60,7 @@ def names_host(url: str) -> bool:
 
 
 def walks_itself(url: str) -> bool:
-    """Whether what is below a folder is found folder by folder; other storage gives all of it as one listing."""
+    """Whether a folder is walked level by level; other storage lists all below it at once."""
     return is_http(url) or names_host(url)
 
 

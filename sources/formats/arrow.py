@@ -1,4 +1,4 @@
-"""Kind "arrow": IPC files and streams, as .arrow, .feather and the `datasets` library's folders have them.
+"""Kind "arrow": IPC files and streams (.arrow, .feather), and folders that the `datasets` library saved.
 
 The headers of the messages tell how many rows each batch has, so planning reads no batch. The batches of a file are
 those that its footer lists; a stream is walked from its first byte.
@@ -114,7 +114,7 @@ def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Message(NamedTuple):
-    """Where a message stands, and what its header says.
+    """A message: its place and header.
 
     Attributes:
         at: offset of its prefix.

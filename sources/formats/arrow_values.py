@@ -1,4 +1,4 @@
-"""Arrow record batches as rows. This file, and what reads parquet and Arrow files, is where pyarrow is used."""
+"""Values of Arrow record batches: roles of columns, and rows as samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sources.rows import RowSamples
 
 
 class Values(NamedTuple):
-    """What is taken of the rows of a batch, a list of one value for each row.
+    """Values of the chosen columns of a batch, each a list with one value for each row.
 
     Attributes:
         keys, texts, images: of the columns that hold them, else None for each row.
@@ -63,7 +63,7 @@ def samples_of(values: Values, choice: Choice, rows: RowSamples) -> Iterator[Sam
 def check(batch: pa.RecordBatch) -> None:
     """Raise ArrowInvalid where offsets, indices or lengths in a batch lead out of it, as damage in an IPC file does.
 
-    Arrow itself believes what a message says, and reads memory that is not its own. Strings may hold any bytes.
+    Arrow itself trusts a message, and reads memory that is not its own. Strings may hold any bytes.
     """
     for column in batch.columns:
         _check(column)

@@ -1,6 +1,6 @@
 """Kind "csv": .csv and .tsv files with a header, quoted as RFC 4180 says, as units of consecutive rows.
 
-A row that is not as the header says is a failure of its own. A blank line is no row, except where there is only one
+A row that does not fit the header is a failure of its own. A blank line is no row, except where there is only one
 column. Fields are split before they are decoded, so that one that is not UTF-8 harms no other.
 """
 
@@ -46,7 +46,7 @@ _MARK = BOM_UTF8.decode("latin-1")
 TAB_SUFFIXES = (".tsv", ".tab")
 
 Row = list[str] | str
-"""The fields of a row, each character one byte; or what is wrong with it."""
+"""The fields of a row, each character one byte; or the reason why it cannot be split."""
 
 
 class DelimitedSource(Source):
@@ -150,7 +150,7 @@ def _header(whole: Unit) -> tuple[list[str], str]:
 
 
 def _read_header(text: Text, path: str) -> tuple[list[str], str, int]:
-    """The names of the columns, what separates them, and the offset behind the header."""
+    """The names of the columns, the delimiter, and the offset behind the header."""
     lines = _Lines(text, 0)
     try:
         line = next(lines, "").removeprefix(_MARK)
@@ -180,7 +180,7 @@ def _bad_header(path: str, why: str) -> SourceError:
 
 
 def _choice(names: list[str], unit: Unit) -> Choice:
-    """What to take of each row; all other columns become metadata unless the user named some."""
+    """The chosen columns; all others become metadata unless the user named some."""
     columns = [Column(name=name, role="text", type="text") for name in names]
     choice = choose(columns, unit.options, unit.source)
     if choice.metadata:

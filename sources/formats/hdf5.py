@@ -81,7 +81,7 @@ class Hdf5Source(Source):
         yield from units
 
     def inspect(self, unit: Unit) -> list[list[Any]]:
-        """The datasets of a file, as JSON has them: what `split` and `holds` have another process look up."""
+        """The datasets of a file as JSON-ready values; called in the reader process."""
         with _opened(unit, unwatched) as file:
             return [[one.path, one.rows, one.role, one.type] for one in _survey(file, unit.source)]
 

@@ -1,4 +1,4 @@
-"""Which datasets of an HDF5 file hold the texts, and which the ids beside them, from what the file has.
+"""Chooses the datasets of an HDF5 file that hold the texts, and the ids beside them.
 
 Datasets whose paths differ in numbers only are read as one, in order of the numbers.
 """

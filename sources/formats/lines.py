@@ -57,12 +57,14 @@ class JsonLinesSource(Source):
     modalities: tuple[str, ...] = ("text",)
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
-        """Texts. What the user named must be a field of one of the first lines.
+        """Texts. A field that the user named must be in one of the first lines.
 
-        Raises SourceError `missing_column` where it is in none of them. A file that is damaged is left to fail.
+        Raises SourceError `missing_column` where it is in none of them. A damaged file fails when it is read.
         """
-        for option, name in (("--text-column", options.text_column), ("--id-column", options.id_column)):
-            if name and (there := _first_fields(path)) and name not in there:
+        named = {"--text-column": options.text_column, "--id-column": options.id_column}
+        there = _first_fields(path) if any(named.values()) else Counter[str]()
+        for option, name in named.items():
+            if name and there and name not in there:
                 found = ", ".join(f"{field} ({count:,})" for field, count in there.most_common(20))
                 raise SourceError(
                     f"{path}: none of its first {_LOOK_LINES:,} lines has a field {name!r}; they have {found}",

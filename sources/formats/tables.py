@@ -1,4 +1,4 @@
-"""Rows of Arrow record batches as samples: what the kinds "parquet" and "arrow" have in common."""
+"""Tables that pyarrow reads: planning and reading that the kinds "parquet" and "arrow" share."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TableSource(Source):
             yield replace(whole, first=first, samples=samples, size=next(sizes, 0))
 
     def inspect(self, unit: Unit) -> dict[str, Any]:
-        """The rows and columns of a table, as JSON has them: what `split` and `holds` have another process look up."""
+        """Rows, groups and columns of a table as JSON-ready values; called in the reader process."""
         with self._opened(unit, unwatched) as table:
             columns = [[one.name, one.role, one.type] for one in table.columns]
             return {"rows": table.rows, "groups": table.groups, "columns": columns}
@@ -119,7 +119,7 @@ class TableSource(Source):
             yield from cursor.samples(unit.first, unit.samples, samples)
 
     def may_have_metadata(self, unit: Unit) -> bool:
-        """Columns become metadata where the user says so."""
+        """Columns become metadata where the user names some."""
         return unit.samples is not None and "metadata_columns" in dict(unit.options)
 
     def first_metadata(self, unit: Unit, most: int) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _sizes(groups: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
     """About how many bytes each `most` rows in turn have: the rows of a group are taken to be equally long."""
     size, left = 0.0, most
     for rows, group_bytes in groups:
-        # What a damaged file says must not be more than a manifest can hold.
+        # A damaged file may claim more than a manifest can hold.
         of_row = min(max(0, group_bytes), 1 << 50) / max(1, rows)
         while rows >= left:
             yield round(size + left * of_row)
@@ -212,7 +212,7 @@ _LAST: LastCursor[_TableCursor] = LastCursor()
 
 @contextmanager
 def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
-    """Translate what a library says about the content of a file into SourceError `table_damaged`, or `too_large` where
+    """Translate errors of a library about the content of a file into SourceError `table_damaged`, or `too_large` where
     it asks for more memory than there is.
 
     Errors of the storage have a number, or a class of their own, and pass.

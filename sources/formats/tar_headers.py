@@ -1,7 +1,7 @@
-"""The members of a tar archive in memory, or an error with a byte offset: never a short list.
+"""Strict parser of tar archives in memory: all members, or an error with a byte offset.
 
 `tarfile` and webdataset take a damaged header after the first member for the end of the archive, so a cut shard
-passes as a small one. Here every header is checked, and the archive itself must say where it ends.
+passes as a small one. Here every header is checked, and the end-of-archive marker is required.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECORDS_MAX = 1_000
 """PAX records of one member; real ones have below 30. Those of all members are copied for each."""
 
 DAMAGE_CODES = frozenset({"shard_truncated", "shard_bad_header", "shard_no_end_marker", "shard_trailing_data"})
-"""What `walk` calls an archive that is not whole."""
+"""Codes of an archive that is not whole."""
 
 _ZERO = bytes(BLOCK)
 _PIECE_BYTES = 1 << 20
@@ -30,7 +30,7 @@ _REGULAR = b"0\x007"
 _FOLDER = ord("5")
 _SPARSE = ord("S")
 _WITHOUT_DATA = b"123456"
-"""Links, devices, folders and pipes: whatever their size field says, the next header follows at once."""
+"""Links, devices, folders and pipes: the next header follows at once, whatever their size field holds."""
 _EXTENSIONS = b"xgLK"
 _GNU_NAME = {ord("L"): "path", ord("K"): "linkpath"}
 
@@ -54,7 +54,7 @@ class Member(NamedTuple):
 
 
 class _DamageError(Exception):
-    """What is wrong with the header in hand; `walk` adds path and offset."""
+    """Damage of the current header; `walk` adds path and offset."""
 
     def __init__(self, what: str, code: str = "shard_bad_header") -> None:
         super().__init__(what)
@@ -86,7 +86,7 @@ def walk_beginning(data: Memory) -> list[Member]:
 
 
 def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _DamageError | None]:
-    """The members, the byte at which the walk ended, and what is wrong there."""
+    """The members, the byte at which the walk ended, and the damage there."""
     members: list[Member] = []
     shared: dict[str, bytes] = {}  # PAX records of all members that follow
     pending: dict[str, bytes] = {}  # PAX records and GNU names of the next member

@@ -1,4 +1,4 @@
-"""The text of a unit, plain or compressed: planned, and opened again at a slice.
+"""Text files, plain or compressed: cut into slices at line ends, and read from a slice.
 
 Offsets count the bytes that come out. Planning reads a compressed file to its end, checksums and all.
 """

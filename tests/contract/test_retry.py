@@ -33,7 +33,7 @@ from core.run.standing_failures import standing_failures
 from core.units import UNIT_SPEC_MAX_BYTES, Failure, Unit, key_digest
 from embq.status.run_monitor import RunMonitor
 from embq.verify.verification import verify
-from producer.additions import PlanRecord, grow
+from producer.additions import PlanRecord, append_generation
 from producer.enqueue import Planned, Request, prepare
 from producer.retry import Chosen, Retried, look, retry
 from sources.options import ReadOptions
@@ -512,7 +512,7 @@ def test_a_retry_that_takes_the_place_of_what_did_not_fail_is_found(
     ((_, unit),) = Manifest(Layout(out)).retries()
     for path in Layout(out).manifest.glob("gen-*"):
         path.unlink()
-    grow(
+    append_generation(
         Layout(out),
         load_run(out),
         PlanRecord(inputs=(), options=(), version="0"),
@@ -530,7 +530,9 @@ def test_the_same_failures_retried_by_two_units_are_found(tmp_path: Path) -> Non
     ((_, unit),) = Manifest(Layout(out)).retries()
     assert unit.retry is not None
     twice = replace(unit, retry=replace(unit.retry, attempts=7))
-    grow(Layout(out), load_run(out), PlanRecord(inputs=(), options=(), version="0"), [twice], check=lambda _: None)
+    append_generation(
+        Layout(out), load_run(out), PlanRecord(inputs=(), options=(), version="0"), [twice], check=lambda _: None
+    )
     go_on(out)
     found = [one.message for one in verify(out).violations if one.invariant == "supersedes"]
     assert found == ["4 failures of unit 0 were retried before it"]

@@ -18,7 +18,7 @@ from core.run.reader import row_tables
 from core.run.run_info import load_run
 from core.units import Failure, Retry, from_ranges, key_digest
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
-from producer.additions import PlanRecord, grow
+from producer.additions import PlanRecord, append_generation
 from producer.announce import record_of
 from writer.run_writer import RunWriter
 
@@ -44,7 +44,9 @@ def retry(case: RunCase, failed: int, *, only: str = "", replaces: int, planned:
         keys=key_digest([f"{u}:{i}" for i in from_ranges(only)]),
     )
     unit = replace(unit_of(u), retry=again)
-    grow(case.layout, there, PlanRecord(inputs=(), options=(), version="test"), [unit], check=lambda _: None)
+    append_generation(
+        case.layout, there, PlanRecord(inputs=(), options=(), version="test"), [unit], check=lambda _: None
+    )
     return there.units
 
 

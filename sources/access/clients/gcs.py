@@ -1,7 +1,7 @@
-"""The client of gs://: gcsfs over the JSON API, one try for each request.
+"""fsspec client of gs://: gcsfs over the JSON API, one attempt for each request.
 
-gcsfs tries again by itself for half a minute and more, unseen by who watches the reader; here `remote.asked` does that.
-Its class for zonal and hierarchical buckets asks another service about the bucket before each call; this one does not.
+gcsfs retries by itself for half a minute and more, unseen by the watchdog; here `ranged_reads.asked` retries. The class
+of gcsfs for zonal and hierarchical buckets asks another service about the bucket before each call; this one does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gcsfs.core import GCSFileSystem
 
 
 class GcsClient(GCSFileSystem):  # type: ignore[misc]
-    """gcsfs's own client, but for when it gives up.
+    """gcsfs's own client with other time-outs.
 
     Args:
         connect_s, answer_s: seconds without a connection, and without an answer.

@@ -18,7 +18,7 @@ LISTING_MAX_BYTES = 64 * 2**20
 
 
 class HttpClient(HTTPFileSystem):  # type: ignore[misc]
-    """fsspec's own client, but for whom it connects to and how much it reads.
+    """fsspec's own client with checked hosts and bounded bodies.
 
     Args:
         connect_s, answer_s: seconds without a connection, and without an answer.

@@ -1,4 +1,4 @@
-"""The client of webhdfs://: fsspec's, with timeouts, and each range asked for as it is wanted."""
+"""fsspec client of webhdfs://, with time-outs and without reading ahead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_BYTES = 64 * 2**20
 
 
 class WebHdfsClient(WebHDFS):  # type: ignore[misc]
-    """fsspec's own client, but for its waiting without end, and its reading far ahead of what is asked for.
+    """fsspec's own client with time-outs, and exact ranges instead of reading far ahead.
 
     Args:
         connect_s, answer_s: seconds without a connection, and without an answer.
