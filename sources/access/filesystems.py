@@ -5,6 +5,7 @@ Credentials come from where each storage's own tools take them.
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import suppress
 from functools import cache
@@ -80,6 +81,9 @@ def _connected(scheme: str, host: str) -> dict[str, Any]:
         return {}
     (address, *_) = current().resolve(name, port or 0)
     return {"sock": socket.create_connection((address, port or 0), CONNECT_S)}
+
+
+os.register_at_fork(after_in_child=_connect.cache_clear)  # fsspec refuses clients of a parent process
 
 
 # --- errors ---

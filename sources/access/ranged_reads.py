@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
 import threading
 import time
@@ -178,6 +179,7 @@ class RangesAhead:
 
 _POOL_LOCK = threading.Lock()
 _POOL: list[ThreadPoolExecutor] = []
+os.register_at_fork(after_in_child=_POOL.clear)  # a forked process has none of its parent's threads
 
 
 def _pool() -> ThreadPoolExecutor:

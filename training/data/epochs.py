@@ -5,18 +5,17 @@ Rebuilt for each epoch: a loader that is used again would give the same order ag
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import webdataset as wds
 
-from core.errors import ConfigError, InputError
+from core.errors import InputError
 from training.data.batch import NOTHING, Batch, Failure, Taken, View
 from training.data.images import PixelsOf, training_pixels, validation_pixels
 from training.data.loader import Made, loaded, made_batches
-from training.data.reading import HTTP, read_shards
+from training.data.reading import read_shards
 from training.data.regroup import regrouped, whole
 from training.data.split import dealt, own_stream, permuted, seed_of, stream_number
 from training.shards.shard_set import Shards
@@ -70,7 +69,7 @@ def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: Taken = NOTHIN
     Args:
         taken: what of this very epoch was taken before; it goes on with the batch that comes next.
 
-    Raises ConfigError without curl for shards behind http, UnwellError where a loader worker has died.
+    Raises UnwellError where a loader worker has died.
     """
     pixels_of = partial(training_pixels, size=view.image_size, seed=view.seed, epoch=epoch)
     urls = permuted(shards.urls, view.seed, epoch)
@@ -90,7 +89,6 @@ def resampled_epoch(shards: Shards, view: View, *, epoch: int, batches: int, tak
 
     Raises as `exact_epoch` does, and InputError where nothing in the shards is of any use.
     """
-    require_curl(shards)
     pixels_of = partial(training_pixels, size=view.image_size, seed=view.seed, epoch=epoch)
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
     stages = [_drawn(shards, view, epoch, taken), _reading(shards), *_shuffled(view, epoch), making]
@@ -119,7 +117,6 @@ def validation_samples(shards: Shards, view: View) -> Iterator[Batch]:
 
 def _own_shards(shards: Shards, urls: list[str], view: View, taken: Taken) -> list[Any]:
     """The stages that give the samples of this process's and this loader worker's part of `urls`."""
-    require_curl(shards)
     counts = _counts(shards)
     streams = dealt(dealt(urls, view.world, counts)[view.rank], view.streams, counts)
     return [partial(own_stream, streams, first=taken.next_stream), _reading(shards)]
@@ -142,13 +139,3 @@ def _shuffled(view: View, epoch: int) -> list[Any]:
 def _once(stages: list[Any], view: View, pixels_of: PixelsOf, taken: Taken) -> Iterator[Batch]:
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
     return regrouped(loaded([*stages, making], view), view)
-
-
-def require_curl(shards: Shards) -> None:
-    """ConfigError where shards are behind http and webdataset could not fetch them."""
-    remote = next((url for url in shards.urls if url.startswith(HTTP)), None)
-    if remote is not None and shutil.which("curl") is None:
-        raise ConfigError(
-            f"{remote}: shards behind http are read by curl, which this machine has not",
-            next_step="install curl (apt-get install curl), or copy the shards to this machine",
-        )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.errors import ConfigError, InputError, UsageError
+from core.errors import InputError, UsageError
 from training.openclip.flags import Asked, OwnFlags, absolute, flags_of, owned_flags, settings_of
 from training.openclip.models import LOCAL, Beginning, beginning_of
 from training.openclip.split import Split
@@ -72,7 +71,6 @@ def plan(asked: Asked, where: Where) -> Plan:
     processes = _processes(where)
     beginning = beginning_of(asked.model)
     shards = open_shards(asked.shards)
-    _check_curl(shards)
     samples = _samples(asked, shards)
     flags = flags_of(asked, shards, samples, beginning, where.device)
     settings = settings_of(flags, owned_flags(asked, shards, samples, beginning, where.device), asked.further)
@@ -106,14 +104,6 @@ def _processes(where: Where) -> int | None:
     if where.processes is None and where.device == "cuda":
         return None
     return (where.processes or 1) * (len(where.hosts) or 1)
-
-
-def _check_curl(shards: Shards) -> None:
-    if any("://" in url for url in shards.urls) and shutil.which("curl") is None:
-        raise ConfigError(
-            "webdataset reads shards over http by the program curl, which is not on this machine",
-            next_step="install curl, or copy the shards here",
-        )
 
 
 def _samples(asked: Asked, shards: Shards) -> int:
