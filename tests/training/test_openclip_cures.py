@@ -162,7 +162,7 @@ def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_pa
     from open_clip_train import data
     from open_clip_train.params import parse_args
 
-    from training.openclip.open_clip_patches import cured, noted, noted_failures
+    from training.openclip.open_clip_patches import noted, noted_failures, patched
 
     shards = captioned_shards(tmp_path / "shards", [6, 6])
     whole = (shards / "train-000000.tar").read_bytes()
@@ -171,7 +171,7 @@ def test_loader_workers_note_the_shards_and_samples_that_they_cannot_read(tmp_pa
     (shards / "train-000001.tar").write_bytes(b"no archive")
     args = parse_args(["--train-data", f"{shards}/train-{{000000..000001}}.tar", "--train-num-samples", "5"])
     args.workers, args.batch_size, args.rank, args.world_size = 2, 2, 3, 1
-    with cured(), noted_failures(tmp_path / "notes"):
+    with patched(), noted_failures(tmp_path / "notes"):
         made = data.get_wds_dataset(args, lambda image: 0, True, tokenizer=lambda text: [0])
         assert noted(tmp_path / "notes") == (1, [])
         names = [(f"{shards}/train-000000.tar", "000000.jpg"), (f"{shards}/train-000001.tar", "")]
@@ -201,10 +201,10 @@ def test_what_is_replaced_is_put_back() -> None:
     from open_clip_train import data, main
     from torch import nn
 
-    from training.openclip.open_clip_patches import cured
+    from training.openclip.open_clip_patches import patched
 
     before = (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)
-    with cured():
+    with patched():
         within = (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)
     assert all(one is not other for one, other in zip(before, within, strict=True))
     assert before == (data.tar_file_expander, main.init_distributed_device, nn.parallel.DistributedDataParallel)

@@ -9,12 +9,11 @@ from pathlib import Path
 from core.errors import ConfigError, UsageError
 from core.process.limits import cores
 from training.launch.devices import processes_for, thread_share
+from training.launch.launcher import MEMBER
 from training.launch.torchrun import python_command, srun_command, torchrun_command
 from training.mmoclip import required
 
 MODULE = "training.openclip"
-MEMBER = "training.launch.member"
-"""Runs a module as a process that ends with its launcher. Under srun Slurm sees to that."""
 PORT = 12802
 """Where the processes of a Slurm job meet, as in the benchmark's own job."""
 FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
@@ -111,7 +110,7 @@ def plan(
     flags = _flags(asked, place / "logs")
     environment: dict[str, str] = {}
     if launcher == "srun":
-        command = srun_command(MODULE, flags, nodes=asked.nodes, processes=processes, cpus=asked.cpus)
+        command = srun_command(MEMBER, [MODULE, *flags], nodes=asked.nodes, processes=processes, cpus=asked.cpus)
         environment |= {"MASTER_ADDR": first_host, "MASTER_PORT": environ.get("MASTER_PORT", str(PORT))}
     elif launcher == "torchrun":
         command = torchrun_command(

@@ -1,14 +1,13 @@
-"""Runs one training of the benchmark in a folder of its own, and keeps there what it came to."""
+"""Runs one training of the benchmark in a folder of its own, with its judgement beside the log."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +16,13 @@ from core.benchmark_record import make_folder, unwritable, versions, write
 from core.errors import ConfigError, InputError, OutputError
 from core.service.progress_line import ProgressLine, duration
 from core.settings import Settings
-from training.launch import child_process
+from training.launch.launcher import run_with_outcomes
+from training.launch.outcomes import Outcome, by_signal, cause
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge
 from training.mmoclip.plan import FIRST_HOST, Asked, Plan, plan, processes_here
 from training.openclip import log
+from training.run.scratch import scratch
 
 LOOK_S = 0.5
 
@@ -97,9 +98,6 @@ RESULT, PICTURE = "result.json", "throughput.png"
 CHECKPOINT_BYTES = 5_200_000_000
 """open_clip writes one at the end: ViT-L-14's 428 million weights and two moments of each, in fp32."""
 SCONTROL_S = 30.0
-_ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(?:error\[|[\w.]*(?:Error|Exception)\b)")
-_KILLED = re.compile(r"exitcode\s*: -(\d+) ")
-"""How torchrun tells of a process that a signal ended, the first one last (errors/__init__.py of torch 2.15)."""
 
 
 def processes(asked: Asked) -> int:
@@ -136,12 +134,14 @@ def run(made: Plan) -> Judgement | None:
     log = made.place / "logs" / required.NAME / folder.LOG
     note = _note(made)
     write(made.place / folder.LAUNCH, note)
-    status: int | None = None
+    status, words = None, "it was stopped"
     try:
-        with _console(made.place) as console, Following(log, made.iterations):
-            status = child_process.run(list(made.command), environment=made.environment, output=console)
+        # Beside the log, which all nodes of a Slurm job see.
+        with _console(made.place) as console, scratch(made.place, ".outcomes-") as outcomes:
+            with Following(log, made.iterations):
+                ended, status = run_with_outcomes(made.command, outcomes, made.environment, console)
+            words = _last_words(ended, status)
     finally:
-        words = "it was stopped" if status is None else last_words(made.place / CONSOLE, status)
         write(made.place / folder.LAUNCH, {**note, "status": status, "last_words": words})
         _drop_weights(log.parent)
         found = keep(judge(folder.find(log)), made.place) if log.exists() else None
@@ -219,18 +219,14 @@ def _console(place: Path) -> Any:
         raise unwritable(error, place / CONSOLE) from error
 
 
-def last_words(console: Path, status: int) -> str:
-    """Why a training ended, by the last line of its console that tells an error; "" for a status of 0."""
+def _last_words(outcomes: Sequence[Outcome], status: int) -> str:
+    """Why a training ended; "" for a status of 0."""
     if not status:
         return ""
-    said = [line.strip() for line in console.read_text(encoding="utf-8", errors="replace").splitlines()]
-    killed = [found[1] for line in said if (found := _KILLED.match(line))]
-    if killed or status > 128:
-        return (
-            f"signal {killed[-1] if killed else status - 128} ended it; 9 is also what the kernel sends without memory"
-        )
-    errors = [line for line in said if _ERROR.search(line)]
-    return (errors or [line for line in said if line] or ["it said nothing"])[-1][:240]
+    failed = cause(outcomes)
+    if by_signal(status) and (failed is None or failed.follows):
+        return f"signal {status - 128} ended it; 9 is also what the kernel sends without memory"
+    return (failed.message if failed is not None and failed.message else f"see {CONSOLE}")[:240]
 
 
 def _drop_weights(log_folder: Path) -> None:

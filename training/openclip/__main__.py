@@ -1,4 +1,4 @@
-"""`python -m training.openclip FLAGS`: open_clip's own training with its own flags, and the cures of `cures`."""
+"""`python -m training.openclip FLAGS`: open_clip's training with its own flags, patched by `open_clip_patches`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def main(arguments: Sequence[str]) -> int:
 
     from training.openclip.flags import split_flags
     from training.openclip.models import check_named
-    from training.openclip.open_clip_patches import cured, noted_failures, recorded_keys
+    from training.openclip.open_clip_patches import noted_failures, patched, recorded_keys
     from training.openclip.progress import shown_progress
 
     own, flags = split_flags(arguments)
     check_named(parse_args(flags).model)
-    with cured(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
+    with patched(), recorded_keys(own.keys), noted_failures(own.unreadable), shown_progress(own.progress):
         from open_clip_train.main import main as train
 
         status = train(flags)

@@ -1,7 +1,7 @@
-"""The checkpoints of a training by open_clip, of which the newest that is whole is the one to go on from.
+"""Checkpoints and arguments of trainings by open_clip.
 
-At the end of an epoch open_clip writes `epoch_N.pt` under its final name, and then the same again as `epoch_latest.pt`,
-which is replaced as a whole. `--resume latest` takes only that.
+At the end of an epoch open_clip writes `epoch_N.pt` in place, and then the same content as `epoch_latest.pt`, which it
+replaces atomically. `--resume latest` takes only the latter.
 """
 
 from __future__ import annotations
@@ -93,10 +93,9 @@ class Checkpoint:
 
 
 def open_checkpoint(given: Path) -> Checkpoint:
-    """The checkpoint of a file, or the latest one of a training's folder.
+    """Read a checkpoint, or the latest one of a training's folder, without running code from it.
 
-    Only weights, numbers and texts are loaded, and nothing that a pickle could run. Raises InputError, with a next
-    step, where there is none or the file is not one.
+    Raises InputError where there is none or the file is not one.
     """
     path = given if given.is_file() else latest_in(given)
     content = _loaded(path)
@@ -118,13 +117,13 @@ def open_checkpoint(given: Path) -> Checkpoint:
 
 
 def latest_in(folder: Path) -> Path:
-    """The file with the most epochs of a training's folder, or of its `checkpoints`; InputError where there is none."""
+    """The checkpoint with most epochs of a training's folder, or of its `checkpoints`; InputError without one."""
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such file or folder", next_step="check the path of the checkpoint")
     place = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
     numbered = {int(found[1]): path for path in place.iterdir() if (found := _OF_AN_EPOCH.fullmatch(path.name))}
     latest = place / LATEST
-    if latest.is_file() and _checkpoint_epoch_of(latest) > max(numbered, default=0):
+    if latest.is_file() and int(_loaded(latest).get("epoch", 0)) > max(numbered, default=0):
         return latest
     if numbered:
         return numbered[max(numbered)]
@@ -134,15 +133,11 @@ def latest_in(folder: Path) -> Path:
     )
 
 
-def _checkpoint_epoch_of(path: Path) -> int:
-    return int(_loaded(path).get("epoch", 0))
-
-
 def _loaded(path: Path) -> Mapping[str, Any]:
     import torch
 
     try:
-        # Mapped, because two thirds of the file are the optimizer's.
+        # Memory-mapped, because two thirds of the file belong to the optimizer.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise InputError(
@@ -174,18 +169,14 @@ LATEST = "epoch_latest.pt"
 
 
 def epochs_done(folder: Path) -> int:
-    """Epochs of which the checkpoint in a training's folder was written to its end.
-
-    The file is a zip archive, whose directory stands there.
-    """
+    """Epochs whose checkpoint is complete: the file is a zip archive, which ends with its directory."""
     return max(_numbered(folder), default=0)
 
 
 def bring_forward(folder: Path) -> None:
-    """Have `epoch_latest.pt` be the newest whole checkpoint, where a kill came between the two files of an epoch.
+    """Make `epoch_latest.pt` the newest complete checkpoint, where a kill came between the two files of an epoch.
 
-    It becomes another name of that file, which open_clip replaces as any other. A file that is cut, or lost a part
-    when its machine went down, is left where it is.
+    It becomes a hard link, which open_clip replaces as any file. Damaged files are left where they are.
     """
     latest, numbered = folder / CHECKPOINTS / LATEST, _numbered(folder)
     if not numbered or _was_written_last(latest, numbered[max(numbered)]):
@@ -203,18 +194,18 @@ def bring_forward(folder: Path) -> None:
 
 
 def _numbered(folder: Path) -> dict[int, Path]:
-    """Epochs, and their checkpoints that have an end."""
+    """Epoch -> its checkpoint, where that is complete."""
     found = {path.stem.rpartition("_")[2]: path for path in (folder / CHECKPOINTS).glob("epoch_*.pt")}
     return {int(name): path for name, path in found.items() if name.isdecimal() and zipfile.is_zipfile(path)}
 
 
 def _was_written_last(latest: Path, newest: Path) -> bool:
-    """Whether it is as it always is but for a kill; so big files are only read where that came."""
+    """Whether no kill came between the two files; so large files are read only after one."""
     return latest.exists() and latest.stat().st_mtime_ns >= newest.stat().st_mtime_ns and zipfile.is_zipfile(latest)
 
 
 def _epoch_of(path: Path) -> int:
-    """Epochs that a checkpoint was made after; 0 where it is not whole, every bit by its checksum."""
+    """Finished epochs of a checkpoint; 0 where its checksums or its content are wrong."""
     import torch
 
     try:
