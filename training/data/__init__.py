@@ -1,1 +1,1 @@
-"""What reaches a training step: shards in, batches of images and labels out, and an account of every sample."""
+"""Input pipeline of `embq train classify`: from shards to batches, with an account of every sample."""
