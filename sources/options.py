@@ -94,7 +94,7 @@ class ReadOptions:
     image_keys: tuple[str, ...] = _option(
         (),
         "--image-key",
-        "Extensions of images in shards and folders, the best first: 'jpg;png'.  [all that are known]",
+        "Image extensions in shards and folders, in order of preference: 'jpg;png'.  [all known]",
         _IMAGE_FILES,
         metavar="LIST",
         separator=";",
@@ -102,24 +102,20 @@ class ReadOptions:
     caption_keys: tuple[str, ...] = _option(
         (),
         "--caption-key",
-        "Extensions of captions in shards and folders.  [txt]",
+        "Caption extensions in shards and folders.  [txt]",
         _IMAGE_FILES,
         metavar="LIST",
         separator=";",
     )
-    text_column: str = _option(
-        "", "--text-column", "Column or field that holds the text.", (*_ROWS, "hdf5"), always_recorded=True
-    )
-    id_column: str = _option(
-        "", "--id-column", "Column or field that holds the key.", (*_ROWS, "hdf5"), always_recorded=True
-    )
+    text_column: str = _option("", "--text-column", "Column or field of texts.", (*_ROWS, "hdf5"), always_recorded=True)
+    id_column: str = _option("", "--id-column", "Column or field of keys.", (*_ROWS, "hdf5"), always_recorded=True)
     image_column: str = _option(
         "", "--image-column", "Column of images, or of their paths in the folder.", ("parquet", "arrow", "csv")
     )
     metadata_columns: tuple[str, ...] = _option(
         (),
         "--metadata-columns",
-        "Columns kept as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
+        "Columns to keep as metadata: a,b, or * for all others.  [.jsonl and .csv: *]",
         _ROWS,
         metavar="LIST",
         separator=",",

@@ -1,4 +1,4 @@
-"""The command line: finds the verb, and maps every error to one message and one exit status."""
+"""Entry point of `embq`: verbs, and the mapping of errors to messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _OPTION = "--broker"
 
 
 def hide_broker_password(arguments: Sequence[str]) -> None:
-    """Start this command anew where --broker names a password, so that `ps` does not show it any longer.
+    """Restart this command if --broker holds a password, so that `ps` does not show it.
 
     The URL goes into EMBQ_BROKER_URL, which only this user can read; on the command line its password is masked, and
-    `embq.cli.options.settings_with` takes the one for the other. Returns where there is nothing to hide.
+    `embq.cli.options.settings_with` replaces that by the variable. Returns if there is no password.
 
     Args:
         arguments: of the command, without its name.
@@ -56,20 +56,20 @@ def _hidden(value: str, before: str) -> tuple[str, str]:
 VERBS = {
     "run": "Embed inputs on this machine, from start to finish.",
     "enqueue": "Plan a run and hand it to resident workers.",
-    "pause": "Let a run rest.",
-    "resume": "Go on with an interrupted, paused or cancelled run.",
-    "cancel": "Stop a run; what is committed stays.",
-    "search": "Ask an index for what is nearest to a text, an image or a vector.",
-    "status": "Show how far a run is.",
-    "verify": "Re-read inputs and outputs and check every invariant.",
+    "pause": "Pause a run.",
+    "resume": "Continue an interrupted, paused or cancelled run.",
+    "cancel": "Cancel a run; committed rows stay.",
+    "search": "Search an index for the nearest rows to a text, an image or a vector.",
+    "status": "Show the progress of a run, or everything a broker knows.",
+    "verify": "Re-read inputs and outputs, and check every invariant.",
     "export": "Write committed rows as files for other tools.",
-    "index": "Make the embeddings searchable, with the recall asked for.",
+    "index": "Build a search index with a given recall.",
     "serve": "Answer searches over HTTP, as clip-retrieval's back end does.",
-    "failures": "List what has no embedding, grouped by cause.",
-    "retry": "Do again what failed, after its cause was mended.",
-    "gc": "Remove what nobody will use any more.",
-    "doctor": "Check broker, devices, models and storage.",
-    "health": "Ask a service of this machine how it is.",
+    "failures": "List samples without an embedding, grouped by cause.",
+    "retry": "Retry failed samples after the cause is fixed.",
+    "gc": "Delete orphaned files and finished runs' Redis keys.",
+    "doctor": "Check broker, devices, models and storage of this machine.",
+    "health": "Query the health of a service on this machine.",
     "bench": "Measure workers, devices, units and images on this machine.",
     "shards": "Make, count, check and serve webdataset shards.",
     "train": "Train models on shards, to embed with them after.",
@@ -78,13 +78,13 @@ VERBS = {
     "worker": "Run one worker process per device.",
     "writer": "Run the single writer.",
 }
-"""Every verb with its one line of help, so that the list needs no verb's imports."""
+"""Verb -> its line of help, so that the list imports no verb."""
 
 ELSEWHERE = {"shards": "training.verbs.shards", "train": "training.verbs.train"}
-"""Verbs of a package that nothing else of embq imports, by the names of their modules."""
+"""Verbs of `training`, which nothing else of embq imports -> their modules."""
 
 FOREIGN_VERBS = {"inference": ["run"], "back": ["serve"]}
-"""What clip-retrieval calls it."""
+"""Verbs of clip-retrieval -> ours, as suggestions."""
 
 HELP = ("-h", "--help")
 
@@ -95,7 +95,7 @@ OPTIONAL = {
     *("PIL", "faiss", "h5py", "matplotlib", "numpy", "simplejpeg", "starlette", "torch", "transformers"),
     "uvicorn",
 }
-"""Packages that come with extras, and that some verbs import without asking first."""
+"""Packages of extras that some verbs import unconditionally."""
 
 
 @click.group(
@@ -108,7 +108,7 @@ OPTIONAL = {
 )
 @click.version_option(package_name="embq", prog_name="embq")
 def cli() -> None:
-    """Turn images and texts into embeddings, exactly once each, on whatever GPUs there are."""
+    """Embed images and texts, exactly once each, on any number of GPUs."""
 
 
 def main() -> NoReturn:
@@ -122,7 +122,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; gives its exit status. Every error ends here, as one message on stderr."""
+    """Run one command; gives its exit status. Every error becomes one message on stderr."""
     try:
         result: Any = cli.main(arguments, prog_name="embq", standalone_mode=False)
         return int(result) if isinstance(result, int) else Exit.DONE
@@ -133,16 +133,16 @@ def run(arguments: list[str]) -> int:
         click.echo("interrupted", err=True)
         return Exit.INTERRUPTED
     except (BrokenPipeError, SystemExit):
-        # Nobody reads on: no matter to us. click has made a SystemExit of it, which it makes of nothing else here.
+        # The reader of stdout has gone. click makes a SystemExit of it, and of nothing else here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except EmbqError as error:
         show_error(error)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the boundary to the user
-        if (told := _nobodys_bug(error)) is not None:
-            show_error(told)
-            return told.exit_code
+        if (known := _environment_error(error)) is not None:
+            show_error(known)
+            return known.exit_code
         details = masked(traceback.format_exc())
         with tempfile.NamedTemporaryFile("w", prefix="embq-bug-", suffix=".txt", delete=False) as report:
             report.write(details)
@@ -157,10 +157,10 @@ def run(arguments: list[str]) -> int:
         return Exit.BUG
 
 
-def _nobodys_bug(error: Exception) -> EmbqError | None:
-    """The error for a user where the disk or the broker refused something, or a package of an extra is not there.
+def _environment_error(error: Exception) -> EmbqError | None:
+    """The error for a user where disk, broker, memory or threads gave out, or a package of an extra is missing.
 
-    The same where memory or threads are used up. None for any other.
+    None for any other.
     """
     if (known := exhausted(error)) is not None:
         return known
@@ -183,7 +183,7 @@ def _nobodys_bug(error: Exception) -> EmbqError | None:
 
 
 def show_error(error: EmbqError) -> None:
-    """Print an error the way every embq command does: what, then what to do next. A log in JSON stays one."""
+    """Print an error: what happened, then what to do next; as an event where logs are JSON."""
     if is_json():
         Events("embq").error("stopped", code=error.code, why=error.message, next=error.next_step)
         return
@@ -193,5 +193,5 @@ def show_error(error: EmbqError) -> None:
 
 
 def _lines(text: str) -> str:
-    """Lines of text that may hold names and reasons from elsewhere."""
+    """Text from elsewhere, with control characters escaped line by line."""
     return "\n".join(map(printable, text.split("\n")))

@@ -1,4 +1,4 @@
-"""A group of commands of which only the one that is called is imported."""
+"""Command group that imports a command when it is called."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name, module and line of help, and imports a module when its command is called.
+    """Group of commands in modules of their own.
 
-    `later` gives for each name the module, whose `command` is the command, and the line of help; `foreign` what other
-    tools call the same. Commands that are added in the usual way come first.
+    Commands that are added in the usual way come first.
+
+    Args:
+        later: name -> (module, whose `command` is the command; line of help).
+        foreign: name of a command in another tool -> suggestions.
+        heading: of the list of commands.
     """
 
     def __init__(
@@ -31,11 +35,11 @@ class LazyGroup(click.Group):
         self.heading = heading
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order in which a user meets them."""
+        """All names, in the order of the help."""
         return [*self.commands, *self.later]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, or None where there is none."""
+        """The command of a name; None for an unknown one."""
         if cmd_name not in self.later:
             return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(self.later[cmd_name][0]).command
@@ -44,7 +48,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with a suggestion for a name that was misspelt."""
+        """As in click, with a suggestion for an unknown name."""
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
             near = self.foreign.get(args[0]) or difflib.get_close_matches(args[0], known, n=1)

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they turn into."""
+"""Options that several verbs share, and the settings that they make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several options as one decorator; help lists them in this order."""
+    """Several options as one decorator, in the order of the help."""
 
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -32,7 +32,11 @@ def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 def broker_option(function: F) -> F:
     """--broker, for verbs that talk to a server."""
     return click.option(
-        "--broker", "broker", default="", metavar="URL", help="redis://, rediss:// or unix://.  [EMBQ_BROKER_URL]"
+        "--broker",
+        "broker",
+        default="",
+        metavar="URL",
+        help="Broker: redis://, rediss:// or unix://.  [EMBQ_BROKER_URL]",
     )(function)
 
 
@@ -42,7 +46,7 @@ def metrics_option(function: F) -> F:
         "--metrics",
         callback=_address,
         metavar="[HOST:]PORT",
-        help="Answer /metrics and /healthz there; 127.0.0.1 unless HOST is given.  [EMBQ_METRICS, else nowhere]",
+        help="Serve /metrics and /healthz at this address; HOST defaults to 127.0.0.1.  [EMBQ_METRICS, else off]",
     )(function)
 
 
@@ -55,23 +59,23 @@ def _address(_context: click.Context, _option: click.Parameter, text: str | None
 
 def json_option(function: F) -> F:
     """--json, for verbs that report."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")(function)
 
 
 def quiet_option(function: F) -> F:
     """--quiet, for verbs that show progress."""
-    return click.option("--quiet", "-q", is_flag=True, help="No progress, only the summary at the end.")(function)
+    return click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary at the end.")(function)
 
 
 def precision_option(function: F) -> F:
-    """--precision, for verbs that embed; "auto" is settled by `embq.cli.precision`."""
+    """--precision, for verbs that embed; "auto" is resolved by `embq.cli.precision`."""
     return click.option(
         "--precision",
         type=click.Choice((AUTO, *PRECISIONS)),
         default=AUTO,
         show_default=True,
-        help="Compute precision. auto takes the first of bf16, fp16 and fp32 that is fast on every device when the run "
-        "is made, and that of the run where OUT holds one.",
+        help="Compute precision. auto: that of the run in OUT, or else the first of bf16, fp16 and fp32 "
+        "that is fast on every device.",
     )(function)
 
 
@@ -82,8 +86,8 @@ def decode_option(function: F) -> F:
         type=click.Choice(DECODES),
         default=DECODES[0],
         show_default=True,
-        help="How images become pixels: by fast decoders, also making large JPEGs smaller while they are decoded, "
-        "by the model's own library, or JPEGs by the GPU.",
+        help="Image decoding: fast decoders (cpu-exact), also downscaling large JPEGs while decoding (cpu-fast), the "
+        "model's own library (reference), or the GPU for JPEGs (gpu).",
     )(function)
 
 
@@ -94,8 +98,8 @@ def devices_option(function: F) -> F:
         default="auto",
         show_default=True,
         metavar="LIST",
-        help="auto (every CUDA device, else the CPU), cuda (every CUDA device), or such as cuda:0,cuda:2,cpu; "
-        "sim:SPEED for stub models.",
+        help="Devices: auto (every CUDA device, else the CPU), cuda (every CUDA device), or a list such as "
+        "cuda:0,cuda:2,cpu; sim:SPEED simulates one for stub models.",
     )(function)
 
 
@@ -117,7 +121,7 @@ def prepare_threads_option(function: F) -> F:
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Threads that decode and tokenise, per process.  [by cores]",
+        help="Decoding and tokenising threads per process.  [by cores]",
     )(function)
 
 
@@ -130,7 +134,7 @@ def priority_option(function: F) -> F:
         type=click.IntRange(LEAST_PRIORITY, MOST_PRIORITY),
         default=None,
         metavar="N",
-        help=f"Weight among runs that share the devices: 20 gets twice as much done as 10.  [{PRIORITY}, or as it was]",
+        help=f"Weight among runs that share the devices: 20 gets twice the share of 10.  [{PRIORITY}, or unchanged]",
     )(function)
 
 
@@ -141,7 +145,7 @@ worker_options = option_group(
         type=click.IntRange(min=0, max=64),
         default=0,
         metavar="N",
-        help="Processes on each device, each with a model of its own.  [on a GPU by cores and memory, else 1]",
+        help="Processes per device, each with its own model.  [on a GPU by cores and memory, else 1]",
     ),
     batch_size_option,
     prepare_threads_option,
@@ -151,14 +155,14 @@ worker_options = option_group(
         default=2,
         metavar="N",
         show_default=True,
-        help="Remote shards fetched before their turn.",
+        help="Remote shards fetched in advance.",
     ),
     click.option(
         "--transport",
         type=click.Choice(["auto", "payload", "staging"]),
         default="auto",
         show_default=True,
-        help="How results reach the writer: through the broker, or as files where storage is shared.",
+        help="Path of results to the writer: through the broker (payload), or as files on shared storage (staging).",
     ),
     click.option(
         "--drain-timeout",
@@ -166,16 +170,17 @@ worker_options = option_group(
         default=150.0,
         metavar="SECONDS",
         show_default=True,
-        help="To finish begun units in, after a stop was asked for.",
+        help="Seconds to finish in-flight units on shutdown.",
     ),
 )
-"""What decides how this machine works: never part of a run."""
+"""How this machine works; never part of a run."""
 
 
 def settings_with(broker: str, metrics: Address | None = None) -> Settings:
     """The environment's settings, with --broker and --metrics above them.
 
-    A --broker that is EMBQ_BROKER_URL with its password masked is what `embq.cli.entry_point` has left of it.
+    A --broker that equals EMBQ_BROKER_URL with its password masked stands for that; see
+    `embq.cli.entry_point.hide_broker_password`.
     """
     settings = Settings.from_environment()
     url = settings.broker_url if broker in ("", masked(settings.broker_url)) else broker

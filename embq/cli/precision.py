@@ -1,4 +1,4 @@
-"""`--precision auto`: settled once, when a run is made, so that what is stored of a run names a precision."""
+"""`--precision auto`, resolved when a run is made, so that a run always has a precision."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ AUTO = "auto"
 def resolve_precision(
     request: Request, *, there: Callable[[Place], str], devices: Callable[[], Sequence[Device]]
 ) -> tuple[Request, str]:
-    """The request with a precision in place of "auto", and the sentence that says why where one was chosen.
+    """The request with a precision in place of "auto", and the reason for it; "" where none was chosen.
 
     Args:
-        there: the precision of the run that the output holds; "" where it holds none.
-        devices: of those that will compute it. Not called where the run is there.
+        there: gives the precision of the run in a folder; "" where it holds none.
+        devices: gives the devices that will compute a new run.
     """
     from producer.model_args import choose_precision
 
@@ -36,7 +36,7 @@ def resolve_precision(
 
 
 def precision_of_output(output: Place) -> str:
-    """The precision of the run that stands in a folder; "" where none does."""
+    """The precision of the run in a folder; "" where there is none."""
     from core.run.layout import Layout
     from core.run.run_info import load_run
     from core.storage.paths import place
@@ -46,9 +46,9 @@ def precision_of_output(output: Place) -> str:
 
 
 def precision_of_upload(client: redis.Redis, output: Place) -> str:
-    """The precision of the run in a folder of the writer's machine, as far as the broker knows one there.
+    """The precision of the run in a folder of the writer's machine; "" where the broker knows none there.
 
-    A run that is on its way to that folder counts as well: sent again in another precision it would be another run.
+    A run that is still being uploaded to that folder counts: with another precision it would be another run.
     """
     from core.queue.runs import records_of, registered
     from core.queue.uploads import in_progress

@@ -1,4 +1,4 @@
-"""The command class of `embq run` and `embq enqueue`: options in sections, also under clip-retrieval's names."""
+"""Command class of `embq run` and `embq enqueue`: sections in the help, and options of clip-retrieval."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "output_format",
         "write_batch_size",
     ),
-    "What is stored of a vector": ("dtype", "truncate_dim", "normalize", "int8_range", "similarity"),
-    "How inputs are read": (
+    "Stored vectors": ("dtype", "truncate_dim", "normalize", "int8_range", "similarity"),
+    "Reading of inputs": (
         "input_format",
         *(one.parameter for one in DECLARED),
         "chunk_tokens",
         "chunk_overlap",
         "unit_size",
     ),
-    "A part of the inputs": ("include", "exclude", "sample", "limit"),
+    "Selection of inputs": ("include", "exclude", "sample", "limit"),
     "This machine": (
         "devices",
         "workers_per_device",
@@ -52,7 +52,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Services and reports": ("broker", "priority", "upload", "inline", "dry_run", "as_json", "quiet"),
 }
-"""Headings of the help, in order -> parameters below them."""
+"""Headings of the help -> parameters below them."""
 
 
 class InputsArgument(click.Argument):
@@ -98,7 +98,7 @@ class RunCommand(click.Command):
         return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options by sections; what stands in none comes last."""
+        """Options by section; those in none come last."""
         left = {
             param.name or "": record
             for param in self.get_params(ctx)
@@ -113,11 +113,11 @@ class RunCommand(click.Command):
                 formatter.write_dl(list(left.values()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples, and the one line about names of another tool."""
+        """Examples, and a line about clip-retrieval."""
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(
                 "The options of `clip-retrieval inference` (--input_dataset, --output_folder, --clip_model, ...) are "
-                "understood as well."
+                "accepted as well."
             )

@@ -36,7 +36,7 @@ run_options = option_group(
         "-o",
         required=True,
         type=click.Path(file_okay=False),
-        help="Folder for the result, or s3://BUCKET/PREFIX.",
+        help="Output folder, or s3://BUCKET/PREFIX.",
     ),
     click.option(
         "--model",
@@ -45,26 +45,26 @@ run_options = option_group(
         multiple=True,
         callback=model_specs,
         metavar="[NAME=]SPEC",
-        help="For example minilm or open_clip:ARCH/TAG; several embed each sample, which is decoded once.",
+        help="Model, such as minilm or open_clip:ARCH/TAG; repeatable: each sample is decoded once for all.",
     ),
     click.option(
         "--modality",
         default="",
         metavar="LIST",
-        help="image, text or image,text.  [what the inputs hold]",
+        help="Modalities: image, text or image,text.  [by the inputs]",
     ),
     click.option(
         "--prompt",
         default=None,
         metavar="NAME",
-        help="Prompt of an st: model before each text: query, document, or another name that the model has.  "
+        help="Named prompt of an st: model before each text: query, document, or another of the model's.  "
         "[the model's default]",
     ),
     click.option(
         "--prompt-text",
         default=None,
         metavar="TEXT",
-        help="The prompt itself, for st: and hf: models, with the space at its end; '' for none.",
+        help="Prompt text for st: and hf: models, including its final space; '' for none.",
     ),
     precision_option,
     decode_option,
@@ -73,20 +73,20 @@ run_options = option_group(
         type=click.Choice(["float16", "float32", "int8", "binary"]),
         default="float16",
         show_default=True,
-        help="What is stored of a vector; binary is the signs of its numbers, eight in a byte.",
+        help="Data type of stored vectors; binary: the signs, eight per byte.",
     ),
     click.option(
         "--truncate-dim",
         type=click.IntRange(min=1),
         default=None,
         metavar="N",
-        help="Store the first N numbers of a vector, brought to length 1 again (matryoshka models).  [all]",
+        help="Store the first N dimensions, normalised again (matryoshka models).  [all]",
     ),
     click.option(
         "--normalize/--no-normalize",
         "normalize",
         default=None,
-        help="Store vectors of length 1, or of the length that they have before the model changes it.  "
+        help="Store vectors of length 1, or of their length before the model's normalisation.  "
         "[as the model gives them; length 1 with int8 and --truncate-dim]",
     ),
     click.option(
@@ -94,19 +94,19 @@ run_options = option_group(
         type=float,
         default=None,
         metavar="X",
-        help="int8 stores numbers from -X to X in equal steps, and those beyond as if they were X.  [1]",
+        help="Range of int8: -X to X in equal steps; larger values are clipped.  [1]",
     ),
     click.option(
         "--similarity",
         is_flag=True,
-        help="A column image_text_similarity: the cosine of a row's image and text.",
+        help="Add the column image_text_similarity: the cosine of a row's image and text.",
     ),
     click.option(
         "--output-format",
         type=click.Choice(["parquet", "hdf5", "npy", "arrow"]),
         default="parquet",
         show_default=True,
-        help="Format of the parts.",
+        help="File format of the output parts.",
     ),
     click.option(
         "--write-batch-size",
@@ -114,7 +114,7 @@ run_options = option_group(
         default=1_000_000,
         show_default=True,
         metavar="N",
-        help="Most rows of one part.",
+        help="Maximum rows per part.",
     ),
     click.option(
         "--unit-size",
@@ -122,20 +122,20 @@ run_options = option_group(
         default=1000,
         show_default=True,
         metavar="N",
-        help="Samples per unit where the input is not sharded.",
+        help="Samples per unit of inputs that are not sharded.",
     ),
     click.option(
         "--input-format",
         type=click.Choice(sorted(INPUT_FORMATS)),
-        help="What the inputs are.  [what their names say]",
+        help="Format of the inputs.  [by their names]",
     ),
     click.option(
         "--chunk-tokens",
         type=click.IntRange(min=16),
         default=None,
         metavar="N",
-        help="Cut long texts into chunks of at most N tokens of the model, special ones included: a row for "
-        "each.  [a text is one row, cut off at what the model reads]",
+        help="Split long texts into chunks of at most N tokens, special tokens included, with a row each.  "
+        "[one row per text, truncated to the model's limit]",
     ),
     click.option(
         "--chunk-overlap",
@@ -143,32 +143,32 @@ run_options = option_group(
         default=0,
         show_default=True,
         metavar="M",
-        help="At most M tokens of a chunk are repeated in the next one; M is at most half of N.",
+        help="Maximum overlap of consecutive chunks in tokens; at most half of --chunk-tokens.",
     ),
     *(click.option(one.flag, default="", metavar=one.metavar, help=one.help) for one in DECLARED),
     click.option(
         "--include",
         multiple=True,
         metavar="PATTERN",
-        help="Take only files whose path, or its end after a slash, matches; repeatable.",
+        help="Only files whose path, or its end after a slash, matches; repeatable.",
     ),
-    click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out such files; repeatable."),
+    click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip files that match; repeatable."),
     click.option(
         "--sample",
         type=click.FloatRange(min=0, max=1, min_open=True),
         default=1.0,
         metavar="FRACTION",
-        help="Take this part of the images of a folder, else of the units; always the same ones.",
+        help="Deterministic sample of a folder's images, else of units.",
     ),
     click.option(
         "--limit",
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Take N images of a folder, units of texts until they hold N, or N shards, from the first one on.",
+        help="Only the first N images of a folder, units with the first N texts, or N shards.",
     ),
 )
-"""What decides the content of a run: frozen in its run.json."""
+"""Content of a run, frozen in its run.json."""
 
 
 def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
@@ -210,7 +210,7 @@ def request_from(inputs: tuple[str, ...], options: dict[str, Any]) -> Request:
 
 
 def _models(specs: tuple[str, ...], prompt: str | None, prompt_text: str | None) -> tuple[str, ...]:
-    """The specs, with the prompt that is asked for in the one to which it belongs."""
+    """The model specs, with the prompt of the options in its spec."""
     if prompt is None and prompt_text is None:
         return specs
     if prompt is not None and prompt_text is not None:

@@ -1,4 +1,4 @@
-"""`embq bench`: how the speed of this machine depends on workers, devices and the size of units; and on images."""
+"""`embq bench`."""
 
 from __future__ import annotations
 

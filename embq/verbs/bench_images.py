@@ -1,4 +1,4 @@
-"""`embq bench images`: what limits the embedding of a user's own images, and how many cores would end it."""
+"""`embq bench images`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embq broker`: users, passwords and certificates of a broker that several people or machines reach."""
+"""`embq broker`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 from embq.cli.options import broker_option
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "broker")
-"""By which clients always call the server: on its machine, and in its stack of containers."""
+"""Names of the server that every certificate has: on its machine, and in its stack of containers."""
 
 
 @click.group("broker", epilog="Example: embq broker init secrets --host gpu-box.example.org")
 def command() -> None:
-    """Make users, passwords and certificates for a broker that several people or machines reach."""
+    """Make users, passwords and certificates for a broker that other people or machines reach."""
 
 
 @command.command("init", epilog="Examples: embq broker init | embq broker init --user worker-gpu2")
@@ -25,22 +25,27 @@ def command() -> None:
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A further name or address of the server in its certificate.  [this machine's name, localhost, broker]",
+    help="Additional name or address of the server for its certificate.  [this machine's name, localhost, broker]",
 )
 @click.option(
-    "--days", type=click.IntRange(min=1), default=825, show_default=True, metavar="N", help="Life of the certificate."
+    "--days",
+    type=click.IntRange(min=1),
+    default=825,
+    show_default=True,
+    metavar="N",
+    help="Validity of the certificate in days.",
 )
 @click.option(
-    "--user", "users", multiple=True, metavar="ROLE-NAME", help="A further user, such as worker-gpu2 or laptop-ann."
+    "--user", "users", multiple=True, metavar="ROLE-NAME", help="Additional user, such as worker-gpu2 or laptop-ann."
 )
-@click.option("--remove", multiple=True, metavar="ROLE-NAME", help="Take this user's rights and password away.")
-@click.option("--owner", default="", metavar="UID:GID", help="Whose the files shall be; needs root.")
+@click.option("--remove", multiple=True, metavar="ROLE-NAME", help="Remove this user and its password.")
+@click.option("--owner", default="", metavar="UID:GID", help="Owner of the files; needs root.")
 @click.option(
     "--give",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Give an empty folder of root to --owner, such as a volume that Docker has just made.",
+    help="Change the owner of an empty folder of root to --owner, such as a new Docker volume.",
 )
 def init(
     folder: Path,
@@ -51,11 +56,11 @@ def init(
     owner: str,
     give: tuple[Path, ...],
 ) -> None:
-    """Make what is missing in DIR: users.acl and a certificate for the server, a password for each user.
+    """Create what is missing in DIR: users.acl and a certificate for the server, a password for each user.
 
-    What is there stays: the same command again changes nothing, but renews a certificate that ends soon and brings the
-    users' rights up to this version. DIR/broker is for the server, DIR/laptop, DIR/worker, DIR/writer, DIR/admin and
-    DIR/monitor for whoever has that role. DIR/ca/ca.key can make certificates that all of them trust: it stays here.
+    Existing files stay; a certificate that ends soon is renewed, and the users' permissions are updated to this
+    version. DIR/broker is for the server, DIR/laptop, DIR/worker, DIR/writer, DIR/admin and DIR/monitor are for the
+    clients of that role. DIR/ca/ca.key signs certificates that all of them trust: it stays here.
     """
     from core.errors import UsageError
     from core.storage.durable import output_error
@@ -99,10 +104,9 @@ def init(
 @click.argument("folder", metavar="[DIR]", default="secrets", type=click.Path(file_okay=False, path_type=Path))
 @broker_option
 def reload(folder: Path, broker: str) -> None:
-    """Have a running broker read its users.acl again, as the user admin with the password in DIR/admin.
+    """Reload users.acl in a running broker, as the user admin with the password in DIR/admin.
 
-    Everybody is made to log in again: who has a password that counts no more is out, and services that have one that
-    does go on.
+    All clients have to log in again: those with a valid password continue, others are disconnected.
     """
     from embq.broker_admin.accounts import reload as read_again
     from embq.cli.options import settings_with

@@ -1,4 +1,4 @@
-"""`embq doctor`: can this machine do the work?"""
+"""`embq doctor`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from embq.cli.options import broker_option, json_option, settings_with
     "-o",
     default="",
     type=click.Path(),
-    help="Folder or URL whose storage is tried.  [temporary files]",
+    help="Folder or URL to test storage in.  [the folder for temporary files]",
 )
-@click.option("--model", "-m", multiple=True, metavar="[NAME=]SPEC", help="Load this model, and embed one sample.")
+@click.option("--model", "-m", multiple=True, metavar="[NAME=]SPEC", help="Load this model and embed one sample.")
 @json_option
 def command(broker: str, output: str, model: tuple[str, ...], as_json: bool) -> int:
     """Check packages, broker, devices, models, storage and limits of this machine.
 
-    One line for each check, and below it the fix where one is needed. Without --broker and EMBQ_BROKER_URL the
-    server that `embq run` brings along is started for a moment.
+    Prints a line per check, with a fix where one is needed. Without --broker and EMBQ_BROKER_URL, the embedded server
+    of `embq run` is started and stopped.
 
     Exit status: 0, or 69 where a check fails; warnings do not count.
     """

@@ -1,4 +1,4 @@
-"""`embq enqueue`: plan a run or add to it, write its manifest, and tell the resident services."""
+"""`embq enqueue`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--upload",
     is_flag=True,
-    help="OUT is a folder of the writer's machine: send the run there through the broker. Workers read the inputs.",
+    help="Send the run through the broker to OUT, a folder of the writer's machine. Workers read the inputs.",
 )
 @click.option(
     "--inline", is_flag=True, help="As --upload, and send the inputs as well: texts or small images of this machine."
@@ -39,17 +39,19 @@ if TYPE_CHECKING:
 @broker_option
 @json_option
 @click.option(
-    "--dry-run", is_flag=True, help="Only say what it would make and cost; a broker is asked if there is one."
+    "--dry-run",
+    is_flag=True,
+    help="Print units, sizes and device hours, and do nothing; speeds come from the broker, if there is one.",
 )
 def command(
     inputs: tuple[str, ...], broker: str, as_json: bool, dry_run: bool, upload: bool, inline: bool, **options: Any
 ) -> None:
-    """Plan a run and hand it to resident workers. The same command again adds what is new in the inputs, if anything.
+    """Plan a run and hand it to resident workers. The same command again adds new samples of the inputs.
 
-    With further inputs for the same output, these are added. Inputs that have changed since are refused.
+    Further inputs for the same output are added to its run. Inputs that have changed since are refused.
 
-    INPUT is a webdataset .tar, a folder of images, a .parquet, .arrow, .h5, .csv, .jsonl or .txt
-    file; globs and {000000..000099} are expanded.
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    {000000..000099} are expanded.
     """
     from embq.cli.authorization import authorized_client
     from embq.cli.run_options import request_from
@@ -76,10 +78,11 @@ def command(
 
 
 def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tuple[Request, str]:
-    """See `embq.cli.precision.resolve_precision`. Without a broker no device is known.
+    """The request with its precision, and the reason for that; see `embq.cli.precision.resolve_precision`.
 
     Args:
-        sent: the output is a folder of the writer's machine.
+        client: the broker; None for none, where no device is known.
+        sent: whether the output is a folder of the writer's machine.
     """
     from embq.cli.precision import precision_of_output, precision_of_upload, resolve_precision
     from producer.model_args import registered_devices
@@ -92,14 +95,14 @@ def _settled(request: Request, client: redis.Redis | None, *, sent: bool) -> tup
 
 
 def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | None, *, as_json: bool) -> None:
-    """Write the run, or what is new of it, to its folder; announce it; say what there is now."""
+    """Write the run, or its new units, to its folder; announce it; print a summary."""
     from core.errors import TryLaterError
     from core.storage.paths import place
     from producer.announce import hand_over
     from producer.enqueue import prepare
 
     planned, output = prepare(request), place(request.output)
-    # Whoever asks again with another priority wants that one; a new run has it in its folder.
+    # A new run has its priority in its folder; of one that is there it is changed.
     again = {} if planned.new or priority is None else {"priority": str(priority)}
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -116,7 +119,7 @@ def _plan_and_hand_over(client: redis.Redis, request: Request, priority: int | N
 
 
 def _tell(planned: Planned, output: Place, *, as_json: bool) -> None:
-    """How many units were handed over, and what of the run is done already."""
+    """Print how many units were handed over, and how many are done."""
     from core.run.commit_log import CommitLog
     from core.run.control import load_control
     from core.run.layout import Layout

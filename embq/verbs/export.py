@@ -1,4 +1,4 @@
-"""`embq export`: plain files for other tools."""
+"""`embq export`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embq failures`: what has no embedding, and why."""
+"""`embq failures`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from core.storage.paths import Place
 
 EXAMPLES = 3
-"""Examples kept of each group: enough to see what they have in common."""
+"""Examples of each group."""
 
 
 MENDS = {
@@ -36,10 +36,10 @@ MENDS = {
     "wrong_version": "use the same version of embq everywhere",
     "wrong_unit": "use the same version of embq everywhere",
 }
-"""What goes before a retry, where that is not mending the samples themselves."""
+"""Failure code -> what to do before a retry, where that is not fixing the samples themselves."""
 
 FINAL = frozenset({"chunk_too_long", "non_finite", "too_many_chunks"})
-"""Codes of which a retry in the same run gives the same again."""
+"""Codes that a retry in the same run gives again."""
 
 
 @dataclass(slots=True)
@@ -61,10 +61,10 @@ class Group:
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @json_option
 def command(output: str, as_json: bool) -> int:
-    """List what has no embedding in OUT, grouped by cause, most frequent first.
+    """List the samples of OUT without an embedding, grouped by cause, most frequent first.
 
-    Only committed failures are listed, and of samples that were retried the last one. A unit that failed as a whole
-    counts once, whatever it holds.
+    Failures are listed once committed, and of a retried sample the last one. A unit that failed as a whole counts
+    once.
     """
     from core.storage.paths import place
 

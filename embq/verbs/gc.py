@@ -1,4 +1,4 @@
-"""`embq gc`: remove what nobody will use any more."""
+"""`embq gc`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from embq.gc.collect import Collected
 
 SHOWN = 20
-"""Files that are printed; --json has all of them."""
+"""Most files that are printed; --json has all."""
 UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -37,16 +37,16 @@ class Age(click.ParamType[float]):
 @click.command("gc", epilog="Example: embq gc ./out --older-than 1h")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
 @click.option(
-    "--older-than", type=Age(), default="24h", show_default=True, metavar="AGE", help="Leave what is younger."
+    "--older-than", type=Age(), default="24h", show_default=True, metavar="AGE", help="Least age of a file to delete."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @broker_option
 @json_option
 def command(output: str, older_than: float, dry_run: bool, broker: str, as_json: bool) -> None:
-    """Remove the files in OUT that no commit record names, and what a finished run left in the broker.
+    """Delete orphaned files in OUT, which no commit record names, and a finished run's keys in the broker.
 
-    Files that a live worker or writer may still need stay, also while the run is at work. How old a file is, is told
-    by the clock of the storage.
+    Safe while the run is at work: files that a live worker or writer may still need stay. Ages are by the clock of
+    the storage.
     """
     from core.storage.paths import place
     from embq.gc.collect import collect

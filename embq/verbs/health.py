@@ -1,4 +1,4 @@
-"""`embq health`: is the service on this machine, or in this container, well?"""
+"""`embq health`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from core.settings import Settings
 
 ANSWER_S = 5.0
 SHOWN = 300
-"""Characters of an answer; one line says what is wrong."""
+"""Characters of an answer that are shown."""
 
 
 def health_url(settings: Settings) -> str:
-    """Where the service of these settings tells how it is; ConfigError where it does not tell."""
+    """URL of the health endpoint of a service with these settings; ConfigError where it has none."""
     if settings.metrics is None or not settings.metrics.port:
         raise ConfigError(
             "nothing says which service is meant",
@@ -28,9 +28,9 @@ def health_url(settings: Settings) -> str:
 
 
 def ask_health(url: str) -> str:
-    """What the service at `url` says of itself, one line, where it is well; UnwellError where it is not.
+    """The status line of a healthy service at `url`; UnwellError for any other.
 
-    No proxy is asked, whatever the environment says: a health check is of this machine.
+    Proxies of the environment are not used: a health check is of this machine.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"{url!r} is no URL of a service", next_step="for example http://127.0.0.1:9101/healthz")
@@ -53,14 +53,14 @@ def _line(body: bytes) -> str:
 
 @click.command("health", epilog="Examples: embq health | embq health --url http://127.0.0.1:1234/health")
 @click.option(
-    "--url", default="", metavar="URL", help="What to ask: of `embq serve`, its /health.  [/healthz at EMBQ_METRICS]"
+    "--url", default="", metavar="URL", help="URL to query; of `embq serve`, its /health.  [/healthz at EMBQ_METRICS]"
 )
 def command(url: str) -> None:
-    """Ask the service of this machine or container how it is; for health checks of containers.
+    """Query the health of a service on this machine or in this container; for health checks of containers.
 
-    Without --url that is the producer, the writer or the worker that has the same EMBQ_METRICS.
+    Without --url, of the producer, writer or worker with the same EMBQ_METRICS.
 
-    Exit status: 0, or 69 where it is not well or does not answer within 5 s.
+    Exit status: 0, or 69 if it is unhealthy or does not answer within 5 s.
     """
     from core.settings import Settings
 

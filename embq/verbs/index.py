@@ -1,4 +1,4 @@
-"""`embq index`: from a run's output to a tested index."""
+"""`embq index`."""
 
 from __future__ import annotations
 

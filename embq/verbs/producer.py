@@ -13,7 +13,7 @@ from embq.cli.options import broker_option, metrics_option, settings_with
 @click.option("--run", "only", default="", metavar="RUN", help="Feed only this run.")
 @metrics_option
 def command(broker: str, only: str, metrics: Address | None) -> None:
-    """Keep the queues filled with hints from the manifests of all runs. Runs until stopped."""
+    """Fill the queues with hints from the manifests of all runs. Runs until stopped."""
     from core.storage.paths import Outputs
     from embq.services.broker_metrics import BrokerMetrics
     from embq.services.service import resident_service

@@ -1,4 +1,4 @@
-"""`embq retry`: do again what failed, after its cause was mended."""
+"""`embq retry`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @click.command("retry", epilog="Examples: embq retry out | embq retry out --code truncated --dry-run")
 @click.argument("output", metavar="OUT", type=click.Path(file_okay=False))
-@click.option("--code", "codes", multiple=True, metavar="CODE", help="Only failures of this code; may be repeated.")
-@click.option("--unit", "units", multiple=True, metavar="ID", help="Only failures of this unit; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done again.")
+@click.option("--code", "codes", multiple=True, metavar="CODE", help="Only failures with this code; repeatable.")
+@click.option("--unit", "units", multiple=True, metavar="ID", help="Only failures of this unit; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Print what would be retried, and do nothing.")
 @worker_options
 @broker_option
 @json_option
@@ -33,11 +33,11 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Do the failures of OUT again, once what they are read from has been mended in its place.
+    """Retry the failed samples of OUT, after the cause is fixed in the inputs.
 
-    Nothing else is read or computed again. What has a row now takes the place of its failure; what fails again is a
-    failure of a further attempt. With --broker (or EMBQ_BROKER_URL) the work is handed to the resident services of
-    that broker, and this command returns.
+    Nothing else is read or computed again. A new row replaces its failure; a sample that fails again has one more
+    attempt. With --broker (or EMBQ_BROKER_URL) the work is handed to the resident services of that broker, and this
+    command returns.
     """
     import embq
     from core.storage.paths import place
@@ -64,7 +64,7 @@ def command(
 
 
 def _at_work(root: Place) -> bool:
-    """Whether an `embq run` is at work on the output, on this machine; its writer finds the units that were added."""
+    """Whether an `embq run` of this machine works on the output; its writer finds the added units."""
     from core.broker.embedded import kept_off
     from core.run.layout import Layout
 
@@ -81,7 +81,7 @@ def _hand_over(retried: Retried, root: Place, broker: str) -> None:
 
 
 def notes(retried: Retried) -> list[str]:
-    """What is done again, by code, most frequent first, and what is left out."""
+    """Lines on what is retried, by code, most frequent first, and what is left out."""
     from core.redaction import printable
     from producer.retry import shown
 
@@ -111,7 +111,7 @@ def _plural(count: int, what: str) -> str:
 
 
 def to_json(retried: Retried) -> dict[str, Any]:
-    """What is done again, as `embq retry --dry-run --json` gives it."""
+    """The shape that `embq retry --dry-run --json` promises."""
     return {
         "schema": 1,
         "run": retried.info.run,

@@ -1,4 +1,4 @@
-"""`embq run`: everything on this machine, with one command."""
+"""`embq run`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from embq.cli.run_options import run_options
 @json_option
 @quiet_option
 def command(inputs: tuple[str, ...], broker: str, as_json: bool, quiet: bool, **options: Any) -> int:
-    """Embed INPUT on this machine, with all its devices, and write the result to a folder.
+    """Embed INPUT on all devices of this machine, and write the rows to a folder.
 
-    INPUT is a webdataset .tar, a folder of images, a .parquet, .arrow, .h5, .csv, .jsonl or .txt
-    file; globs and {000000..000099} are expanded.
-    Interrupt it with Ctrl-C and go on with `embq resume`; the same command again goes on as well.
+    INPUT is a webdataset .tar, a folder of images, or a .parquet, .arrow, .h5, .csv, .jsonl or .txt file; globs and
+    {000000..000099} are expanded. After Ctrl-C, `embq resume` or the same command continues the run.
     """
     from core.storage.paths import place
     from embq.cli.precision import precision_of_output, resolve_precision

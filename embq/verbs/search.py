@@ -1,4 +1,4 @@
-"""`embq search`: one question to an index."""
+"""`embq search`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`embq serve`: search over HTTP."""
+"""`embq serve`."""
 
 from __future__ import annotations
 

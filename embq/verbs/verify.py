@@ -1,4 +1,4 @@
-"""`embq verify`: is the output what the inputs say it must be?"""
+"""`embq verify`."""
 
 from __future__ import annotations
 

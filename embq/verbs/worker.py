@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 @click.command("worker", epilog="Example: embq worker --broker redis://box:6379 --devices cuda:0,cuda:1")
 @broker_option
-@click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and end when it is over.")
+@click.option("--run", "only", default="", metavar="RUN", help="Serve only this run, and exit when it is over.")
 @metrics_option
 @worker_options
-@click.option(
-    "--check", is_flag=True, help="Do no work: say what would not work here, for the runs that the broker knows."
-)
-@click.option("--load", is_flag=True, help="With --check: also load each run's model, and compare it with the run's.")
+@click.option("--check", is_flag=True, help="Do no work: check this machine for the runs that the broker knows.")
+@click.option("--load", is_flag=True, help="With --check: also load each run's model, and compare its fingerprint.")
 @json_option
 def command(
     broker: str,
@@ -40,10 +38,10 @@ def command(
     load: bool,
     as_json: bool,
 ) -> int:
-    """Pull units and embed them, with one persistent process per device. Runs until stopped.
+    """Embed units of the queue, with persistent processes on each device. Runs until stopped.
 
-    With --check it does no work, but says what would not work on this machine: a row for each check, as of
-    `embq doctor`. Exit status then: 0, or 69 where a check fails.
+    With --check, checks this machine instead and prints a row per check, as `embq doctor` does. Exit status then: 0,
+    or 69 if a check fails.
     """
     if (load or as_json) and not check:
         raise click.UsageError("--load and --json belong to --check")
@@ -62,7 +60,7 @@ def command(
     configure()
     settings = settings_with(broker, metrics)
     gpus = find_gpus(settings.cuda_visible) if devices != "cpu" else ()
-    # Who sets the threads of a process has shared the cores out already.
+    # With --prepare-threads the user has divided the cores already.
     names = devices_of(devices, workers_per_device or int(prepare_threads > 0), gpus, settings.cuda_visible)
     fleet = Fleet(
         devices=names,

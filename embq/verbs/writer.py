@@ -12,11 +12,11 @@ from embq.cli.options import broker_option, metrics_option, settings_with
 @click.command("writer", epilog="Example: embq writer --broker redis://localhost:6379")
 @broker_option
 @click.option("--run", "only", default="", metavar="RUN", help="Write only this run.")
-@click.option("--takeover", is_flag=True, help="Fence out a writer that still holds the run.")
-@click.option("--rebuild", is_flag=True, help="Make the queue anew from the output folder before starting.")
+@click.option("--takeover", is_flag=True, help="Fence off a writer that still holds the run.")
+@click.option("--rebuild", is_flag=True, help="Rebuild the queue from the output folder before starting.")
 @metrics_option
 def command(broker: str, only: str, takeover: bool, rebuild: bool, metrics: Address | None) -> None:
-    """Commit the results of all runs to their output folders. Runs until stopped; only one per output."""
+    """Commit the results of all runs to their output folders. Runs until stopped; one per output."""
     from core.storage.paths import Outputs
     from embq.services.service import resident_service
     from embq.services.writer_metrics import WriterMetrics

@@ -85,7 +85,7 @@ def test_the_readme_has_no_row_of_a_verb_that_is_not_there() -> None:
 def test_every_option_of_every_verb_says_what_it_does(verb: str) -> None:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
-    silent = {p.opts[-1] for p in command.params if isinstance(p, click.Option) and not p.help}
+    silent = {p.opts[-1] for p in command.params if isinstance(p, click.Option) and not p.help and not p.hidden}
     assert not silent
 
 
