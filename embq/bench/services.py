@@ -291,5 +291,5 @@ class Services:
     def _wait(self) -> None:
         self._look()
         for child in self._children:
-            child.look_after()
+            child.supervise()
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""The processes that `embq run` starts: the same services as elsewhere, each with a log of its own."""
+"""Services that `embq run` starts as child processes, each with its own log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from core.storage.beneath import open_file
 
 QUICK_DEATHS = 5
 QUICK_S = 5.0
-"""A service that ends this often in a row, each time within these seconds, will not be mended by starting it again."""
+"""A service that exits this often in a row, each time within these seconds, is not restarted."""
 
 OVER_S = 3.0
-"""A worker ends when its run is over, and then the session does too. One that ended and is needed all the same looked
-before the units that were added to a finished run were taken up."""
+"""A worker exits when its run is over, and the session follows. A worker that exits earlier is restarted after this
+time: it looked before units that were added to a finished run were taken up."""
 
 TAIL_BYTES = 1 << 20
-"""Of a log: more than 60 lines of any service."""
+"""Bytes that are read from the end of a log; they hold more than 60 lines of any service."""
 
 FATAL = {Exit.USAGE, Exit.BAD_INPUT, Exit.OUTPUT, Exit.CONFIG}
 
@@ -34,10 +34,10 @@ class ServiceProcess:
 
     Args:
         verb: the verb of `embq` that it runs.
-        arguments: its arguments at the first start.
-        again: its arguments at every later start.
-        log: file that its output is appended to.
-        broker_url: handed on by environment, because it holds a password.
+        arguments: for the first start.
+        again: arguments for every later start.
+        log: its output is appended to this file.
+        broker_url: passed in the environment, because it holds a password.
         environment: further changes to the environment.
     """
 
@@ -55,7 +55,7 @@ class ServiceProcess:
         self.log = log
         self._arguments = arguments
         self._again = again
-        # They would all ask for the one port that was meant for a service of its own.
+        # EMBQ_METRICS names one port, and there are three services.
         self._environment = {"EMBQ_METRICS": "", **environment, "EMBQ_BROKER_URL": broker_url}
         self._started_at = 0.0
         self._quick_deaths = 0
@@ -66,7 +66,7 @@ class ServiceProcess:
         """Start the service."""
         arguments, self._arguments = self._arguments, self._again
         self._started_at = time.monotonic()
-        # The folder may hold links that lead anywhere.
+        # The folder may hold symbolic links to anywhere.
         name = f"{self.log.parent.name}/{self.log.name}"
         with open(open_file(self.log.parent.parent, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), "ab") as log:
             self.process = start(
@@ -77,8 +77,8 @@ class ServiceProcess:
                 environment=child_environment(**self._environment, EMBQ_LOG="text"),
             )
 
-    def look_after(self) -> None:
-        """Start the service again where it died; raise its own error where that cannot help."""
+    def supervise(self) -> None:
+        """Restart the service if it has ended; raise its own error where that cannot help."""
         assert self.process is not None
         status = self.process.poll()
         if status is None:
@@ -92,15 +92,15 @@ class ServiceProcess:
             return
         quick = time.monotonic() - self._started_at < QUICK_S
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
-        # A supervisor that ends by itself has given its workers up; one that was killed has not. And a writer that was
-        # sent away, or shut out, leaves the run to the other one: starting it again would only take turns with it.
+        # A worker supervisor that exits by itself has given up, unlike one that was killed. A writer that was fenced
+        # off leaves the run to another one: restarted, the two would alternate.
         gave_up = (self.verb == "worker" and status > 0) or (self.verb == "writer" and status == Exit.TRY_LATER)
         if status in FATAL or gave_up or self._quick_deaths >= QUICK_DEATHS:
             raise self._last_error(status)
         self.start()
 
     def _last_error(self, status: int) -> EmbqError:
-        """The error that the service printed last, as ours."""
+        """The last error in the log of the service."""
         code, message, next_step = "service", "", ""
         for line in self._tail():
             if line.startswith("error["):
@@ -118,7 +118,7 @@ class ServiceProcess:
         return error
 
     def refused_model(self) -> ModelError | None:
-        """What a resident worker says of a model that it cannot load here; None where it has said nothing of that."""
+        """The error of a worker that cannot load its model here; None where its log has none."""
         for line in self._tail():
             if " error worker model_refused " in line:
                 code, message, next_step = _event_fields(line)
@@ -134,22 +134,22 @@ class ServiceProcess:
             return []
 
     def ended(self) -> bool:
-        """Whether it was started, and runs no longer."""
+        """Whether it was started and has exited."""
         return self.process is not None and self.process.poll() is not None
 
     def stop(self, timeout_s: float) -> None:
-        """Ask the service to end in order; after `timeout_s` end it."""
+        """Stop the service: SIGTERM, and SIGKILL after `timeout_s`."""
         if self.process is not None:
             stop(self.process, timeout_s)
 
     def hurry(self) -> None:
-        """A second request to stop: begun units are given back instead of finished."""
+        """Send a second SIGTERM: units in flight are released instead of finished."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
 
 def _event_fields(line: str) -> tuple[str, str, str]:
-    """code, why and next of an event line such as `... stopped code=x why='...' next='...'`."""
+    """(code, why, next) of an event line such as `... stopped code=x why='...' next='...'`."""
     values = {"code": "service", "why": "", "next": ""}
     rest = line
     for name in ("next", "why", "code"):

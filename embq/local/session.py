@@ -1,4 +1,4 @@
-"""A run on this machine from start to finish: server, producer, writer and workers, started and stopped together."""
+"""`embq run` on this machine: server, producer, writer and workers, started and stopped together."""
 
 from __future__ import annotations
 
@@ -33,21 +33,169 @@ from embq.status.run_progress import RunProgress
 from producer.announce import announce
 from sources.access.allowed_hosts import hosts_named
 
+LOOK_S = 0.25
+LOOK_FAR_S = 2.0
+"""Between two looks at an object store, each of which takes a few requests."""
+HURRY_S = 1.5 * REPEAT_S
+"""Two requests to stop that are closer together count as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """End of a session: the last progress of the run, and whether a user stopped it."""
+
+    progress: RunProgress
+    interrupted: bool
+
+
+class Session:
+    """Executes one planned run until it is closed or stopped.
+
+    Args:
+        info: the run.
+        root: its output folder.
+        wishes: state and priority at the start, see `core.run.control`.
+        worker_arguments: options for `embq worker`.
+        settings: with a `broker_url`, or without one to start a server beside the output.
+        stops: gives the number of requests to stop so far.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        root: Place,
+        *,
+        wishes: Mapping[str, str],
+        worker_arguments: list[str],
+        settings: Settings,
+        drain_s: float,
+        stops: Callable[[], int],
+        display: Display,
+    ) -> None:
+        self.info = info
+        self.layout = Layout(root)
+        self.wishes = wishes
+        self.worker_arguments = worker_arguments
+        self.settings = settings
+        self.drain_s = drain_s
+        self.stops = stops
+        self.display = display
+        self.server: EmbeddedServer | None = None
+        self._last: RunProgress | None = None
+
+    def run(self) -> Outcome:
+        """Work until the run is closed or a stop is requested. Raises the error of a service that gives up."""
+        with ExitStack() as stack:
+            url = self.settings.broker_url or self._start_server(stack)
+            if self.server is None:
+                # Of two sessions on one output the second is refused, whatever the broker.
+                stack.callback(keep_to_ourselves(self.layout.broker).close)
+            # Not a patient client: this process restarts a server that died, and must not wait for it.
+            client = connect(url, password=self.settings.broker_password)
+            check(client, url)
+            require(client, "run")
+            announce(client, self.info, self.layout.root)
+            Ledger(client, self.info.run).ask(self.wishes)
+            self.layout.logs.mkdir(exist_ok=True)
+            children = self._children(url)
+            monitor = RunMonitor(self.layout.root, client)
+            try:
+                for child in children:
+                    child.start()
+                interrupted = self._until_closed(children, monitor)
+            finally:
+                self._stop(children)
+            return Outcome(RunMonitor(self.layout.root, None).look().ended_after(self._last), interrupted)
+
+    def _start_server(self, stack: ExitStack) -> str:
+        server = EmbeddedServer(self.layout.broker)
+        # On the stack first: locks that `start` takes are released even if it fails.
+        stack.callback(server.stop)
+        server.start()
+        self.server = server
+        return server.url
+
+    def _children(self, url: str) -> list[ServiceProcess]:
+        only = ["--run", self.info.run]
+        # The server is ours alone: old leases and locks are void, and the queue is rebuilt.
+        first, again = (["--rebuild", "--takeover"], ["--takeover"]) if self.server is not None else ([], [])
+        logs = self.layout.logs
+
+        def child(verb: str, arguments: list[str], later: list[str]) -> ServiceProcess:
+            return ServiceProcess(
+                verb,
+                [*only, *arguments],
+                again=[*only, *later],
+                log=logs / f"{verb}.log",
+                broker_url=url,
+                environment={"EMBQ_PRIVATE_HOSTS": ",".join(self.settings.private_hosts)},
+            )
+
+        return [
+            child("writer", first, again),
+            child("producer", [], []),
+            child("worker", self.worker_arguments, self.worker_arguments),
+        ]
+
+    def _until_closed(self, children: list[ServiceProcess], monitor: RunMonitor) -> bool:
+        """Wait for the end of the run; True if the user stopped it."""
+        while True:
+            if self.stops():
+                self.display.say("stopping: units in flight are finished and committed (Ctrl-C again: at once)")
+                return True
+            if self.server is not None and not self.server.running():
+                self.display.say("the embedded server died; starting it again")
+                self.server.start()
+            for child in children:
+                child.supervise()
+            # Without an answer the server is restarting, or a child is about to report the error.
+            with suppress(redis.exceptions.RedisError, AwayError):
+                progress = monitor.look()
+                self.display.show(progress)
+                self._last = progress if progress.limits.so_far.name else self._last
+                if progress.state == "cancelled":
+                    self.display.say("the run was cancelled: what is published is committed, the rest is left")
+                    return True
+            with suppress(AwayError):  # the writer waits for it as well
+                if monitor.log_state().closed:
+                    return False
+            time.sleep(LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S)
+
+    def _stop(self, children: list[ServiceProcess]) -> None:
+        """Stop workers first, so that the writer commits all that they publish; then producer and writer."""
+        writer, producer, worker = children
+        asked = self.stops()
+        if worker.process is not None and worker.process.poll() is None:
+            worker.process.terminate()
+            deadline = time.monotonic() + self.drain_s + 20
+            # Without a writer, finished results are not taken, and may fill the broker: release units soon.
+            hurry_at = time.monotonic() + HURRY_S if writer.ended() else deadline
+            while worker.process.poll() is None and time.monotonic() < deadline:
+                if self.server is not None and not self.server.running():
+                    self.server.start()
+                if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
+                    worker.hurry()
+                    asked, hurry_at = self.stops(), deadline
+                time.sleep(0.05)
+            worker.stop(1.0)
+        producer.stop(10.0)
+        writer.stop(120.0)
+
 
 def run_locally(
     info: RunInfo, root: Place, options: dict[str, Any], *, broker: str, quiet: bool, inputs: Sequence[str] = ()
 ) -> Outcome:
-    """Bring a planned run to its end on this machine; at once where nothing is left to do.
+    """Execute a planned run on this machine; returns at once where nothing is left to do.
 
     Args:
-        inputs: as the user names them: their hosts may be private ones.
+        inputs: as the user names them; their hosts may be private ones.
     """
-    before = RunMonitor(root, None).look()  # the run that stands in the folder, with all that was added
+    before = RunMonitor(root, None).look()
     if before.state == "done":
         if not quiet:
             click.echo(f"nothing is left to do: {root} holds the finished run {info.run}", err=True)
         return Outcome(before, False)
-    # Whoever starts a run that was paused or cancelled wants it to go on.
+    # Starting a paused or cancelled run resumes it.
     wishes = {"state": "running"}
     if options.get("priority") is not None:
         wishes["priority"] = str(options["priority"])
@@ -80,7 +228,7 @@ def _worker_arguments(options: dict[str, Any]) -> list[str]:
 
 
 def own_devices(wanted: str) -> list[Device]:
-    """The devices of this machine that `--devices` names; torch is not imported in this process."""
+    """The devices of this machine that `--devices` names, found without torch."""
     from worker.supervisor.devices import find_devices
     from worker.supervisor.machine import described
 
@@ -89,7 +237,7 @@ def own_devices(wanted: str) -> list[Device]:
 
 
 def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
-    """Print what went in and what came out; gives the exit status."""
+    """Print the summary of a run; gives the exit status."""
     progress = outcome.progress
     if as_json:
         click.echo(json.dumps(progress.to_json()))
@@ -104,7 +252,7 @@ def print_summary(outcome: Outcome, root: Place, *, as_json: bool) -> int:
 
 
 def summary_lines(progress: RunProgress, root: Place) -> list[str]:
-    """The account of a run: in = rows + failures, where it is, how long it took."""
+    """Summary of a run: in = rows + failures, duration, bottleneck, and where the files are."""
     from core.formats.files import row_folders
 
     total = progress.rows + progress.failures
@@ -134,152 +282,3 @@ def summary_lines(progress: RunProgress, root: Place) -> list[str]:
     if progress.failures:
         lines.append(f"failures in {root / 'failures'}; list them with: embq failures {root}")
     return lines
-
-
-LOOK_S = 0.25
-LOOK_FAR_S = 2.0
-"""Between two looks at an object store, each of which is a few requests."""
-HURRY_S = 1.5 * REPEAT_S
-"""After which a second request to stop is taken for a second one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a session ended: the last look at the run, and whether a user stopped it."""
-
-    progress: RunProgress
-    interrupted: bool
-
-
-class Session:
-    """Brings one planned run to its end, or to a clean stop.
-
-    Args:
-        info: the run.
-        root: its output folder.
-        wishes: what is asked of the run at the start, see `core.run.control`.
-        worker_arguments: options for `embq worker`.
-        settings: with `broker_url` set where the user named a broker; otherwise a server is started beside the output.
-        stops: number of times the user has asked to stop so far.
-    """
-
-    def __init__(
-        self,
-        info: RunInfo,
-        root: Place,
-        *,
-        wishes: Mapping[str, str],
-        worker_arguments: list[str],
-        settings: Settings,
-        drain_s: float,
-        stops: Callable[[], int],
-        display: Display,
-    ) -> None:
-        self.info = info
-        self.layout = Layout(root)
-        self.wishes = wishes
-        self.worker_arguments = worker_arguments
-        self.settings = settings
-        self.drain_s = drain_s
-        self.stops = stops
-        self.display = display
-        self.server: EmbeddedServer | None = None
-        self._last: RunProgress | None = None
-
-    def run(self) -> Outcome:
-        """Work until the run is closed or a stop was asked for. Raises the error of a service that cannot go on."""
-        with ExitStack() as stack:
-            url = self.settings.broker_url or self._start_server(stack)
-            if self.server is None:
-                # Whatever the broker is: of two sessions on one output the second is sent away.
-                stack.callback(keep_to_ourselves(self.layout.broker).close)
-            # Not a patient one: whoever is to start a server that died must not wait for it.
-            client = connect(url, password=self.settings.broker_password)
-            check(client, url)
-            require(client, "run")
-            announce(client, self.info, self.layout.root)
-            Ledger(client, self.info.run).ask(self.wishes)
-            self.layout.logs.mkdir(exist_ok=True)
-            children = self._children(url)
-            watch = RunMonitor(self.layout.root, client)
-            try:
-                for child in children:
-                    child.start()
-                interrupted = self._until_closed(children, watch)
-            finally:
-                self._stop(children)
-            return Outcome(RunMonitor(self.layout.root, None).look().ended_after(self._last), interrupted)
-
-    def _start_server(self, stack: ExitStack) -> str:
-        server = EmbeddedServer(self.layout.broker)
-        # On the stack first: what `start` has taken hold of must be let go even where it fails.
-        stack.callback(server.stop)
-        server.start()
-        self.server = server
-        return server.url
-
-    def _children(self, url: str) -> list[ServiceProcess]:
-        only = ["--run", self.info.run]
-        # Nobody else has a server that we hold: leases and locks of before are void, the queue is built anew.
-        first, again = (["--rebuild", "--takeover"], ["--takeover"]) if self.server is not None else ([], [])
-        logs = self.layout.logs
-
-        def child(verb: str, arguments: list[str], later: list[str]) -> ServiceProcess:
-            return ServiceProcess(
-                verb,
-                [*only, *arguments],
-                again=[*only, *later],
-                log=logs / f"{verb}.log",
-                broker_url=url,
-                environment={"EMBQ_PRIVATE_HOSTS": ",".join(self.settings.private_hosts)},
-            )
-
-        return [
-            child("writer", first, again),
-            child("producer", [], []),
-            child("worker", self.worker_arguments, self.worker_arguments),
-        ]
-
-    def _until_closed(self, children: list[ServiceProcess], watch: RunMonitor) -> bool:
-        """True where the user stopped it."""
-        while True:
-            if self.stops():
-                self.display.say("stopping: begun units are finished and committed (Ctrl-C again: at once)")
-                return True
-            if self.server is not None and not self.server.running():
-                self.display.say("the embedded server died; starting it again")
-                self.server.start()
-            for child in children:
-                child.look_after()
-            # Without an answer the server is being started again, or a child is about to say what is wrong with it.
-            with suppress(redis.exceptions.RedisError, AwayError):
-                progress = watch.look()
-                self.display.show(progress)
-                self._last = progress if progress.limits.so_far.name else self._last
-                if progress.state == "cancelled":
-                    self.display.say("the run was cancelled: what is published is committed, the rest is left")
-                    return True
-            with suppress(AwayError):  # the writer waits for it as well
-                if watch.log_state().closed:
-                    return False
-            time.sleep(LOOK_S if isinstance(self.layout.root, Path) else LOOK_FAR_S)
-
-    def _stop(self, children: list[ServiceProcess]) -> None:
-        """Workers first, so that the writer commits all that they still publish; then producer and writer."""
-        writer, producer, worker = children
-        asked = self.stops()
-        if worker.process is not None and worker.process.poll() is None:
-            worker.process.terminate()
-            deadline = time.monotonic() + self.drain_s + 20
-            # Where the writer has given up, nobody takes what workers finish, and they may have no room to leave it.
-            hurry_at = time.monotonic() + HURRY_S if writer.ended() else deadline
-            while worker.process.poll() is None and time.monotonic() < deadline:
-                if self.server is not None and not self.server.running():
-                    self.server.start()
-                if self.stops() > max(1, asked) or time.monotonic() > hurry_at:
-                    worker.hurry()
-                    asked, hurry_at = self.stops(), deadline
-                time.sleep(0.05)
-            worker.stop(1.0)
-        producer.stop(10.0)
-        writer.stop(120.0)

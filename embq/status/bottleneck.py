@@ -1,4 +1,4 @@
-"""What limits a run, from what its workers say of themselves: one word, the shares behind it, and a sentence."""
+"""Identifies the bottleneck stage of a run from worker timings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 PREPARING = ("decoding", "tokenising")
 
 RELIEVED = ("cpu-fast", "gpu")
-"""Decode paths that spare the CPU the full size of large photographs already."""
+"""Decode paths that never decode large photographs at full size on the CPU."""
 
 MEANING = {
     "device": "the device: the other stages wait for it",
@@ -22,23 +22,23 @@ MEANING = {
     "turn": "its turn: the workers serve",
     "": "not known yet",
 }
-"""A word of `limit` -> what a person is told."""
+"""Name of a bottleneck -> description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """What limits a run, or one span of it.
+    """The bottleneck of a run in one time span.
 
     Attributes:
         name: a key of `MEANING`.
-        causes: what held the workers up -> its part of their time.
-        stages: stage -> state ("busy", "starved", "blocked") -> its part of the time.
-        threads: that decode or tokenise in the workers which this limits.
-        workers: how many these are.
-        cores: of the machine, where it is one worker.
-        whole_images: their CPUs decode images at full size, also where a smaller one would do.
-        cores_needed: with which their devices would be busy; None where that is not the question, or not known.
-        cores_exact: False where more may be needed: the devices have not shown yet what they can do.
+        causes: cause of waiting -> share of the workers' time.
+        stages: stage -> state ("busy", "starved", "blocked") -> share of the time.
+        threads: decoding or tokenising threads of the workers with this bottleneck.
+        workers: number of these workers.
+        cores: of the machine, for one worker.
+        whole_images: whether their CPUs decode images at full size where a smaller one would do.
+        cores_needed: CPU cores that would keep their devices busy; None where unknown or irrelevant.
+        cores_exact: False where more may be needed, because the devices were never busy.
     """
 
     name: str = ""
@@ -53,24 +53,24 @@ class Bottleneck:
 
     @property
     def device_waits(self) -> float:
-        """Part of the time in which the devices computed nothing."""
+        """Share of the time in which the devices were idle."""
         return max(0.0, 1.0 - self.stages["embed"].get("busy", 0.0)) if "embed" in self.stages else 0.0
 
     def sentence(self) -> str:
-        """The verdict for people, with what to do about it."""
+        """Description for people, with remedies."""
         if self.name not in PREPARING or not self.stages:
             return MEANING.get(self.name, self.name)
         waits, it = ("the device waits", "it") if self.workers == 1 else ("the devices wait", "them")
-        said = f"{self.name}: {_many(self.threads, 'thread')}, {waits} {self.device_waits:.0%} of the time"
+        text = f"{self.name}: {_many(self.threads, 'thread')}, {waits} {self.device_waits:.0%} of the time"
         if self.cores_needed is None:
-            return said
+            return text
         about = "" if self.cores_exact else "at least "
         ways = ["smaller images"] if self.name == "decoding" else ["more machines"]
         if self.whole_images:
             ways.insert(0, "--decode cpu-fast for large photographs")
         if self.threads < min(self.cores, self.cores_needed):
             ways.insert(0, f"--prepare-threads {min(self.cores, self.cores_needed)}: here are {self.cores} cores")
-        return f"{said}; {about}{_many(self.cores_needed, 'core')} would keep {it} busy (or {', or '.join(ways)})"
+        return f"{text}; {about}{_many(self.cores_needed, 'core')} would keep {it} busy (or {', or '.join(ways)})"
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -87,51 +87,51 @@ class Bottleneck:
 
 
 def bottleneck_now(workers: Sequence[Mapping[str, Any]]) -> Bottleneck:
-    """What limits the workers of a run now; "work" where they hold nothing."""
+    """The bottleneck of a run's workers now; "work" where they hold no unit."""
     if workers and not any(worker.get("held") for worker in workers):
         return Bottleneck(name="work")
-    return _limit(workers, lambda worker: (str(worker.get("limit", "")), worker["attribution"]["late"]))
+    return _bottleneck(workers, lambda worker: (str(worker.get("limit", "")), worker["attribution"]["late"]))
 
 
 def bottleneck_so_far(workers: Sequence[Mapping[str, Any]]) -> Bottleneck:
-    """What limited them since they have work."""
-    return _limit(workers, lambda w: (w["attribution"]["whole"].get("limit", ""), w["attribution"]["whole"]))
+    """The bottleneck of a run's workers since they have work."""
+    return _bottleneck(workers, lambda w: (w["attribution"]["whole"].get("limit", ""), w["attribution"]["whole"]))
 
 
-def _limit(
+def _bottleneck(
     workers: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], tuple[str, Mapping[str, Any]]]
 ) -> Bottleneck:
-    """The word of the workers that do most of the rows, and means over all, each by its rows."""
-    said = [(*of(w), w["attribution"], _weight(w)) for w in workers if w.get("attribution")]
-    said = [one for one in said if one[0]]
-    if not said:
+    """The bottleneck of the workers with most rows, and means over all workers, weighted by rows."""
+    reports = [(*of(w), w["attribution"], _weight(w)) for w in workers if w.get("attribution")]
+    reports = [report for report in reports if report[0]]
+    if not reports:
         return Bottleneck()
     for_each: dict[str, float] = {}
-    for name, *_, weight in said:
+    for name, *_, weight in reports:
         for_each[name] = for_each.get(name, 0.0) + weight
     name = max(sorted(for_each), key=lambda one: for_each[one])
     total = sum(for_each.values())
     causes: dict[str, float] = {}
     stages: dict[str, dict[str, float]] = {}
-    for _, told, _, weight in said:
-        for cause, share in told["causes"].items():
+    for _, span, _, weight in reports:
+        for cause, share in span["causes"].items():
             causes[cause] = round(causes.get(cause, 0.0) + share * weight / total, 3)
-        for stage, states in told["stages"].items():
+        for stage, states in span["stages"].items():
             mean = stages.setdefault(stage, {})
             for state, share in states.items():
                 mean[state] = round(mean.get(state, 0.0) + share * weight / total, 3)
-    held_up = [(told, all_told) for one, told, all_told, _ in said if one == name]
-    cores = [int(told["cores_needed"]) for told, _ in held_up if told.get("cores_needed")]
+    held_up = [(span, whole) for one, span, whole, _ in reports if one == name]
+    cores = [int(span["cores_needed"]) for span, _ in held_up if span.get("cores_needed")]
     return Bottleneck(
         name=name,
         causes=causes,
         stages=stages,
-        threads=sum(int(all_told["threads"]) for _, all_told in held_up),
+        threads=sum(int(whole["threads"]) for _, whole in held_up),
         workers=len(held_up),
-        whole_images=name == "decoding" and any(all_told["decode"] not in RELIEVED for _, all_told in held_up),
+        whole_images=name == "decoding" and any(whole["decode"] not in RELIEVED for _, whole in held_up),
         cores=int(held_up[0][1]["cores"]) if len(held_up) == 1 else 0,
         cores_needed=sum(cores) if len(cores) == len(held_up) else None,
-        cores_exact=all(told.get("cores_exact", True) for told, _ in held_up),
+        cores_exact=all(span.get("cores_exact", True) for span, _ in held_up),
     )
 
 
@@ -140,5 +140,5 @@ def _many(count: int, what: str) -> str:
 
 
 def _weight(worker: Mapping[str, Any]) -> float:
-    # One that has done nothing yet counts little, and where all are so, each the same.
+    # Never 0, so that workers that are all new count equally.
     return float(worker.get("rows_per_s") or 0.0) + 1e-6

@@ -1,4 +1,4 @@
-"""What the broker says of a run that is at work, and what follows from that alone."""
+"""State of a run in the broker."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from embq.status.eta import done_in_flight, share_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSnapshot:
-    """One look into the broker; the default is that there is none.
+    """State of a run in the broker at one moment; the default is that of no broker.
 
     Attributes:
         meta: counters of the run.
-        asked: what a user asked for and is not in the output folder yet.
-        received, in_flight: units.
-        workers: all that are heard of, also those that serve other models.
-        begun: tokens that are done of units in flight.
+        asked: requests that are not in the output folder yet.
+        received, in_flight: numbers of units.
+        workers: reports of all workers, also of those that serve other models.
+        begun: finished tokens of units in flight.
         now_ms: by the broker's clock.
     """
 
@@ -33,28 +33,28 @@ class BrokerSnapshot:
     now_ms: int = 0
 
     def number(self, name: str) -> int:
-        """One of the counters; 0 where there is none."""
+        """A counter; 0 where there is none."""
         return int(self.meta.get(name) or 0)
 
     @property
     def tokens_left(self) -> int | None:
-        """Tokens of units that are not committed, as the writer estimates them; None where it cannot yet."""
+        """The writer's estimate of tokens in uncommitted units; None without one."""
         return self.number("tokens_left") if self.meta.get("tokens_left") else None
 
     @property
     def worked_s(self) -> float:
-        """Since the first unit was begun."""
+        """Seconds since the first unit was started."""
         began = self.number("began_ms")
         return max(0.0, (self.now_ms - began) / 1000) if began else 0.0
 
     def committed_per_s(self, committed: int) -> float:
-        """Rows per second from the first unit to the last commit, where `committed` rows are committed now."""
+        """Rows per second from the first unit to the last commit, for `committed` rows in all."""
         first, last = self.number("began_ms"), self.number("last_commit_ms")
         rows = committed - self.number("rows_before")
         return round(rows * 1000 / (last - first), 2) if first and last > first and rows > 0 else 0.0
 
     def timing(self, workers: list[dict[str, Any]]) -> dict[str, float]:
-        """Seconds that loading took the slowest of `workers`, that were spent embedding, and in all."""
+        """Seconds of loading (the slowest of `workers`), of embedding, and in all."""
         opened, first, last = (self.number(name) for name in ("opened_ms", "began_ms", "last_commit_ms"))
         return {
             "load_s": max((float(worker.get("load_s", 0)) for worker in workers), default=0.0),
@@ -64,8 +64,8 @@ class BrokerSnapshot:
 
 
 def take_snapshot(ledger: Ledger) -> BrokerSnapshot:
-    """Look into the broker. Raises redis.exceptions.RedisError where it is away."""
-    # In this order: a unit that is published meanwhile is no longer begun, and `meta` counts its tokens as waiting.
+    """Read the state of a run. Raises redis.exceptions.RedisError where the broker is away."""
+    # Before `meta`: tokens of a unit that is published meanwhile are counted there as waiting.
     workers = live_workers(ledger.client)
     begun = done_in_flight(ledger, share_of(workers, ledger.run))
     seconds, micros = ledger.client.time()

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel on a terminal, one plain line every 30 seconds elsewhere."""
+"""Display of a run: a live panel on a terminal, one line every 30 seconds in a log."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from embq.status.bottleneck import MEANING, Bottleneck
 from embq.status.run_progress import RunProgress
 
 STAGE_NAMES = {"read": "read", "prepare": "prepare", "embed": "device", "publish": "publish"}
-"""Stage of a worker -> what a person calls it."""
+"""Stage of a worker -> its name for people."""
 
 
 def count(rows: int | None, exact: bool = True) -> str:
-    """A row count; estimates say so."""
+    """A number of rows; estimates with "about"."""
     if rows is None:
         return "?"
     return f"{rows:,}" if exact else f"about {rows:,}"
 
 
 def cell(value: object) -> Text:
-    """Text that may come from the broker: control characters are escaped, and nothing in it is markup."""
+    """Text that may come from the broker: control characters escaped, and no markup."""
     return Text(printable(str(value)))
 
 
@@ -50,7 +50,7 @@ def plain_line(progress: RunProgress) -> str:
 
 
 def panel(progress: RunProgress) -> Group:
-    """The run as something to look at."""
+    """A panel with the progress of a run, for a terminal."""
     fraction = (progress.done + progress.quarantined) / progress.units_total if progress.units_total else 0.0
     if progress.tokens_total:
         fraction = progress.tokens / progress.tokens_total
@@ -94,19 +94,19 @@ def panel(progress: RunProgress) -> Group:
 
 
 def _speed(progress: RunProgress) -> float:
-    """Rows per second: what workers embed now; of a run that is over, what was committed."""
+    """Rows per second: embedded now; committed on average, for a run that is over."""
     return progress.rows_per_s if progress.state == "done" else progress.embedding_per_s
 
 
 def limit_line(progress: RunProgress) -> str:
-    """What limits a run now, as a sentence."""
+    """The bottleneck now, as a sentence."""
     if progress.limit == "turn":
         return f"{MEANING['turn']} {' and '.join(progress.waits_for)}"
     return progress.limits.now.sentence()
 
 
 def stages_line(limit: Bottleneck) -> str:
-    """For each stage how much of its time it works, waits for input, and waits for the stage behind it."""
+    """For each stage the shares of its time that it is busy, starved and blocked."""
     return "; ".join(
         f"{name} {states.get('busy', 0.0):.0%} busy{_part(states.get('starved', 0.0), 'waits')}"
         f"{_part(states.get('blocked', 0.0), 'blocked')}"
@@ -148,13 +148,13 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
 
 
 def _device_busy(worker: dict[str, Any]) -> str:
-    said = worker.get("attribution")
-    busy = said["late"]["stages"].get("embed", {}).get("busy") if said else None
+    attribution = worker.get("attribution")
+    busy = attribution["late"]["stages"].get("embed", {}).get("busy") if attribution else None
     return "-" if busy is None else f"{busy:.0%}"
 
 
 class Display:
-    """Shows progress on stderr until it is left.
+    """Shows the progress of a run on stderr.
 
     Args:
         quiet: show nothing.
@@ -173,14 +173,14 @@ class Display:
         return self
 
     def show(self, progress: RunProgress) -> None:
-        """Show the latest look at the run."""
+        """Show a progress."""
         if self._live is not None:
             self._live.update(panel(progress))
         elif self._line.due:
             self._line.show(plain_line(progress))
 
     def say(self, message: str) -> None:
-        """A line above the live panel."""
+        """Print a line above the live panel."""
         if not self.quiet:
             self.console.print(message, markup=False)
 

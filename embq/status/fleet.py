@@ -1,4 +1,4 @@
-"""The machines of the fleet as `embq status` shows them: services, with what their workers say of themselves."""
+"""Services of the fleet with their devices, as `embq status` shows them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ OF_A_SERVICE = (
     *("name", "role", "host", "pid", "version", "protocol", "python", "run", "state"),
     *("clock_s", "metrics", "cores", "memory_bytes", "cache_free_bytes", "packages", "refused"),
 )
-"""What `embq status --json` tells of each service, of what it says of itself."""
+"""Fields of a service's report that `embq status --json` has."""
 OF_A_WORKER = ("model", "rows_per_s", "stage", "unit", "age_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
-    """One look at the machines.
+    """Services, workers and speeds at one moment.
 
     Attributes:
-        heard: the services.
-        workers: name of a worker process -> what it says of itself.
-        measured: name of a device -> model -> rows per second that were last measured of a known run's model.
+        heard: the services that report.
+        workers: name of a worker process -> its report.
+        measured: name of a device -> model of a known run -> rows per second, as last measured.
         foreign: runs of another protocol version.
         wanted: models of the runs that are not over.
     """
@@ -57,7 +57,7 @@ class FleetStatus:
         ]
 
     def warnings(self) -> list[str]:
-        """What a person should know of the fleet, a line each."""
+        """Warnings, a line each."""
         lines = [
             f"two services of the kind {pair[0].role} serve the same runs, on {hosts_of(pair)}: "
             f"{TWO_NEXT[pair[0].role]}"
@@ -79,8 +79,8 @@ class FleetStatus:
         ]
 
     def given_up(self) -> list[str]:
-        """Which devices are not used any more, and why; a line for each."""
-        told = {
+        """Devices that were given up, and why; a line each."""
+        given_up = {
             (one.service.host, device.device, device.name): device.why
             for one in self.heard
             for device in one.service.devices
@@ -91,11 +91,11 @@ class FleetStatus:
                 f"{host} has given up {device}{f' ({name})' if name else ''}, until the worker there is started "
                 f"again: {why}"
             )
-            for (host, device, name), why in told.items()
+            for (host, device, name), why in given_up.items()
         ]
 
     def unseen(self, run: str = "") -> list[str]:
-        """Which inputs of a run, or of all, a machine lacks, so that it leaves units to others; a line for each."""
+        """Inputs of a run, or of all runs, that a machine lacks; a line each."""
         lacks = {
             (str(worker.get("host")), of_run): source
             for worker in self.workers.values()
@@ -108,7 +108,7 @@ class FleetStatus:
         ]
 
     def refusals(self, model: str) -> list[str]:
-        """Where a model cannot be loaded, and why; a line for each machine."""
+        """Machines that cannot load a model, and why; a line each."""
         return [
             printable(f"{model} cannot be loaded on {one.service.host}, until the worker there is started again: {why}")
             for one in self.heard
@@ -116,20 +116,20 @@ class FleetStatus:
         ]
 
     def _device(self, device: Device) -> dict[str, Any]:
-        said = self.workers.get(device.worker, {})
-        # The process that computes on it knows its name also where the supervisor could not ask for it.
-        name = str(said.get("device_name") or device.name)
+        report = self.workers.get(device.worker, {})
+        # The computing process knows the name even where the supervisor could not read it.
+        name = str(report.get("device_name") or device.name)
         measured = [{"model": model, "rows_per_s": rate} for model, rate in self.measured.get(name, {}).items()]
         return {
             **asdict(device),
             "name": name,
-            **{key: said.get(key) for key in OF_A_WORKER},
+            **{key: report.get(key) for key in OF_A_WORKER},
             "measured": measured,
         }
 
 
 def fleet_status(client: redis.Redis) -> FleetStatus:
-    """The machines now. Raises redis.exceptions.RedisError where the broker is away."""
+    """The fleet now. Raises redis.exceptions.RedisError where the broker is away."""
     heard = services(client)
     records = registered(client)
     models = {record.model.queue_key: record.model for record in records.values()}
@@ -151,7 +151,7 @@ def _is_over(client: redis.Redis, run: str) -> bool:
 
 
 def table(fleet: FleetStatus) -> Table:
-    """A row for each service, and for each device of a worker."""
+    """A table with a row for each service, and for each device of a worker."""
     rows = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("role", "host", "version", "device", "state", "rows/s", "measured", "unit"):
         rows.add_column(name, justify="right" if name == "rows/s" else "left", overflow="fold")
@@ -181,7 +181,7 @@ def plain_lines(fleet: FleetStatus) -> list[str]:
 
 
 def _cells(texts: Iterable[Any]) -> list[Text]:
-    """Texts that came from other machines: shown as they are, and never as markup."""
+    """Texts of other machines, escaped."""
     return [cell(text) for text in texts]
 
 
@@ -203,7 +203,7 @@ def _device_state(device: dict[str, Any]) -> str:
 
 
 def _measured(device: dict[str, Any]) -> str:
-    """The last measured rate of the model that is loaded, or of the first of the others."""
+    """The last measured rate of the loaded model, or of another one."""
     told = sorted(device["measured"], key=lambda one: one["model"] != device["model"])
     more = f" and {len(told) - 1} more" if len(told) > 1 else ""
     return f"{told[0]['rows_per_s']:,.1f}/s {told[0]['model']}{more}" if told else "-"

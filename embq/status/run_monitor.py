@@ -1,4 +1,4 @@
-"""Who looks at a run: at its commit log, or from far away at the broker alone."""
+"""Monitors a run through its commit log or, remotely, through the broker."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from embq.status.run_progress import RunCounts, RunProgress, derive_progress
 
 
 class RunMonitor:
-    """Looks at one run again and again, reading each commit record once.
+    """Monitors a run through its output folder; reads each commit record once.
 
     Args:
         root: output folder.
-        client: the broker, or None where none answers.
+        client: the broker; None for none.
     """
 
     def __init__(self, root: Place, client: redis.Redis | None) -> None:
@@ -35,11 +35,11 @@ class RunMonitor:
         self._state = checkpoint.load(Layout(root), self.info.units)
         self._timing: dict[str, float] = {}
         self._scripts = load_scripts(client) if client is not None else {}
-        # Once: listing all records is too much for every look.
+        # Once: listing all records on every look would be too slow.
         self._log.ends_with(self.log_state().n)
 
     def log_state(self) -> LogState:
-        """What the commit log says now, and what was added to the run; the truth about what is done."""
+        """The commit log now, with units that were added to the run."""
         for commit in self._log.read(after=self._state.n):
             self._log.advance(self._state, commit)
             self._timing = commit.timing or self._timing
@@ -49,12 +49,12 @@ class RunMonitor:
         return self._state
 
     def look(self) -> RunProgress:
-        """The run now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
         log = self.log_state()
         seen = BrokerSnapshot()
         if self.client is not None and not log.closed:
             seen = take_snapshot(Ledger(self.client, self.info.run, scripts=self._scripts))
-        # The broker is ahead of the folder until the writer has noted what was asked for.
+        # The broker has requests first, until the writer has noted them in the folder.
         control = load_control(Layout(self.root)).with_changes(seen.meta | seen.asked)
         return derive_progress(
             self.info.run,
@@ -68,11 +68,10 @@ class RunMonitor:
 
 
 class RemoteRunMonitor:
-    """Looks at a run whose folder cannot be seen from here, from a laptop say: all comes from the broker.
+    """Monitors a run through the broker alone, for machines that cannot read its folder.
 
     Args:
         record: the run as it was announced.
-        client: the broker.
     """
 
     def __init__(self, record: RunRecord, client: redis.Redis) -> None:
@@ -81,27 +80,26 @@ class RemoteRunMonitor:
         self._ledger = Ledger(client, record.run, scripts=load_scripts(client))
 
     def look(self) -> RunProgress:
-        """The run now. Raises redis.exceptions.RedisError where the broker is away."""
+        """The progress now. Raises redis.exceptions.RedisError where the broker is away."""
         return progress_of(self.record, take_snapshot(self._ledger))
 
 
 def open_monitor(record: RunRecord, client: redis.Redis) -> RunMonitor | RemoteRunMonitor:
-    """Looks at a run's folder where that can be read from here, and else at what the broker knows of the run."""
+    """Monitors a run through its folder where that can be read here, else through the broker."""
     try:
         return RunMonitor(place(record.output), client)
     except EmbqError as error:
-        # Somebody else's folder is not expected to be here: a laptop has none of the box's.
+        # A missing folder is normal: output folders of other machines are not here.
         if is_folder(record.output):
-            click.echo(f"warning: {error.message}; what the broker knows is shown", err=True)
+            click.echo(f"warning: {error.message}; the state in the broker is shown", err=True)
         return RemoteRunMonitor(record, client)
 
 
 def progress_of(record: RunRecord, seen: BrokerSnapshot) -> RunProgress:
-    """A run as far as the broker alone tells.
+    """Progress of a run by the broker's state alone.
 
     Args:
         record: the run as it was announced.
-        seen: one look into the broker.
     """
     rows, failures, done = map(seen.number, ("rows", "failures", "done"))
     units = seen.number("total") or record.units
@@ -139,12 +137,12 @@ def _counts(info: RunInfo, log: LogState) -> RunCounts:
 
 
 def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
-    """Samples of a run, and whether that is known exactly."""
+    """(samples of a run or None, whether they are counted exactly)."""
     if info.samples is not None and info.model.chunking is None:
         return info.samples, True
     if log.count == info.units:
         return log.rows + log.failures, True
-    # Retries add no sample, so they say nothing of how many a unit holds.
+    # Units of retries add no samples, so they are left out of the mean.
     done, units = log.count - log.retries, info.units - info.retries
     if done > 0:
         return round((log.rows + log.failures) / done * max(units, done)), False
@@ -152,5 +150,5 @@ def _samples(info: RunInfo, log: LogState) -> tuple[int | None, bool]:
 
 
 def _estimate(samples: int, done: int, units: int) -> int | None:
-    """Samples of `units` units, from those of the units that are done; retries, which come last, add none."""
+    """Samples of `units` units by the mean of the done ones; retries, which come last, add none."""
     return round(samples / min(done, units) * units) if done and units > 0 else None

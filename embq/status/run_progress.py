@@ -1,4 +1,4 @@
-"""One look at a run, as `embq status` and the display show it."""
+"""Derives progress, rate, bottleneck and ETA of a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,131 @@ from embq.status.bottleneck import Bottleneck, bottleneck_now, bottleneck_so_far
 from embq.status.broker_snapshot import BrokerSnapshot
 from embq.status.eta import NO_ETA, Eta, predict, share_of
 
+OF_A_WORKER = (
+    *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
+    *("padding", "memory_full", "recomputed", "limit"),
+)
+"""Fields of a worker's report that `embq status --json` has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bottleneck of a run now, and since its workers have work."""
+
+    now: Bottleneck = field(default_factory=Bottleneck)
+    so_far: Bottleneck = field(default_factory=Bottleneck)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """A run at one moment.
+
+    Attributes:
+        state: "running", "paused", "cancelled", "done", or "stopped" where it should run and no worker is at work.
+        priority: its weight among runs that share the devices.
+        rows: committed rows.
+        rows_total: samples of the run; estimated from the units done so far where they are not counted.
+        truncated: texts among them that were truncated to the model's limit.
+        failures: committed failures.
+        done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
+        rows_per_s: committed rows per second, from the first unit to the last commit.
+        embedding_per_s: rows per second of all workers in the last 20 seconds.
+        eta_s: seconds until the last commit; None where it cannot be predicted yet.
+        eta_basis: what it counts: "tokens", "samples" or "units"; "" for nothing.
+        tokens: of committed units, as far as workers report them.
+        tokens_total: of all units; estimated until all are committed, None where nothing is known.
+        tokens_per_s: of all workers, now and for this run.
+        limit: name of the bottleneck now; of a run that has just ended, of the whole run.
+        limits: its details, now and since the workers have work.
+        waits_for: the models that are served now, while the run's own waits for its turn.
+        workers: reports of the workers.
+        timing: load_s, embed_s, wall_s.
+    """
+
+    run: str
+    output: str
+    model: str
+    state: str
+    priority: int
+    rows: int
+    rows_total: int | None
+    rows_total_exact: bool
+    failures: int
+    units_total: int
+    done: int
+    received: int
+    in_flight: int
+    queued: int
+    quarantined: int
+    rows_per_s: float
+    embedding_per_s: float
+    eta_s: float | None
+    limit: str
+    precision: str = ""
+    limits: Limits = field(default_factory=Limits)
+    waits_for: list[str] = field(default_factory=list)
+    truncated: int = 0
+    tokens: int = 0
+    tokens_total: int | None = None
+    tokens_per_s: float = 0.0
+    eta_basis: str = ""
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    timing: dict[str, float] = field(default_factory=dict)
+
+    def ended_after(self, before: RunProgress | None) -> RunProgress:
+        """The progress of a run that has ended, with the bottleneck of `before`, when its workers were there."""
+        if before is None or not before.limits.so_far.name:
+            return self
+        return replace(self, limit=before.limits.so_far.name, limits=before.limits)
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape that `embq status --json` promises."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "output": self.output,
+            "model": self.model,
+            "precision": self.precision,
+            "state": self.state,
+            "priority": self.priority,
+            "rows": self.rows,
+            "rows_total": self.rows_total,
+            "rows_total_exact": self.rows_total_exact,
+            "failures": self.failures,
+            "truncated": self.truncated,
+            "units": {
+                "done": self.done,
+                "received": self.received,
+                "in_flight": self.in_flight,
+                "queued": self.queued,
+                "quarantined": self.quarantined,
+                "total": self.units_total,
+            },
+            "rows_per_s": self.rows_per_s,
+            "tokens": self.tokens,
+            "tokens_total": self.tokens_total,
+            "tokens_per_s": self.tokens_per_s,
+            "eta_s": self.eta_s,
+            "eta_basis": self.eta_basis,
+            "limit": self.limit,
+            "limit_detail": {"now": self.limits.now.describe(), "so_far": self.limits.so_far.describe()},
+            "waits_for": self.waits_for,
+            "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
+            "timing": self.timing,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCounts:
-    """What is committed of a run, and what there is to do.
+    """Committed and total counts of a run.
 
     Attributes:
-        rows, failures, truncated, tokens: committed; of texts that were cut off, the number.
+        rows, failures, tokens: committed.
+        truncated: texts among the rows that were truncated.
         units: of the whole run.
-        committed: units; `quarantined` are among them.
-        samples: of the whole run; None where that cannot be said yet.
-        exact: whether `samples` is counted, and not estimated.
+        committed: units, `quarantined` included.
+        samples: of the whole run; None where it is not known yet.
+        exact: whether `samples` is counted, not estimated.
         closed: whether the run is over.
     """
 
@@ -48,13 +162,13 @@ def derive_progress(
     *,
     timing: Mapping[str, float] | None = None,
 ) -> RunProgress:
-    """One look at a run.
+    """Progress of a run from its counts and the state of the broker.
 
     Args:
-        run, output, model: its id, its folder, and what it computes with.
-        control: state and priority, with what was asked for last.
-        seen: one look into the broker.
-        timing: where it is recorded; otherwise the broker's counters give it.
+        run, output, model: its id, folder and model.
+        control: state and priority, with the last requests.
+        seen: the broker's state.
+        timing: as recorded; None takes the broker's counters.
     """
     queued = max(0, counts.units - counts.committed - seen.received - seen.in_flight)
     workers, others = _by_model(seen.workers, model.spec)
@@ -117,12 +231,12 @@ def _rate(workers: list[dict[str, Any]]) -> float:
 
 
 def _tokens_expected(seen: BrokerSnapshot) -> int | None:
-    """Tokens of all units, by the writer's estimate of those that are left; None where it has none."""
+    """Tokens of all units, by the writer's estimate of the rest; None without one."""
     return None if seen.tokens_left is None else seen.number("tokens") + seen.tokens_left
 
 
 def _by_model(workers: list[dict[str, Any]], model: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The workers that serve a model, and the models of the others that will serve it when it is its turn."""
+    """The workers that serve a model, and the models of the others that can serve it later."""
     others = {str(w.get("model")) for w in workers if w.get("model") != model and not w.get("serves")}
     return [w for w in workers if w.get("model") == model], sorted(others)
 
@@ -131,118 +245,3 @@ def _state(control: Control, *, closed: bool, at_work: bool) -> str:
     if closed:
         return "done"
     return control.state if at_work or control.state != "running" else "stopped"
-
-
-OF_A_WORKER = (
-    *("name", "device", "rows_per_s", "unit", "stage", "age_s"),
-    *("padding", "memory_full", "recomputed", "limit"),
-)
-"""What `embq status --json` tells of each worker, of what it says of itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What limits a run now, and what has since its workers have work."""
-
-    now: Bottleneck = field(default_factory=Bottleneck)
-    so_far: Bottleneck = field(default_factory=Bottleneck)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunProgress:
-    """One look at a run.
-
-    Attributes:
-        precision: that the model is computed in.
-        state: "running", "paused", "cancelled", "done", or "stopped" where it is to go on and nobody works on it.
-        priority: its weight among runs that share the devices.
-        rows: committed rows.
-        rows_total: samples of the run; estimated from the units done so far where only reading tells.
-        truncated: texts among them of which only the beginning was embedded: the model reads no more.
-        failures: committed failures.
-        done, received, in_flight, queued, quarantined: units; they add up to `units_total`.
-        rows_per_s: committed rows per second, from the first unit to the last commit.
-        embedding_per_s: what the workers report for the last 20 seconds, together.
-        eta_s: seconds until the last commit, or None where that cannot be predicted yet.
-        eta_basis: what that counts: "tokens", "samples" or "units"; "" where nothing can be counted.
-        tokens: of committed units, as far as workers said.
-        tokens_total: of all units; estimated until all are committed, None where nothing is known.
-        tokens_per_s: what the workers do now for this run, together.
-        limit: what bounds the speed now, in one word; of a run that has ended under our eyes, what did.
-        limits: what that follows from, now and since the workers have work.
-        waits_for: the models that are served now, where the run's own has to wait for its turn.
-        workers: what each worker says of itself.
-        timing: load_s, embed_s, wall_s.
-    """
-
-    run: str
-    output: str
-    model: str
-    state: str
-    priority: int
-    rows: int
-    rows_total: int | None
-    rows_total_exact: bool
-    failures: int
-    units_total: int
-    done: int
-    received: int
-    in_flight: int
-    queued: int
-    quarantined: int
-    rows_per_s: float
-    embedding_per_s: float
-    eta_s: float | None
-    limit: str
-    precision: str = ""
-    limits: Limits = field(default_factory=Limits)
-    waits_for: list[str] = field(default_factory=list)
-    truncated: int = 0
-    tokens: int = 0
-    tokens_total: int | None = None
-    tokens_per_s: float = 0.0
-    eta_basis: str = ""
-    workers: list[dict[str, Any]] = field(default_factory=list)
-    timing: dict[str, float] = field(default_factory=dict)
-
-    def ended_after(self, before: RunProgress | None) -> RunProgress:
-        """This last look at a run, with what limited it according to the look before, when its workers were there."""
-        if before is None or not before.limits.so_far.name:
-            return self
-        return replace(self, limit=before.limits.so_far.name, limits=before.limits)
-
-    def to_json(self) -> dict[str, Any]:
-        """The shape that `embq status --json` promises."""
-        return {
-            "schema": 1,
-            "run": self.run,
-            "output": self.output,
-            "model": self.model,
-            "precision": self.precision,
-            "state": self.state,
-            "priority": self.priority,
-            "rows": self.rows,
-            "rows_total": self.rows_total,
-            "rows_total_exact": self.rows_total_exact,
-            "failures": self.failures,
-            "truncated": self.truncated,
-            "units": {
-                "done": self.done,
-                "received": self.received,
-                "in_flight": self.in_flight,
-                "queued": self.queued,
-                "quarantined": self.quarantined,
-                "total": self.units_total,
-            },
-            "rows_per_s": self.rows_per_s,
-            "tokens": self.tokens,
-            "tokens_total": self.tokens_total,
-            "tokens_per_s": self.tokens_per_s,
-            "eta_s": self.eta_s,
-            "eta_basis": self.eta_basis,
-            "limit": self.limit,
-            "limit_detail": {"now": self.limits.now.describe(), "so_far": self.limits.so_far.describe()},
-            "waits_for": self.waits_for,
-            "workers": [{name: worker.get(name) for name in OF_A_WORKER} for worker in self.workers],
-            "timing": self.timing,
-        }

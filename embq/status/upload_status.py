@@ -1,4 +1,4 @@
-"""Uploads that are under way, as `embq status` shows them."""
+"""Uploads in progress, as `embq status` shows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.redaction import printable
 
 
 def arriving(client: redis.Redis, run: str, output: str = "") -> list[UploadProgress]:
-    """The uploads that have not ended: all, or those of a run by its id, their own name, or its output folder."""
+    """Uploads in progress: all, or those of a run by its id, their own name, or its output folder."""
     return [
         one
         for one in in_progress(client)
@@ -22,7 +22,7 @@ def arriving(client: redis.Redis, run: str, output: str = "") -> list[UploadProg
 
 
 def became_of(client: redis.Redis, run: str) -> str:
-    """The run that has the units of an upload that was accepted in the last day; "" where none is known.
+    """The run that an upload of the last day became; "" where none is known.
 
     Raises InputError where it was refused, with the writer's code and reason.
     """
