@@ -1,1 +1,1 @@
-"""Training a classifier on shards: one loop, whatever started its processes."""
+"""`embq train classify`: one training loop, whichever launcher started its processes."""

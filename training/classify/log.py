@@ -1,4 +1,4 @@
-"""log.jsonl and the progress line of a training, written by the process that leads, and the sums behind them."""
+"""log.jsonl and the progress line of a training, and the sums behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures by name, from the registries of timm and of torchvision; with random weights, or those of a file."""
+"""Architectures of timm and torchvision by name, with random weights or those of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXTRA_HEADS = {"googlenet": _ONE_HEAD, "inception_v3": _ONE_HEAD}
 
 
 def full_name(arch: str) -> str:
-    """`timm:NAME` or `torchvision:NAME` of an architecture; ModelError with near names where there is none."""
+    """`timm:NAME` or `torchvision:NAME` of an architecture; ModelError with similar names where there is none."""
     library, colon, name = arch.partition(":")
     if not colon:
         library, name = "", arch
@@ -45,7 +45,7 @@ def full_name(arch: str) -> str:
 
 
 def built(name: str, *, classes: int, image_size: int) -> nn.Module:
-    """The architecture of a full name with random weights, from torch's random numbers as they stand.
+    """The architecture with random weights, drawn from torch's generator.
 
     Raises ModelError where it cannot be built for these sizes.
     """
@@ -62,7 +62,7 @@ def built(name: str, *, classes: int, image_size: int) -> nn.Module:
 
 
 def _try_out(model: nn.Module, classes: int, image_size: int) -> None:
-    """Many networks are built for any size, and take only some: RuntimeError of the first picture, or ValueError."""
+    """ValueError or RuntimeError of a network that cannot take images of this size; many are built for any."""
     import torch
 
     model.eval()
@@ -74,7 +74,7 @@ def _try_out(model: nn.Module, classes: int, image_size: int) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Fill a model from a safetensors file; gives the names of the tensors that stay random.
+    """Load a safetensors file into a model; returns the tensors that stay random.
 
     Those can only be the last layer's, where the file is of other classes. Raises InputError for any other file.
     """
@@ -105,7 +105,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
 
 
 def _head(model: nn.Module) -> tuple[str, ...]:
-    """What the names of the last layer's tensors begin with."""
+    """Prefix of the last layer's tensors."""
     last = [name for name, module in model.named_modules() if hasattr(module, "weight") and name]
     return (f"{last[-1]}.",) if last else ()
 

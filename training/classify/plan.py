@@ -1,4 +1,4 @@
-"""What a training will read, checked before anything is started."""
+"""The input of a training, checked before anything starts, and its learning rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.shards.sizes import CLASSES, SIZES, classes_beside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When the learning rate is how high.
+    """Learning rate by step: linear warm-up, then half a cosine (SGDR, arXiv:1608.03983, without restarts).
 
     Attributes:
         highest: reached at the end of the warm-up.
@@ -32,11 +32,11 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Of the training."""
+        """Steps of the training."""
         return self.epochs * self.epoch_steps
 
     def lr(self, epoch: int, step: int) -> float:
-        """The learning rate of a step, both counted from 0; steps beyond `epoch_steps` keep that of the last."""
+        """The learning rate of a step, both counted from 0; steps after `epoch_steps` have that of the last."""
         done = epoch * self.epoch_steps + min(step, self.epoch_steps - 1)
         if done < self.warmup:
             return self.highest * (done + 1) / self.warmup
@@ -46,7 +46,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training's input.
+    """The input of a training.
 
     Attributes:
         shards: the training set.
@@ -61,7 +61,7 @@ class Plan:
     epoch_samples: int
 
     def schedule(self, config: Config, world: int) -> Schedule:
-        """The learning rate of each step with so many processes."""
+        """The learning rates for a number of processes."""
         return Schedule(
             highest=config.lr,
             warmup=config.warmup_steps,
@@ -83,7 +83,7 @@ def planned(config: Config) -> Plan:
 
 
 def check_spread(config: Config, plan: Plan, world: int) -> str:
-    """What to tell of processes that have nothing to read in an exact epoch; "" where all have."""
+    """A note on processes without shards in an exact epoch; "" where all have some."""
     readers, shards = world * max(1, config.loader_workers), len(plan.shards.urls)
     if not config.splitshards or shards >= readers:
         return ""

@@ -1,4 +1,4 @@
-"""What a training step is given, and what became of the samples that it is not given."""
+"""Batches of a training step, failures, and the position of a process in its epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What of one process's epoch has been taken.
+    """Position of one process in its epoch, from which a later process continues at the very next batch.
 
     It fits an epoch of the same shards, the same view and the same number only: with other ones, begin the epoch anew.
 
@@ -31,7 +31,7 @@ class Taken:
     next_stream: int = 0
 
     def after(self, batch: Batch) -> Taken:
-        """What is taken once a step has been made of `batch`."""
+        """The position after a step on `batch`."""
         reached = dict(enumerate(self.reached)) | dict(batch.reached)
         return Taken(
             batches=self.batches + 1,
@@ -42,16 +42,16 @@ class Taken:
         )
 
     def of(self, stream: int) -> int:
-        """How many places of a stream are taken."""
+        """Places of a stream that are taken."""
         return self.reached[stream] if stream < len(self.reached) else 0
 
     def to_json(self) -> dict[str, Any]:
-        """As what JSON can hold."""
+        """As JSON."""
         return asdict(self)
 
     @staticmethod
     def from_json(told: Mapping[str, Any]) -> Taken:
-        """The inverse of `to_json`, also after a trip through JSON text."""
+        """The inverse of `to_json`."""
         return Taken(**{**told, "reached": tuple(told["reached"])})
 
 
@@ -64,7 +64,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One process's part of a training.
+    """The part of the shards that one process reads, and how it reads it.
 
     Attributes:
         rank: number of this process, from 0.
@@ -94,13 +94,13 @@ class View:
 
     @property
     def streams(self) -> int:
-        """How many streams of samples are read side by side for this process."""
+        """Streams of samples that are read side by side for this process."""
         return max(1, self.loader_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Samples that no step is given.
+    """Samples that could not be used.
 
     Attributes:
         shard: path or URL of the shard.
@@ -120,7 +120,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Samples of one step, and what failed on the way to them.
+    """Samples of one step, and the failures since the batch before.
 
     A batch without samples comes only as the last of an epoch of which nothing else is left but failures: it is for the
     account, take no step on it.
@@ -151,11 +151,11 @@ class Batch:
 
     @property
     def images(self) -> torch.Tensor:
-        """float32 of shape (n, 3, image_size, image_size), normalised, in memory of its own; made at each call."""
+        """Normalised float32 of shape (n, 3, image_size, image_size), made at each call."""
         return self.images_on(torch.device("cpu"))
 
     def images_on(self, device: torch.device) -> torch.Tensor:
-        """`images` on a device, which normalises by itself, so that a quarter of the bytes goes there.
+        """`images` on a device, which normalises, so that a quarter of the bytes is transferred.
 
         Channels stay last in memory on a GPU, whose convolutions want them there, and come first on a CPU.
         """
@@ -166,6 +166,6 @@ class Batch:
 
 @cache
 def _channels(values: tuple[float, float, float], device: torch.device) -> torch.Tensor:
-    """Of 0 to 1 per channel, for pixels of 0 to 255. Made once: to send it there waits for all that the device does."""
+    """Per-channel values for pixels of 0 to 255; cached, because sending them waits for the device."""
     with torch.inference_mode(False):
         return torch.tensor(values, device=device).view(1, 3, 1, 1) * 255

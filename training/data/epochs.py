@@ -1,4 +1,4 @@
-"""The epochs of a training, and the samples of a validation, as one process sees them.
+"""Epochs of training and validation, as one process reads them.
 
 Rebuilt for each epoch: a loader that is used again would give the same order again.
 """
@@ -22,12 +22,12 @@ from training.shards.shard_set import Shards
 
 
 def number_of_stream(rank: int, *, first: int, streams: int) -> int:
-    """The number of the stream of this loader worker among those of all processes, from which its draws follow."""
+    """Number of this loader worker's stream among those of all processes, which seeds its draws."""
     return rank * streams + stream_number(first, streams)
 
 
 def own_batches(made: Iterable[Made], *, batches: int, taken: Taken, streams: int) -> Iterator[Made]:
-    """Of an epoch's batches that are left, those that come from this loader worker: streams give one each in turn.
+    """The remaining batches of an epoch that come from this loader worker; streams take turns.
 
     Messages without samples do not count.
     """
@@ -41,7 +41,7 @@ def own_batches(made: Iterable[Made], *, batches: int, taken: Taken, streams: in
 
 
 def fruitful(sent: Iterable[Made], view: View) -> Iterator[Batch]:
-    """What loader workers sent, as batches; InputError where one of them found nothing but failures for long."""
+    """Batches of what loader workers sent; InputError where one of them found only failures for long."""
     for made in sent:
         if not made:
             raise _fruitless([failure for _, failure in made.failed])

@@ -1,4 +1,4 @@
-"""From an encoded picture to the square of pixels that a step sees: uint8, not yet normalised.
+"""Decodes, crops and resizes the image of a sample to uint8 pixels, and reads its label.
 
 Decoded as embq's workers decode: libjpeg-turbo for plain JPEGs, Pillow for the rest, under the same limits.
 """
@@ -32,7 +32,7 @@ PixelsOf = Callable[[Picture, str], torch.Tensor]
 
 
 def prepared(sample: RawSample, pixels_of: PixelsOf, classes: int | None) -> tuple[torch.Tensor, int]:
-    """The pixels and the label of a sample; SampleError with its code where it lacks one or has one of no use."""
+    """Pixels and label of a sample; SampleError where one is missing or unusable."""
     label = label_of(sample, classes)
     key = sample["__key__"]
     image = next((sample[extension] for extension in IMAGE_EXTENSIONS if extension in sample), None)
@@ -68,7 +68,7 @@ SHOWN = 0.875
 
 
 class Crop(NamedTuple):
-    """A piece of a picture in pixels, and whether left and right change places."""
+    """A crop in pixels, and whether it is mirrored."""
 
     top: int
     left: int
@@ -78,7 +78,9 @@ class Crop(NamedTuple):
 
 
 def random_crop(height: int, width: int, numbers: random.Random) -> Crop:
-    """A piece of random area and aspect, flipped or not."""
+    """A crop of random area and aspect, mirrored or not, after "Going deeper with convolutions" (Szegedy et al.
+    2015), section 6.
+    """
     flipped = numbers.random() < 0.5
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*AREA)
@@ -92,7 +94,7 @@ def random_crop(height: int, width: int, numbers: random.Random) -> Crop:
 
 
 def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: int) -> torch.Tensor:
-    """A random piece of a picture as uint8 of shape (3, size, size); which one follows from seed, epoch and key alone.
+    """A random crop as uint8 of shape (3, size, size), determined by seed, epoch and key.
 
     Raises SampleError where the picture cannot be decoded.
     """
@@ -105,7 +107,7 @@ def training_pixels(picture: Picture, key: str, *, size: int, seed: int, epoch: 
 
 
 def validation_pixels(picture: Picture, _key: str, *, size: int) -> torch.Tensor:
-    """The middle of a picture as uint8 of shape (3, size, size), as torchvision's Resize and CenterCrop give it.
+    """The center crop as uint8 of shape (3, size, size), equal to torchvision's Resize and CenterCrop.
 
     Raises as `training_pixels` does.
     """
@@ -118,7 +120,7 @@ def validation_pixels(picture: Picture, _key: str, *, size: int) -> torch.Tensor
 
 
 def _decoded(picture: Picture) -> np.ndarray:
-    """uint8 of shape (height, width, 3), or (height, width, 1) of a gray one; the next picture may overwrite it."""
+    """uint8 of shape (height, width, 3), or (height, width, 1) for gray; the next picture may overwrite it."""
     pixels = picture.pixels()
     if pixels is not None:
         return pixels
@@ -130,6 +132,6 @@ def _decoded(picture: Picture) -> np.ndarray:
 
 
 def _resized(pixels: np.ndarray, height: int, width: int) -> torch.Tensor:
-    """Pixels as uint8 of shape (3, height, width), by the kernel that Pillow calls bilinear."""
+    """uint8 of shape (3, height, width), by bilinear interpolation with antialiasing."""
     source = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     return interpolate(source, size=(height, width), mode="bilinear", antialias=True)[0].expand(3, -1, -1)

@@ -1,4 +1,4 @@
-"""Loader workers: processes that read, decode and put together while the step before is computed."""
+"""Loader workers: processes that read, decode and batch samples while a step is computed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRUITLESS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a loader worker sends: the next samples of its stream, and the failures between them.
+    """A message of a loader worker: the next samples of its stream, and the failures among them.
 
     Attributes:
         stream: number of the stream.
@@ -54,14 +54,14 @@ class Made:
         return len(self.keys)
 
     def pin_memory(self) -> Made:
-        """The same with its pixels in page-locked memory; torch's loader calls this."""
+        """The same with pixels in page-locked memory; torch's loader calls this."""
         return replace(self, pixels=self.pixels.pin_memory())
 
 
 def made_batches(
     items: Iterable[RawSample | Failure], *, view: View, pixels_of: PixelsOf, taken: Taken
 ) -> Iterator[Made]:
-    """Full batches of this loader worker's stream, and one that is smaller at its end.
+    """Full batches of this loader worker's stream, and a smaller one at its end.
 
     What is taken already is skipped before it is decoded.
     """
@@ -86,7 +86,7 @@ def made_batches(
 
 
 def left_of(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
-    """The items of a stream behind its first `taken` places, each with its own place, from 1.
+    """The items of a stream after its first `taken` places, each with its place, from 1.
 
     A failure of many samples has as many places, its own being the last. So a stream is as long where a shard could not
     be read as where it could, and what became of its samples adds up even if that has changed since the first places
@@ -104,7 +104,7 @@ def left_of(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[
 
 
 class _Growing:
-    """A batch that is not yet full."""
+    """A batch that is not full yet."""
 
     def __init__(self, view: View) -> None:
         self.labels: list[int] = []
@@ -153,7 +153,7 @@ where what a dead worker sent last cannot be read."""
 
 
 def loaded(stages: list[Any], view: View) -> Iterator[Made]:
-    """What the stages make, in as many processes as the view has loader workers, each asked in its turn.
+    """The output of the stages, from as many processes as the view has loader workers, in turn.
 
     Raises UnwellError where a loader worker has died.
     """
@@ -172,15 +172,16 @@ def loaded(stages: list[Any], view: View) -> Iterator[Made]:
 
 
 def _is_of_a_death(error: Exception) -> bool:
-    """Whether a worker is gone. An error of other kinds than torch's own may come from the pipes between it and us, or
-    was caught in a worker that lives."""
+    """Whether a worker is gone. OSError and EOFError come from the pipes to it, unless they were caught in a live
+    worker.
+    """
     if isinstance(error, RuntimeError):
         return DIED.search(str(error)) is not None
     return not str(error).startswith("Caught ")
 
 
 def _begun(stages: list[Any], view: View) -> Iterator[Made]:
-    """A loader with its workers started."""
+    """A loader with running workers."""
     heard = signal.getsignal(signal.SIGCHLD)
     with warnings.catch_warnings():
         # More workers than cores: for each epoch anew it would be said, although they may wait for storage as well.
@@ -203,7 +204,7 @@ def _begun(stages: list[Any], view: View) -> Iterator[Made]:
 
 
 def _bound_to_parent(_worker: int) -> None:
-    """In a loader worker: it ends with the process that it reads for, and no sooner.
+    """Bind a loader worker to the process that it reads for.
 
     A request to stop goes to that process's group, and torch has its workers end at a SIGTERM from anybody: the process
     would lose them before it came to its next step. And the lock of `--out`, which they have inherited, would be theirs

@@ -1,4 +1,4 @@
-"""From what loader workers send to the batches of an exact epoch, of which at most the last few are small.
+"""Batches of an exact epoch from the messages of loader workers; only the last ones are smaller than the others.
 
 Each worker's stream ends with a piece of a batch. Those pieces are kept until all streams have ended, and then shared
 out again in batches of nearly equal size. So the smallest batch is no single sample, on which batch normalisation
@@ -17,7 +17,7 @@ from training.data.loader import Made
 
 
 def whole(made: Made, view: View) -> Batch:
-    """What a loader worker sent, as a batch."""
+    """A message of a loader worker as a batch."""
     return Batch(
         pixels=made.pixels.permute(0, 3, 1, 2),
         mean=view.mean,
@@ -32,7 +32,7 @@ def whole(made: Made, view: View) -> Batch:
 
 
 def regrouped(sent: Iterable[Made], view: View) -> Iterator[Batch]:
-    """The batches of an epoch of what its loader workers sent, in the order in which a loader gives it."""
+    """Batches of an epoch from the messages of its loader workers, in the order of the loader."""
     held: Made | None = None
     pieces: list[Made] = []
     for made in sent:
@@ -54,7 +54,7 @@ def regrouped(sent: Iterable[Made], view: View) -> Iterator[Batch]:
 
 
 class _Item(NamedTuple):
-    """A sample or a failure at its place in a stream; ordered by place, so that any order of arrival gives the same.
+    """A sample or a failure at its place in a stream; ordered by place, so that the order of arrival does not matter.
 
     Attributes:
         row: of the sample in `piece`; -1 of a failure.
@@ -68,7 +68,7 @@ class _Item(NamedTuple):
 
 
 def _shared_out(pieces: Sequence[Made], left: int, view: View) -> Iterator[Batch]:
-    """The items of pieces in batches of nearly equal size, larger ones first.
+    """Batches of nearly equal size from the items of partial batches, larger ones first.
 
     So after any of them, sharing out what is left gives the very batches that come next.
     """

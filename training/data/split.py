@@ -1,4 +1,4 @@
-"""Which shards a process and each of its loader workers read, in which order."""
+"""The shards that each process and each of its loader workers reads, and seeds derived from names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from torch.utils.data import get_worker_info
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed of 63 bits for what `parts` name; other parts give another one. The same on every machine, as `hash` of
-    a text is not."""
+    """A 63-bit seed derived from `parts`, the same on every machine."""
     told = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
 def random_of(*parts: int | str) -> random.Random:
-    """A source of random numbers for what `parts` name."""
+    """A random generator derived from `parts`."""
     return random.Random(seed_of(*parts))
 
 
@@ -35,7 +34,7 @@ def permuted(urls: Sequence[str], seed: int, epoch: int) -> list[str]:
 
 
 def stream_number(first: int, streams: int) -> int:
-    """Which of its process's streams the loader worker reads in which this is called.
+    """The stream that the calling loader worker reads.
 
     A loader asks its workers in turn, from worker 0 on. So that an epoch can go on in the middle of a turn, worker 0
     reads the stream `first`.
@@ -45,7 +44,7 @@ def stream_number(first: int, streams: int) -> int:
 
 
 def dealt(urls: Sequence[str], parts: int, counts: Mapping[str, int]) -> list[list[str]]:
-    """The shards in so many parts of nearly equal numbers of samples, each in the order of the whole.
+    """Split the shards into parts of nearly equal numbers of samples, each in the original order.
 
     The largest comes first, and each goes to the part that has least (Graham's rule for parallel machines, 1969: at
     most a third above the best there is). Shards of one size go round in turn.
@@ -64,7 +63,7 @@ def dealt(urls: Sequence[str], parts: int, counts: Mapping[str, int]) -> list[li
 
 
 def own_stream(streams: Sequence[Sequence[str]], *, first: int) -> Iterator[dict[str, Any]]:
-    """Of the streams of this process the one of this loader worker, as webdataset passes shards on.
+    """The shards of this loader worker's stream, as webdataset passes them on.
 
     webdataset's own splitters go by the environment (`RANK`, `WORKER`), in which other programs write too.
     """

@@ -1,1 +1,1 @@
-"""One training on several devices: started on this machine, over ssh or by Ray, stopped as one, with one outcome."""
+"""Launchers of a training: processes on this machine, on hosts over ssh, or on a Ray cluster, with one outcome."""

@@ -1,4 +1,4 @@
-"""How many processes a host runs: one for each of its GPUs, or as many as were asked for on its cores."""
+"""Number of training processes per host: one for each GPU, or as asked for on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEVICES = ("cuda", "cpu")
 
 
 def processes_for(device: str, asked: int | None) -> int:
-    """Processes on this host.
+    """Number of processes on this host.
 
     Args:
         device: "cuda" or "cpu".
@@ -56,13 +56,13 @@ def gpu_count(cuda_visible: str | None) -> int:
 
 
 def check_processes(asked: int | None) -> None:
-    """UsageError where no process is asked for."""
+    """UsageError where fewer than one process is asked for."""
     if asked is not None and asked < 1:
         raise UsageError(f"--processes {asked}: at least one has to train", next_step="give 1 or more, or leave it out")
 
 
 def thread_share(processes: int, omp_threads: str, available: int) -> int | None:
-    """Threads for each of the processes of a host, so that together they use its cores once.
+    """Threads per process, so that the processes of a host use each core once.
 
     None where OMP_NUM_THREADS says it, or one process may have them all.
     """

@@ -1,4 +1,4 @@
-"""Where a training runs: what the verbs that launch one have in common."""
+"""Options of the verbs that launch a training, and the addresses in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """On which machines and devices a training runs, and who starts it there.
+    """The machines and devices of a training, and its launcher.
 
     Attributes:
         launcher: "local", "ssh" or "ray".
@@ -54,7 +54,7 @@ class Where:
 
     @classmethod
     def asked(cls, *, launcher: str | None, hosts: str, ssh_command: str, **others: Any) -> Where:
-        """What the options say; UsageError where they contradict each other."""
+        """From the options; UsageError where they contradict each other."""
         listed = tuple(host.strip() for host in hosts.split(",")) if hosts else ()
         implied = "ssh" if listed else "ray" if others["ray_address"] else "local"
         if listed and others["ray_address"]:
@@ -94,7 +94,7 @@ def _words(command: str) -> tuple[str, ...]:
 
 
 def check_hosts(hosts: tuple[str, ...]) -> None:
-    """UsageError where a host has no name, is named twice, or would be taken for an option of ssh."""
+    """UsageError where a host has no name, is named twice, or would be an option of ssh."""
     for host in hosts:
         if not host or host.startswith("-") or any(letter.isspace() for letter in host):
             raise UsageError(f"--hosts: {host!r} is no host", next_step="names or addresses with commas between: a,b")
@@ -106,7 +106,7 @@ def check_hosts(hosts: tuple[str, ...]) -> None:
 
 
 def meeting_point(text: str) -> tuple[str, int]:
-    """The host, "" where it is not said, and the port, 0 where it is not said, of `--rendezvous [HOST:]PORT`."""
+    """Host ("" if absent) and port (0 if absent) of `--rendezvous [HOST:]PORT`."""
     host, colon, port = text.rpartition(":")
     if not text:
         return "", 0
@@ -116,7 +116,7 @@ def meeting_point(text: str) -> tuple[str, int]:
 
 
 def check_address(text: str) -> None:
-    """UsageError, with the right form, for what is no address of a Ray cluster."""
+    """UsageError, with the right form, for anything but an address of a Ray cluster."""
     if text in ("", "auto", "local"):
         return
     if (found := _SCHEME.fullmatch(text)) and found["scheme"] == "ray":
@@ -134,7 +134,7 @@ def check_address(text: str) -> None:
 
 
 def launch_options(function: F) -> F:
-    """The options of a verb that launches a training; the verb gets them as one argument `where`."""
+    """Add the options of a launcher to a verb, which gets them as one argument `where`."""
 
     @functools.wraps(function)
     def with_where(*args: Any, **kwargs: Any) -> Any:

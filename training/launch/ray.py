@@ -1,4 +1,4 @@
-"""A training on a Ray cluster: as many of its workers as processes, and their one outcome."""
+"""Launches a training on a Ray cluster, one worker for each process."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ complains where that is not installed; the second one is about an actor of Ray's
 
 
 class Screen(io.TextIOBase):
-    """Writes whole lines to another stream, without the noise."""
+    """Writes whole lines to another stream, without `NOISE`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Take text; what is no whole line yet waits."""
+        """Write complete lines; an incomplete one waits."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             if not any(noise in line for noise in NOISE):
@@ -55,11 +55,11 @@ class Screen(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write what is whole."""
+        """Flush the stream."""
         self._stream.flush()
 
     def fileno(self) -> int:
-        """The descriptor of the stream."""
+        """The stream's descriptor."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
@@ -78,7 +78,7 @@ _SETTINGS_AT, _SETTINGS = 3, 4
 
 
 def check_answer(text: str) -> None:
-    """See who listens at HOST:PORT; Ray itself would wait for a minute, and not say who it was.
+    """Check what listens at HOST:PORT; Ray itself would wait for a minute without an explanation.
 
     Raises AwayError where nobody does, ConfigError where it is another program.
     """
@@ -123,7 +123,7 @@ _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 
 
 def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
-    """Train on the cluster; gives the exit status of the training, or raises what one of its processes raised.
+    """Train on the cluster; returns the exit status of the training, or raises the error of one of its processes.
 
     The shards and the training's folder have to be the same for all nodes: shared, or behind http.
     """
@@ -152,7 +152,7 @@ def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
 
 
 def _settle(address: str) -> None:
-    """What Ray takes from the environment when it is imported."""
+    """Set what Ray reads from the environment at its import."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address == "local" and "RAY_AUTH_MODE" not in os.environ:
         # Ray would write a token into the user's home, which turns authentication on for every later cluster of theirs.
@@ -161,7 +161,7 @@ def _settle(address: str) -> None:
 
 @contextmanager
 def _of_our_own(address: str) -> Iterator[dict[str, Any]]:
-    """Settings of a cluster that lasts for the length of the block; of one that is there already, none."""
+    """Settings of a cluster that lasts for the block; none for an existing cluster."""
     if address != "local":
         yield {}
         return
@@ -184,7 +184,7 @@ def _connect(ray: Any, address: str, settings: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _standard_error_in(file: int) -> Iterator[None]:
-    """What this process writes to its standard error, below Python too, goes into a file instead."""
+    """Redirect standard error, below Python too, into a file."""
     sys.stderr.flush()
     before = os.dup(2)
     os.dup2(file, 2)
@@ -196,7 +196,7 @@ def _standard_error_in(file: int) -> Iterator[None]:
 
 
 def _refused(address: str, error: Exception, said: str) -> EmbqError:
-    """The error where Ray does not let us take part.
+    """The error where Ray refuses the connection.
 
     Args:
         error: what it raised.
@@ -225,7 +225,7 @@ def _refused(address: str, error: Exception, said: str) -> EmbqError:
 
 
 def _free_places(ray: Any, where: Where) -> int:
-    """How many workers to ask for; an error where the cluster cannot have them, or not now.
+    """Number of workers to ask for; an error where the cluster lacks them, or has none free now.
 
     Ray waits for resources for ever.
     """
@@ -285,7 +285,7 @@ def _fit(given: dict[str, Any], workers: int, where: Where, results: TextIO) -> 
 
 
 def _after(error: Exception) -> int:
-    """What `verdict` makes of a training that Ray has ended: of what its workers have told, or have not."""
+    """The verdict on a training that Ray has ended, from the outcomes of its workers."""
     failures = {rank: str(failure) for rank, failure in getattr(error, "worker_failures", {}).items()}
     told = {text for one in (*failures.values(), str(error)) for text in _FAILED.findall(one)}
     outcomes = [Outcome(**json.loads(text)) for text in told]
@@ -306,7 +306,7 @@ def _after(error: Exception) -> int:
 
 @contextmanager
 def _stopped_by_either_signal() -> Iterator[None]:
-    """SIGTERM does what SIGINT does, for which Ray has a handler."""
+    """Make SIGTERM act like SIGINT, for which Ray has a handler."""
     with replaced_handlers():
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         yield

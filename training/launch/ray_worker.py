@@ -1,4 +1,4 @@
-"""What Ray has each of its workers do: one process of a training."""
+"""The function that Ray calls in each worker: one process of a training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.launch.outcomes import ENDED_WELL, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker is given.
+    """Input of a worker.
 
     Attributes:
         module: whose `main` it calls.
@@ -38,14 +38,14 @@ class Work:
 
 
 class MemberFailedError(RuntimeError):
-    """One process failed, and Ray has to end the others; the text is its outcome, as JSON.
+    """A process failed, and Ray has to end the others; the text is its outcome as JSON.
 
     Ray hands exceptions on as text, among tracebacks of its own.
     """
 
 
 def work(given: dict[str, Any]) -> dict[str, Any]:
-    """Be one process of a training, in a worker of Ray that has made the process group.
+    """Run one process of a training, in a worker where Ray has made the process group.
 
     Gives the outcome, and what it has printed for whoever started the training: Ray keeps that of the first worker.
     Raises MemberFailedError where the training failed here.
@@ -68,7 +68,7 @@ def work(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(given: Work, rank: int) -> Outcome | None:
-    """The outcome of a node where the training cannot be the same; None where it can."""
+    """The outcome of a node that cannot take part; None where it can."""
     host = os.uname().nodename
     if given.embq != embq.__version__:
         return Outcome.of(
@@ -94,7 +94,7 @@ def _refusal(given: Work, rank: int) -> Outcome | None:
 
 
 def share_cores(processes: int, asked: str) -> None:
-    """As many threads as the others on this node leave: Ray gives each worker one, whatever the node has."""
+    """Set the number of threads to this worker's share of the cores; Ray gives each worker one thread."""
     import torch
 
     if not asked:

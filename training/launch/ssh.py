@@ -1,4 +1,4 @@
-"""A training on several hosts: torchrun on each of them, started and stopped from here by ssh."""
+"""Launches a training on several hosts over ssh, after checking each of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """The hosts, in the order in which they were named.
+    """The checked hosts, in the order of the command line.
 
     Attributes:
         found: what each host has.
@@ -52,13 +52,13 @@ class Team:
 
 
 def ssh_line(where: Where, host: str, command: Sequence[str], *options: str) -> list[str]:
-    """The local command that runs one on a host, in the folder of the training there."""
+    """The local command that runs a command on a host, in the training's folder there."""
     there = f"cd {shlex.quote(where.remote_folder)} && exec {shlex.join(command)}"
     return [*where.ssh_command, *OPTIONS, *options, host, there]
 
 
 def address_of(where: Where, host: str) -> str:
-    """How others reach a host, by ssh's own configuration: an alias in there is not known to them."""
+    """The address of a host by ssh's own configuration, because others do not know its aliases."""
     try:
         done = subprocess.run(
             [*where.ssh_command, "-G", host], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
@@ -72,7 +72,7 @@ def address_of(where: Where, host: str) -> str:
 
 
 def assemble(where: Where, inputs: Sequence[str]) -> Team:
-    """Look at every host, and have them look for each other.
+    """Check every host, and that it reaches the first one.
 
     Raises:
         AwayError: a host cannot be reached, or does not reach the first one.
@@ -109,7 +109,7 @@ def _ask(where: Where, host: str, question: Question) -> Found:
 
 
 class Asked:
-    """A question that was put to a host; it holds its port until the block ends."""
+    """A question to a host, which holds its port until the block ends."""
 
     def __init__(self, where: Where, host: str, question: Question) -> None:
         self.where, self.host = where, host
@@ -134,7 +134,7 @@ class Asked:
             self._process.communicate()
 
     def answer(self) -> Found:
-        """What the host has; the errors of `assemble` where it does not say."""
+        """The answer; raises as `assemble` where there is none."""
         return from_json(Found, self._line())
 
     def _line(self) -> str:
@@ -161,7 +161,7 @@ class Asked:
         return next((line for line in self._process.stdout if line.startswith('{"python"')), "")
 
     def _silent(self, said: str) -> EmbqError:
-        """The error where the other end hung up instead of answering."""
+        """The error where the other end closed the connection without an answer."""
         if self._process.returncode == -signal.SIGKILL:
             return self._away(f"it did not answer in {ANSWER_S:g} s")
         last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
@@ -184,7 +184,7 @@ class Asked:
 
 
 def _check(where: Where, host: str, found: Found, first: Found, named: str) -> None:
-    """Raise where a host cannot take part with the first one."""
+    """Raise where a host cannot train together with the first one."""
     for what, mine, theirs in (
         ("Python", _minor(found.python), _minor(first.python)),
         ("torch", found.torch.partition("+")[0], first.torch.partition("+")[0]),
@@ -229,7 +229,7 @@ PASSED_ON = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_HUB_O
 
 
 def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequence[str]) -> int:
-    """Train on the hosts; gives the exit status of the training, or raises what one of its processes raised.
+    """Train on the hosts; returns the exit status of the training, or raises the error of one of its processes.
 
     A dry run asks no host: it shows a port and a number of processes that a real one finds out.
     """
@@ -271,7 +271,7 @@ def _line(
     rendezvous: str,
     environment: Mapping[str, str],
 ) -> list[str]:
-    """The local command that has a host do its part."""
+    """The local command that starts a host's part."""
     restarts = where.max_restarts
     torchrun = torchrun_command(
         MEMBER,

@@ -1,4 +1,4 @@
-"""What a host has for a training: `python -m training.launch.ssh_probe`, started there before anything else.
+"""Describes a host before a training starts there: `python -m training.launch.ssh_probe`.
 
 Reads one line of JSON, the question, and writes one line of JSON, the answer. Imports nothing large, so that it
 answers at once, and without the packages that it tells the versions of.
@@ -41,7 +41,7 @@ def listener(port: int) -> socket.socket:
 
 
 def greet(listening: socket.socket, greeting: bytes) -> None:
-    """Send a greeting to whoever connects, until the socket is shut down.
+    """Send a greeting to every client, until the socket is shut down.
 
     Who connects hangs up first. Else the port would be kept from its next user for a minute.
     """
@@ -54,13 +54,13 @@ def greet(listening: socket.socket, greeting: bytes) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody has now. Somebody else may take it before it is used."""
+    """A port that is free now."""
     with listener(0) as found:
         return int(found.getsockname()[1])
 
 
 def taken(host: str, port: int, free: int) -> ConfigError:
-    """The error for a port on which the processes were to meet, and another program listens."""
+    """The error for a rendezvous port on which another program listens."""
     return ConfigError(
         f"port {port} of {host} is taken by another program, maybe by another training",
         next_step=f"--rendezvous {free} is free there; without --rendezvous a free port is found",
@@ -75,7 +75,7 @@ PACKAGES = ("torch", "embq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of a host.
+    """A question to a host.
 
     Attributes:
         inputs: paths and URLs that it has to reach.
@@ -92,7 +92,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a host has.
+    """The answer of a host.
 
     Attributes:
         python: version of the interpreter.
@@ -123,13 +123,13 @@ T = TypeVar("T", Question, Found)
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """What the other end has written, which may be of another version, with more to say: the version itself is told."""
+    """Parse a question or an answer; fields that another version adds are ignored."""
     told = json.loads(text)
     return kind(**{field.name: told[field.name] for field in fields(kind) if field.name in told})
 
 
 def look(question: Question, stack: ExitStack) -> Found:
-    """Answer, and keep what has to stay open for it on the stack."""
+    """Answer a question; what has to stay open for it goes on the stack."""
     from worker.supervisor.devices import why_no_gpu
 
     visible = Settings.from_environment().cuda_visible
@@ -164,7 +164,7 @@ def _version(package: str) -> str:
 
 
 def _out_of_reach(named: str) -> list[tuple[str, str]]:
-    """What of a path, a URL or an expression for shards cannot be read here, each with the reason.
+    """Parts of a path, a URL or an expression that cannot be read here, with reasons.
 
     Of shards behind http the first and the last are asked for.
     """
@@ -180,7 +180,7 @@ def _out_of_reach(named: str) -> list[tuple[str, str]]:
 
 
 def _unanswered(url: str) -> str:
-    """Why a server does not give what is behind a URL; "" where it does."""
+    """Why a server does not serve a URL; "" where it does."""
     request = urllib.request.Request(url, headers={"Range": "bytes=0-0"})
     try:
         with urllib.request.urlopen(request, timeout=REACH_S):
@@ -193,7 +193,7 @@ def _unanswered(url: str) -> str:
 
 
 def _unreached(address: str, greeting: bytes) -> str:
-    """Why not, or that somebody else is there; "" where it is the host that was asked to greet."""
+    """Why HOST:PORT is not reached, or is another program; "" where the expected host answers."""
     host, _, port = address.rpartition(":")
     if not host:
         return ""
@@ -208,7 +208,7 @@ def _unreached(address: str, greeting: bytes) -> str:
 
 
 def main() -> None:
-    """Answer the question that is on standard input, and stay until it ends."""
+    """Answer the question on standard input, and stay until that closes."""
     with ExitStack() as stack:
         found = look(from_json(Question, sys.stdin.readline()), stack)
         sys.stdout.write(json.dumps(asdict(found)) + "\n")

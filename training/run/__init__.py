@@ -1,1 +1,1 @@
-"""What every training has: its folder, journals of steps, scratch space, and a line of progress."""
+"""Run folder, journal, scratch folder and progress that trainings have in common."""

@@ -1,4 +1,4 @@
-"""A folder for the length of a block. Where its process is killed, the next one that looks removes it."""
+"""A temporary folder; one left by a killed process is removed by the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 @contextmanager
 def scratch(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
-    """A new folder in `parent`, whose name begins with `prefix`; it is gone after the block, unless it was renamed.
+    """A new folder in `parent`, whose name begins with `prefix`; removed after the block, unless it was renamed.
 
     It is locked meanwhile, which the kernel undoes when the process ends in whatever way. Folders of the same prefix
     that are not locked are removed first. Their names hold that of this host, because a lock may be unknown to others.
@@ -35,7 +35,7 @@ def scratch(parent: Path, prefix: str, *, mode: int = 0o777) -> Iterator[Path]:
 
 
 def _made(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
-    """(a new folder, the descriptor that locks it)."""
+    """(new folder, descriptor that locks it)."""
     while True:
         folder = parent / f"{prefix}{secrets.token_hex(8)}"
         folder.mkdir(mode)
@@ -48,7 +48,7 @@ def _made(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Remove what processes of this user have left behind; what cannot be locked or removed stays."""
+    """Remove folders that processes of this user have left; what cannot be locked or removed stays."""
     with suppress(OSError):
         for entry in os.scandir(parent):
             if entry.name.startswith(prefix) and _TOKEN.fullmatch(entry.name.removeprefix(prefix)):
@@ -66,7 +66,7 @@ def _remove_if_left(folder: str) -> None:
 
 
 def _locked(held: int) -> bool | None:
-    """Whether the folder is ours now; None where the file system locks no folders, and so nobody removes any."""
+    """Whether the folder could be locked; None where the file system has no locks, and folders are left alone."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""Webdataset shards: made of pictures, counted, checked and served."""
+"""Webdataset shards: conversion from pictures, counting, verification and serving."""

@@ -1,4 +1,4 @@
-"""Reads pictures as embq reads what it embeds, and tells those that it could not."""
+"""Decodes pictures as embq does for embedding, and leaves out those that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK = 256
 
 
 def of_a_size(listing: Listing) -> Listing:
-    """The listing without pictures of no bytes and without those that no archive takes, as their sizes tell."""
+    """The listing without empty pictures, and without those too large for a tar archive."""
     unfit = {one.name: problem for one in listing.pictures if (problem := _unfit(one)) is not None}
     pictures = [one for one in listing.pictures if one.name not in unfit] if unfit else listing.pictures
     return replace(listing, pictures=pictures, left_out=(*listing.left_out, *unfit.values()))
@@ -36,7 +36,7 @@ def _unfit(picture: Picture) -> LeftOut | None:
 
 
 def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callable[[int], None]) -> Listing:
-    """The listing without pictures that cannot be decoded, or have a caption or metadata that cannot be read.
+    """The listing without pictures that cannot be decoded, or whose caption or metadata cannot be read.
 
     Args:
         metadata: see `Layout`.
@@ -78,7 +78,7 @@ def _problem(desk: Desk, picture: Picture) -> LeftOut | None:
 
 
 def require_decodable(data: bytes) -> None:
-    """SampleError, as for a sample that cannot be embedded, where an image cannot be decoded to its end."""
+    """SampleError where an image cannot be decoded to its end."""
     from worker.embedders.image import decoding
 
     with decoding.Picture(Sample(ordinal=0, key="", image=data)) as picture:

@@ -1,4 +1,4 @@
-"""Carries a plan out: shards by several processes, then what stands beside them."""
+"""Writes the shards of a plan with several processes, then sizes.json, classes.json and the record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A conversion.
+    """Settings and state of a conversion, in a file beside its shards.
 
     Attributes:
         digest: see `Plan.digest`.
@@ -57,7 +57,7 @@ class Record:
 
     @staticmethod
     def of(plan: Plan, source: str) -> Record:
-        """The record of a plan that is to be carried out."""
+        """The record of a plan that is not carried out yet."""
         layout, classes = plan.layout, plan.listing.classes
         return Record(
             digest=plan.digest(),
@@ -83,12 +83,12 @@ class Record:
 
 
 def path_of(pattern: Pattern) -> Path:
-    """Where the record of these shards stands."""
+    """Path of the record."""
     return pattern.folder / (f"{pattern.stem}-{RECORD}" if pattern.stem else RECORD)
 
 
 def require_same(plan: Plan, record: Record) -> bool:
-    """Whether shards of just this conversion may be there already: another attempt of it was interrupted, or is done.
+    """Whether an earlier attempt of this conversion may have written shards.
 
     Raises InputError where what is there is of another conversion, or nobody knows of which.
     """
@@ -145,7 +145,7 @@ AGAIN = "run the same command again: shards that are complete are not written ag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What a conversion did.
+    """Result of a conversion.
 
     Attributes:
         written: shards that it wrote.
@@ -166,7 +166,7 @@ def convert(
     kept: Callable[[Slice], None] = lambda _: None,
     wrote: Callable[[Slice], None] = lambda _: None,
 ) -> Converted:
-    """Write the shards of a plan that are not there, then `classes.json`, `sizes.json` and the record of it.
+    """Write the missing shards of a plan, then `classes.json`, `sizes.json` and the record.
 
     A shard has its name only when it is complete, and the record says of which conversion, so what is there and is of
     this one is whole.
@@ -207,7 +207,7 @@ def convert(
 
 
 def classes_there(folder: Path) -> tuple[str, ...] | None:
-    """The classes of the shards that are in a folder already, by index; None where there are none."""
+    """Classes of the shards in a folder, by index; None without a classes.json."""
     known = classes_beside(str(folder))
     return None if known is None else tuple(known)
 
@@ -244,7 +244,7 @@ def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:
 
 
 def _require_room(folder: Path, left: list[Slice]) -> None:
-    """OutputError where the disk has no room for the shards that are left: better now than after an hour."""
+    """OutputError where the disk has no room for the remaining shards."""
     needed = sum(one.bytes + OVERHEAD_BYTES * len(one.pictures) for one in left)
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -257,7 +257,7 @@ def _require_room(folder: Path, left: list[Slice]) -> None:
 
 @contextmanager
 def _workshop(pattern: Pattern) -> Iterator[Path]:
-    """A folder for unfinished shards, emptied of what a killed attempt left there."""
+    """A folder for incomplete shards, emptied first of what a killed attempt left."""
     folder = pattern.folder / f".{pattern.stem or 'shards'}-unfinished"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -277,7 +277,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Translate what the operating system says about the folder of the shards; complete shards stay."""
+    """Translate OSError of the shards' folder to OutputError."""
     try:
         yield
     except EmbqError:

@@ -1,4 +1,4 @@
-"""A folder of pictures as a listing: a folder for each class, or all of them in one with captions beside."""
+"""Lists the pictures of a folder or of a list, with their classes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Wish:
 
 
 def listing_of(source: str, pattern: Pattern, wish: Wish, looked: Callable[[int], None]) -> Listing:
-    """The pictures in a folder, or of a list.
+    """The pictures of a folder or a list.
 
     Args:
         source: path of the folder or of the list.
@@ -60,7 +60,7 @@ def listing_of(source: str, pattern: Pattern, wish: Wish, looked: Callable[[int]
 
 
 def known_classes(path: str | None, pattern: Pattern) -> tuple[str, ...] | None:
-    """The classes of a `classes.json`, or of the one beside the shards that are there already; None without one.
+    """The classes of a `classes.json`, or of the one in the folder of the shards; None without one.
 
     Raises UsageError for a file of another name, InputError for one that is not there.
     """
@@ -79,7 +79,7 @@ BESIDE = (".json", ".txt")
 
 
 class _Found(NamedTuple):
-    """Pictures of one tree, and what else is in it."""
+    """Pictures of a folder tree, and its other files."""
 
     pictures: list[Picture]
     others: Counter[str]
@@ -92,7 +92,7 @@ Looked = Callable[[int], None]
 def class_folders(
     root: str, *, known: Sequence[str] | None, allow_empty: bool, looked: Looked = lambda _: None
 ) -> Listing:
-    """The pictures of a folder whose subfolders are the classes; deeper folders belong to the class above them.
+    """Pictures of a folder whose subfolders are the classes; deeper folders belong to the class above them.
 
     Links are followed. Hidden files and folders are no classes and no pictures, other than in ImageFolder.
 
@@ -131,7 +131,7 @@ def without_classes(root: str, *, looked: Looked = lambda _: None) -> Listing:
 
 
 def has_folders(root: str) -> bool:
-    """Whether a folder holds folders that are not hidden."""
+    """Whether a folder has subfolders that are not hidden."""
     return bool(_entries(root)[0])
 
 
@@ -163,7 +163,7 @@ def _tree(root: str, relative: str, looked: Looked) -> _Found:
 
 
 def _walk(path: str, relative: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-    """(path relative to the root, its files) of a folder and all below it; links are followed, but in no circle."""
+    """(path relative to the root, files) of a folder and all below it; links are followed, circles refused."""
     with source_errors(path):
         status = os.stat(path)
     here = (status.st_dev, status.st_ino)
@@ -176,7 +176,7 @@ def _walk(path: str, relative: str, above: tuple[tuple[int, int], ...]) -> Itera
 
 
 def _take(folder: str, files: list[os.DirEntry[str]], found: _Found) -> None:
-    """Take the pictures among the files of one folder, each with what stands beside it."""
+    """Add the pictures among the files of one folder, each with the files that belong to it."""
     images = [file for file in files if _extension(file.name) in IMAGE_EXTENSIONS]
     beside: dict[str, dict[str, os.DirEntry[str]]] = {}
     others = [file for file in files if _extension(file.name) not in IMAGE_EXTENSIONS]

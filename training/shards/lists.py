@@ -1,4 +1,4 @@
-"""A list of pictures as a listing: a path on each line or row, with its class, its caption, or both."""
+"""Reads lists of pictures: .csv, .tsv, .jsonl, or a path on each line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLES, OBJECTS = (".csv", ".tsv"), (".jsonl", ".ndjson")
 
 
 class _Row(NamedTuple):
-    """What a list says of a picture; "" and None where it says nothing."""
+    """A row of a list; "" and None where it has no value."""
 
     line: int
     path: str
@@ -41,7 +41,7 @@ def listed(
     allow_empty: bool,
     looked: Callable[[int], None] = lambda _: None,
 ) -> Listing:
-    """The pictures that a list names, in its order. Paths are relative to the folder of the list.
+    """The pictures of a list, in its order. Paths are relative to the folder of the list.
 
     A .csv or .tsv has a header, a .jsonl an object on each line; any other file has a path on each line, and may have
     a class behind a tab. Classes that are numbers are indices; others are counted as folders of classes are.

@@ -1,4 +1,4 @@
-"""Names of shards: what an expression stands for."""
+"""Expressions for shards: expanded to names, and names contracted to few expressions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECIAL = ("{", "}", ",", "::", "\\", "\n")
 
 
 class Run(NamedTuple):
-    """Names that follow each other without a gap, and the expression that stands for them."""
+    """Consecutive names, and the expression that expands to them."""
 
     expression: str
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class _Numbered(NamedTuple):
 
 
 def contract(names: Iterable[str]) -> list[Run]:
-    """The names, each once, as runs in order of text and number; expanding the expressions gives the names back.
+    """Contract names to runs, ordered by text and number; expanding their expressions gives the names back.
 
     Raises InputError for a name with characters that an expression cannot say.
     """
@@ -64,7 +64,7 @@ def _run(before: str, after: str, run: list[_Numbered]) -> Run:
 
 
 def _runs(numbered: list[_Numbered]) -> Iterator[list[_Numbered]]:
-    """Runs without a gap and of one width, which is that of the first where it begins with a zero, else none."""
+    """Consecutive numbers of one width, which is that of the first if it has leading zeros."""
     run: list[_Numbered] = []
     for one in sorted(numbered, key=lambda one: (len(one.digits), one.value)):
         if run and one.value == run[-1].value + 1 and (len(one.digits) == len(run[-1].digits) or _widens(run, one)):
@@ -78,7 +78,7 @@ def _runs(numbered: list[_Numbered]) -> Iterator[list[_Numbered]]:
 
 
 def _widens(run: list[_Numbered], one: _Numbered) -> bool:
-    """Whether a run without leading zeros goes on in a number of one digit more."""
+    """Whether a run without leading zeros continues with one digit more."""
     return str(run[0].value) == run[0].digits and str(one.value) == one.digits
 
 
@@ -89,14 +89,14 @@ _JOINT = re.compile(r"::(?![0-9A-Fa-f:.]*\])")
 
 
 def parts(expression: str) -> list[str]:
-    """The expressions that are joined by `::`; InputError where there is none."""
+    """The expressions joined by `::`; InputError where there is none."""
     if not expression.strip():
         raise InputError("no shards were named", next_step=EXAMPLE)
     return _JOINT.split(expression)
 
 
 def expand(expression: str) -> tuple[str, ...]:
-    """The shards that an expression stands for, each once, in order; see `open_shards`."""
+    """The shards of an expression, each once, in order; see `open_shards`."""
     urls = [url for part in parts(expression) for url in _part(part)]
     seen: set[str] = set()
     for url in urls:
@@ -109,14 +109,14 @@ def expand(expression: str) -> tuple[str, ...]:
 
 
 def name_of(url: str) -> str:
-    """The name of a shard in its folder, as `sizes.json` has it."""
+    """The name of a shard in its folder, as in `sizes.json`."""
     from sources.access.files import base_name
 
     return base_name(url)
 
 
 def folder_of(url: str) -> str:
-    """The folder of a shard, local or behind a URL."""
+    """The folder of a shard, local or remote."""
     from sources.access.urls import is_url, path_of
 
     return path_of(url).rpartition("/")[0] if is_url(url) else os.path.dirname(url) or "."
@@ -139,7 +139,7 @@ def _part(text: str) -> Iterator[str]:
 
 
 def _check_kind(text: str) -> None:
-    """InputError for what is neither a path of this machine nor behind http, and above all for commands."""
+    """InputError for anything but local paths and http(s), commands (`pipe:`) above all."""
     from sources.access.urls import is_http, is_url
 
     if text.startswith("pipe:") or (is_url(text) and not is_http(text)):

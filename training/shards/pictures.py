@@ -1,4 +1,4 @@
-"""Pictures that are to become samples, before anything of them is read."""
+"""Pictures that become samples, their classes, and notes on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sources.interface import SAMPLE_MAX_BYTES
 
 
 def indices(names: Iterable[str], known: Sequence[str] | None) -> dict[str, int]:
-    """Class -> index: its position among the sorted names, as torchvision's ImageFolder counts, or in `known`.
+    """Class -> index, as torchvision's ImageFolder counts (position among the sorted names), or as in `known`.
 
     Args:
         known: the classes of other shards that these are to go with, by index; None for none.
@@ -45,7 +45,7 @@ def require_pictures(counts: Mapping[str, int], classes: Sequence[str], where: s
 
 
 def numbered(names: Iterable[str]) -> tuple[str, ...] | None:
-    """The classes 0, 1, ... up to the largest where all names are such numbers, as lists of labels have; else None."""
+    """The classes 0, 1, ... up to the largest, where all names are such numbers; else None."""
     said = Counter(names)
     if not said or not all(name.isascii() and name.isdigit() and str(int(name)) == name for name in said):
         return None
@@ -57,7 +57,7 @@ OPEN_CLIP_READS = ("jpg", "png", "jpeg", "webp")
 
 
 class Beside(NamedTuple):
-    """A file beside a picture that belongs to its sample: `txt`, its caption, or `json`, its metadata."""
+    """A caption (`txt`) or metadata (`json`) file beside a picture."""
 
     extension: str
     size: int
@@ -65,7 +65,7 @@ class Beside(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture as it was found. A tuple because there are millions of them.
+    """A picture as it was found. A tuple, because there are millions.
 
     Attributes:
         name: path relative to the root of its listing, or an absolute one; how it is called to users.
@@ -110,7 +110,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Pictures in order of their names, or of a list.
+    """Pictures in the order of their names, or of a list.
 
     Attributes:
         root: folder that names are relative to.
@@ -128,7 +128,7 @@ class Listing:
 
 
 def notes(listing: Listing) -> list[str]:
-    """What a user may want to know of the pictures, one line each."""
+    """Notes for the user on the pictures."""
     said = []
     if listing.others:
         shown = ", ".join(f"{extension or 'no extension'} ({n:,})" for extension, n in listing.others.most_common(6))

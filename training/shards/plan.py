@@ -1,4 +1,4 @@
-"""A conversion before its first byte: which picture goes where, decided by the pictures and the options alone."""
+"""The plan of a conversion: names of the shards, and which picture goes where."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"%0?(?P<width>[0-9]*)d|\{(?P<zeros>0+)\.\.\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """Names of shards that differ in one number.
+    """Names of shards that differ in a number.
 
     Attributes:
         folder: where they are to be.
@@ -38,7 +38,7 @@ class Pattern:
 
     @staticmethod
     def parse(text: str) -> Pattern:
-        """The pattern that a user wrote; UsageError where it is none."""
+        """Parse a pattern such as `out/train-%06d.tar`; UsageError where it is none."""
         folder, name = os.path.split(text)
         found = list(_NUMBER.finditer(name))
         if "://" in text:
@@ -63,7 +63,7 @@ class Pattern:
 
     @property
     def stem(self) -> str:
-        """A name for what belongs to these shards; "" where they have no other name than their numbers."""
+        """The name without number and suffix; "" for numbers alone."""
         return (self.before + self.after.removesuffix(".tar")).strip("-_. ")
 
     def name(self, number: int) -> str:
@@ -71,16 +71,16 @@ class Pattern:
         return f"{self.before}{number:0{self.width}d}{self.after}"
 
     def path(self, number: int) -> Path:
-        """Where a shard is to be."""
+        """Path of a shard."""
         return self.folder / self.name(number)
 
     def expression(self, shards: int) -> str:
-        """What stands for the first so many shards."""
+        """The expression for the first so many shards."""
         names = (str(self.path(number)) for number in range(shards))
         return "::".join(run.expression for run in contract(names))
 
     def there(self) -> list[str]:
-        """The names in the folder that fit, whoever made them, in order."""
+        """Names in the folder that match, in order."""
         fits = re.compile(re.escape(self.before) + f"[0-9]{{{self.width},}}" + re.escape(self.after))
         try:
             return sorted(name for name in os.listdir(self.folder) if fits.fullmatch(name))
@@ -88,7 +88,7 @@ class Pattern:
             return []
 
     def require_room(self, shards: int) -> None:
-        """UsageError where the numbers of so many shards are longer than its zeros, so that they would not sort."""
+        """UsageError where so many shards need more digits, so that their names would not sort."""
         if shards > 10**self.width:
             needed = len(str(shards - 1))
             raise UsageError(
@@ -99,7 +99,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How pictures become shards.
+    """Settings of a conversion.
 
     Attributes:
         pattern: where the shards are to be.
@@ -135,7 +135,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Pictures in the order of their samples, cut into shards of the same number of them.
+    """Pictures in the order of their samples, cut into shards of equal numbers.
 
     A shard is a fixed slice, so its bytes do not depend on who writes it, or when.
     """
@@ -146,7 +146,7 @@ class Plan:
 
     @staticmethod
     def make(listing: Listing, layout: Layout) -> Plan:
-        """The plan for a listing; UsageError where the pattern has no room for its shards."""
+        """The plan for a listing; UsageError where the pattern has too few digits."""
         plan = Plan(layout=layout, listing=listing, order=_ordered(listing.pictures, layout.seed))
         layout.pattern.require_room(plan.shards)
         return plan
@@ -173,7 +173,7 @@ class Plan:
         return {self.layout.pattern.name(one.shard): len(one.pictures) for one in self.slices()}
 
     def digest(self) -> str:
-        """Of all that decides the bytes, as far as it can be seen from outside the files: sizes and times."""
+        """Hash of everything that decides the bytes of the shards: settings, and sizes and times of the files."""
         layout = self.layout
         seen = hashlib.sha256(json.dumps([layout.samples_per_shard, layout.metadata, self.listing.classes]).encode())
         for one in self.slices():
@@ -182,7 +182,7 @@ class Plan:
 
 
 def _ordered(pictures: Sequence[Picture], seed: int | None) -> Sequence[Picture]:
-    """The pictures in their order, or in one drawn from a seed, the same with every version of Python.
+    """The pictures in their order, or shuffled by a seed in the same way by every version of Python.
 
     Of `random`, only the sequence of `random()` is promised to stay as it is, `shuffle` is not.
     """

@@ -1,4 +1,4 @@
-"""Work that is done by several processes at once, none of which outlives this one."""
+"""Maps a function over items with a pool of processes that end with this one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, connects: bool = False) -> Iterator[R]:
-    """What a function gives for each item, in the order in which the answers come.
+    """Results of a function for each item, in the order in which they are ready.
 
     Args:
         function: at module level, or a partial of one that is.
@@ -60,7 +60,7 @@ def each(function: Callable[[T], R], items: Iterable[T], processes: int, *, conn
 
 @contextmanager
 def _no_interruption() -> Iterator[None]:
-    """Ctrl-C waits until the block is over, also in processes that are forked in it until they let it through."""
+    """Delay Ctrl-C until the block is over, also in processes that are forked in it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -69,7 +69,7 @@ def _no_interruption() -> Iterator[None]:
 
 
 def _begin(parent: int) -> None:
-    """In a new process: leave it to the parent what an interruption means, and end with it."""
+    """In a new process: ignore Ctrl-C, and end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent()

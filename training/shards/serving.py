@@ -1,4 +1,4 @@
-"""Shards of a folder over HTTP: to be read, and nothing else."""
+"""Serves the shards of a folder over HTTP, read-only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BESIDE = (SIZES, CLASSES)
 
 
 class Piecewise(FileResponse):
-    """A file, whole or in ranges, with its ETag, sent in pieces large enough for a fast network."""
+    """A file response in large chunks, with ranges and an ETag."""
 
     chunk_size = 1 << 20
 
 
 def app(folder: Path, *, host: str) -> Starlette:
-    """Answers GET and HEAD for shards, tables, `sizes.json` and `classes.json` in a folder and below it.
+    """Answer GET and HEAD for shards, tables, `sizes.json` and `classes.json` in a folder and below it.
 
     All else is not found: other files, hidden ones, folders, and what a link or a path leads to outside of the folder.
 
@@ -52,7 +52,7 @@ def app(folder: Path, *, host: str) -> Starlette:
 
 
 def find(root: str, path: str) -> tuple[str, os.stat_result] | None:
-    """The file that the path of a request names, and its status; None where nothing is served under it.
+    """The file that the path of a request names, and its status; None where nothing is served.
 
     Args:
         root: real path of the folder.

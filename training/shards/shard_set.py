@@ -1,4 +1,4 @@
-"""The shards that an expression names, and how many samples each of them holds."""
+"""The shards of an expression with their numbers of samples, and their sums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORD = "conversion.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Shards that follow each other.
+    """Consecutive shards.
 
     Attributes:
         expression: their names; expanding it gives them.
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What is in shards, and their sums."""
+    """Runs of shards, and their sums."""
 
     lines: tuple[Line, ...]
 
@@ -59,7 +59,7 @@ class Account:
 
 
 def account(expressions: Iterable[str]) -> Account:
-    """The account of shards, named as for `open_shards`; those of a folder are compared with its `sizes.json`.
+    """The account of shards named as for `open_shards`; those of a folder are compared with its `sizes.json`.
 
     Raises InputError as `open_shards` does, SourceError where a shard cannot be asked for its size.
     """
@@ -83,7 +83,7 @@ def account(expressions: Iterable[str]) -> Account:
 
 
 def named_on(lines: Iterable[str]) -> list[str]:
-    """The expressions of names that stand one on a line, as `ls` prints them.
+    """Expressions of names that stand one on a line, as `ls` prints them.
 
     What `embq shards convert` writes beside shards is none of them.
     """
@@ -97,7 +97,7 @@ def _stands_beside(name: str) -> bool:
 
 
 def printed(account: Account) -> list[str]:
-    """One line for each expression, in columns, and the sums where there are several."""
+    """A line in columns for each expression, and the sums where there are several."""
     rows = [(line.expression, line.shards, line.samples, line.bytes) for line in account.lines]
     if len(rows) > 1:
         rows.append(("in all", account.shards, account.samples, account.bytes))
@@ -133,7 +133,7 @@ class Shards:
 
 
 def open_shards(expression: str) -> Shards:
-    """The shards that an expression names.
+    """The shards of an expression.
 
     Args:
         expression: a shard, braces (`shards/train-{000000..001281}.tar`), a pattern (`shards/train-*.tar`), a folder,
@@ -151,7 +151,7 @@ def open_shards(expression: str) -> Shards:
 
 
 def gone(folder: str, urls: Sequence[str]) -> list[str]:
-    """The shards of a folder that its `sizes.json` names and that are not among `urls`."""
+    """Shards that the `sizes.json` of a folder names and that are not among `urls`."""
     return sorted((sizes_beside(folder) or {}).keys() - set(map(name_of, urls)))
 
 

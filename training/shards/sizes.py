@@ -1,4 +1,4 @@
-"""`sizes.json` and `classes.json` beside the shards: the samples of each shard, and the names of the classes."""
+"""`sizes.json` (samples of each shard) and `classes.json` (class names by index) beside shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES, CLASSES = "sizes.json", "classes.json"
 
 
 def sizes_beside(folder: str) -> dict[str, int] | None:
-    """Shard -> samples, as `sizes.json` in a folder or behind a URL says; None where there is no such file.
+    """Shard -> samples, from `sizes.json` in a folder or behind a URL; None without one.
 
     Raises InputError where it is something else, SourceError where the storage does not tell.
     """
@@ -28,7 +28,7 @@ def sizes_beside(folder: str) -> dict[str, int] | None:
 
 
 def classes_beside(folder: str) -> list[str] | None:
-    """The names of the classes, by index, as `classes.json` says; None where there is no such file."""
+    """Class names by index, from `classes.json`; None without one."""
     said = _read(folder, CLASSES)
     if said is None:
         return None
@@ -41,7 +41,7 @@ def classes_beside(folder: str) -> list[str] | None:
 
 
 def rendered(value: Mapping[str, int] | list[str]) -> bytes:
-    """The bytes of either file: one line for each entry, which a person can read and `diff` compares."""
+    """The bytes of either file, with one line for each entry."""
     return (json.dumps(value, indent=0, ensure_ascii=False) + "\n").encode()
 
 

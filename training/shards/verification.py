@@ -1,4 +1,4 @@
-"""Whether shards are what they have to be: each whole, all of the same kind, and as many samples as was said."""
+"""Verifies shards: each is complete, and all agree with each other and with sizes.json and classes.json."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPECTED = ("cls", "txt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """Something that is not as it has to be.
+    """A defect of a shard or a sample.
 
     Attributes:
         code: as in docs/operations.md.
@@ -48,7 +48,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """One shard.
+    """Content and defects of one shard.
 
     Attributes:
         url: the shard.
@@ -72,7 +72,7 @@ class Inspected:
 
 
 def inspect(url: str, *, classes: int | None, decode: bool) -> Inspected:
-    """What is in a shard, and what is wrong with it; a shard that cannot be read is one violation.
+    """Read a shard from its first byte to its last; a shard that cannot be read is one violation.
 
     Args:
         classes: how many there are; None where that is not known.
@@ -131,7 +131,7 @@ def _grouped(members: Sequence[Member], url: str) -> tuple[dict[str, dict[str, M
 def _of_sample(
     url: str, key: str, parts: dict[str, Member], data: Memory, classes: int | None, *, decode: bool
 ) -> Iterator[Violation]:
-    """What is wrong with one sample."""
+    """Violations of one sample."""
     images = [extension for extension in IMAGE_EXTENSIONS if extension in parts]
     if not images:
         yield Violation(code="missing_member", where=f"{url} {key}", message=f"no image; it has {', '.join(parts)}")
@@ -176,7 +176,7 @@ KEPT = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was found.
+    """Result of a verification.
 
     Attributes:
         shards: that were read.
@@ -200,13 +200,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no violations."""
         return not self.violations_total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be checked.
+    """Settings of a verification.
 
     Attributes:
         decode: whether each image is decoded.
@@ -220,7 +220,7 @@ class Wish:
 
 
 def verify(expressions: Sequence[str], wish: Wish, read: Callable[[Inspected, int], None]) -> Report:
-    """Read shards, named as for `open_shards`, and compare them with each other and with what stands beside them.
+    """Read shards, named as for `open_shards`, and compare them with each other and with the files beside them.
 
     Args:
         read: called for each shard that was read, with the number of all.
@@ -233,7 +233,7 @@ def verify(expressions: Sequence[str], wish: Wish, read: Callable[[Inspected, in
 
 
 def write_sizes(expressions: Sequence[str], wish: Wish, read: Callable[[Inspected, int], None]) -> Report:
-    """As `verify`, but what `sizes.json` says is no matter: it is written anew where every shard is whole.
+    """Like `verify`, but `sizes.json` is not compared: it is written where every shard is complete.
 
     Raises UsageError for shards behind URLs as well.
     """
@@ -250,7 +250,7 @@ def write_sizes(expressions: Sequence[str], wish: Wish, read: Callable[[Inspecte
 
 
 def _rewrite(folder: Path, counted: Mapping[str, int]) -> None:
-    """Put counts into the file of a folder; those of shards that are gone are dropped, of others stay."""
+    """Update the counts in a folder's file; those of shards that are gone are removed."""
     try:
         before = sizes_beside(str(folder)) or {}
     except InputError:  # something else stands there
@@ -327,7 +327,7 @@ def _miscounted(found: Sequence[Inspected], sizes: Mapping[str, Mapping[str, int
 
 
 def _repeated(found: Sequence[Inspected]) -> list[Violation]:
-    """Keys that occur in several shards of one name, such as train-000000.tar and train-000001.tar."""
+    """Keys that occur in several shards of one series, such as train-000000.tar and train-000001.tar."""
     seen: dict[str, dict[str, str]] = {}
     wrong = []
     for one in found:

@@ -1,4 +1,4 @@
-"""Writes one shard: complete under its name, or not there."""
+"""Writes one shard, complete under its name or not at all, with the bytes that webdataset's ShardWriter writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMBER_MAX_BYTES = 8 << 30
 
 
 class Archive:
-    """A tar archive under way.
+    """A tar archive under construction.
 
     Args:
         file: where it is written to, from here on.
@@ -54,7 +54,7 @@ class Archive:
             self._tar.addfile(header, io.BytesIO(content))
 
     def close(self) -> int:
-        """Append the end of the archive, filled up to a whole record; gives its bytes. The file stays open."""
+        """Append the end of the archive; returns its bytes. The file stays open."""
         self._tar.close()
         return self._file.tell()
 
@@ -65,7 +65,7 @@ BUFFER_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """What is the same for all shards of a conversion.
+    """Settings that all shards of a conversion share.
 
     Attributes:
         root: folder that names of pictures are relative to.
@@ -81,7 +81,7 @@ class Desk:
 
 
 def write_shard(slice_: Slice, path: Path, desk: Desk) -> int:
-    """Write the shard of a slice, durably, in place of nothing or of an earlier one; gives its bytes.
+    """Write a shard, durably, replacing an earlier one; returns its bytes.
 
     Raises InputError where a picture is not as it was planned or cannot be read, OSError where the shard cannot be
     written.
@@ -102,7 +102,7 @@ def write_shard(slice_: Slice, path: Path, desk: Desk) -> int:
 
 
 def members(picture: Picture, desk: Desk) -> dict[str, bytes]:
-    """Extension -> content of what a picture becomes: the picture, `cls`, `txt` and `json`, as far as there are such.
+    """Extension -> content of a picture's sample: the picture, and `cls`, `txt` and `json` where there are such.
 
     Raises InputError where a file is not as it was planned, cannot be read, or is metadata that is no JSON object.
     """
@@ -124,12 +124,12 @@ def members(picture: Picture, desk: Desk) -> dict[str, bytes]:
 
 
 def as_listed(listing: Listing, *, metadata: bool, temporary: Path) -> Desk:
-    """The desk for the pictures of a listing."""
+    """The settings for the pictures of a listing."""
     return Desk(root=listing.root, classes=listing.classes, metadata=metadata, temporary=temporary)
 
 
 def _account(picture: Picture, said: str, classes: tuple[str, ...] | None) -> str:
-    """Metadata of a sample: what is said of the picture, and which file it was."""
+    """Metadata of a sample: that of the picture, with its file name and class."""
     fields = parse_object(said, "bad_metadata") | {"file": picture.name}
     if picture.label is not None and classes is not None:
         fields["class"] = classes[picture.label]
