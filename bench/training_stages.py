@@ -12,9 +12,9 @@ import torch
 
 from bench.training_loaders import BATCH_SIZE, IMAGE_SIZE
 from core.units import Sample
-from training.data.batch import NOTHING, View
+from training.data.batch import EPOCH_START, View
 from training.data.images import training_pixels
-from training.data.loader import Made, made_batches
+from training.data.loader import WorkerBatch, made_batches
 from training.data.reading import RawSample, read_shards
 from training.data.regroup import whole
 from training.shards.shard_set import Shards
@@ -46,8 +46,8 @@ def costs(shards: Shards) -> dict[str, Any]:
 _pixels = partial(training_pixels, size=IMAGE_SIZE, seed=0, epoch=0)
 
 
-def _made(shards: Shards) -> Iterator[Made]:
-    return made_batches(_read(shards), view=_view(), pixels_of=_pixels, taken=NOTHING)
+def _made(shards: Shards) -> Iterator[WorkerBatch]:
+    return made_batches(_read(shards), view=_view(), pixels_of=_pixels, taken=EPOCH_START)
 
 
 def _view() -> View:

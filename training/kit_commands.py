@@ -1,4 +1,4 @@
-"""`run-local` and `run-ray` of the webdataset ImageNet kit: its flags, and `embq train classify` behind them.
+"""Commands of the webdataset ImageNet kit: `run-local`, `run-ray`, `shardsum` and `convert-image.py`.
 
 What means the same here is renamed. What changes nothing is told in one line, and what embq has no counterpart of is
 refused with what to do instead. Flags of embq's own may stand among them.
@@ -103,7 +103,7 @@ _SWITCHES = {
 
 
 def _options(function: F) -> F:
-    """Every flag of the kit's `train` and `raytrain`."""
+    """The flags of the kit's `train` and `raytrain`."""
     decorators: list[Callable[[F], F]] = []
     for name, (default, line) in _TEXTS.items():
         decorators.append(click.option(f"--{name}", default=default, show_default=bool(default), help=line))
@@ -146,7 +146,7 @@ def ray_command(wsize: int, ray_address: str, **said: Any) -> list[str]:
 
 
 def translated(said: dict[str, Any], where: Sequence[str]) -> list[str]:
-    """Arguments of embq; notes go to stderr.
+    """Arguments of `embq`; notes go to stderr.
 
     Args:
         said: flags of the kit -> their values.
@@ -174,7 +174,7 @@ def translated(said: dict[str, Any], where: Sequence[str]) -> list[str]:
 
 
 def _shards(said: dict[str, Any]) -> tuple[str, str]:
-    """(shards to train on, shards to measure on or "")."""
+    """(training shards, validation shards or "")."""
     bucket = said["bucket"]
     if bucket.startswith(BUCKETS):
         raise UsageError(
@@ -221,7 +221,7 @@ def _device(device: str | None) -> list[str]:
 
 
 def _epoch(asked: int | None, train: str, *, exact: bool) -> list[str]:
-    """The length of an epoch; an exact one has no other than the shards have."""
+    """The length of an epoch; an exact one has that of the shards."""
     if asked is None:
         return []
     if not exact:
@@ -239,7 +239,7 @@ def _epoch(asked: int | None, train: str, *, exact: bool) -> list[str]:
 
 
 def _without_effect(said: dict[str, Any]) -> Iterator[str]:
-    """Flags that were given and that change nothing."""
+    """Flags that were given and change nothing."""
     expected = "gloo" if said["device"] == "cpu" else "nccl"
     for name in OF_NO_EFFECT:
         if said[name] and not (name == "backend" and said[name] == expected):
@@ -261,7 +261,7 @@ def run_ray() -> NoReturn:
 
 
 def called(command: click.Command, arguments: Sequence[str]) -> int:
-    """Translate a command line, and run what it means; gives the exit status."""
+    """Translate a command line and run it; returns the exit status."""
     from embq.cli.entry_point import run, show_error
 
     try:

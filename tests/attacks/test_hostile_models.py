@@ -30,7 +30,7 @@ from tests.tiny_clip import MODEL, PREPROCESS  # noqa: E402
 from tests.tiny_models import WIDTH, save_sentence_model, save_trunk  # noqa: E402
 from training.export.openclip import tokenizer_of, write_tokenizer  # noqa: E402
 from training.openclip.checkpoints import Arguments  # noqa: E402
-from training.openclip.models import beginning_of  # noqa: E402
+from training.openclip.models import initial_model  # noqa: E402
 from worker.embedders.lookup import locate  # noqa: E402
 from worker.embedders.query.loading import open_query_model  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
@@ -247,7 +247,7 @@ def test_no_code_runs_when_a_training_begins_or_is_exported(place: Place) -> Non
     with pytest.raises(ModelError, match="trust_remote_code"):
         write_tokenizer(open_clip.get_tokenizer("ViT-B-32"), place.root / "clip")
     with pytest.raises(ModelError, match="trust_remote_code"):
-        beginning_of(folder)
+        initial_model(folder)
     assert not place.marker.exists()
 
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tests.small_shards import CLASSES, label_of, write_shards
 from tests.waiting import wait_until
 from training.data import epochs
-from training.data.batch import NOTHING, Batch, Taken, View
+from training.data.batch import EPOCH_START, Batch, EpochPosition, View
 from training.data.epochs import exact_epoch, resampled_epoch
-from training.data.loader import Made
+from training.data.loader import WorkerBatch
 from training.shards.shard_set import Shards
 
 COUNTS = [7, 18, 1, 30, 12]
@@ -137,9 +137,9 @@ def test_an_epoch_goes_on_where_it_stopped(
 def assert_goes_on(epoch: Callable[..., Iterator[Batch]], every: int) -> None:
     """After each of the first batches, and of the last ones, a new epoch gives all that are left."""
     unbroken = list(epoch())
-    taken = NOTHING
+    taken = EPOCH_START
     for number, batch in enumerate(unbroken, 1):
-        taken = Taken.from_json(json.loads(json.dumps(taken.after(batch).to_json())))
+        taken = EpochPosition.from_json(json.loads(json.dumps(taken.after(batch).to_json())))
         if number % every == 0 or number > len(unbroken) - 4:
             assert told(epoch(taken=taken)) == told(unbroken[number:])
     assert taken.batches == len(unbroken)
@@ -150,7 +150,7 @@ def assert_goes_on(epoch: Callable[..., Iterator[Batch]], every: int) -> None:
 def test_what_is_taken_is_not_decoded_again(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
     monkeypatch.setattr(epochs, "training_pixels", partial(noting, decoded))
-    taken = NOTHING
+    taken = EPOCH_START
     for batch in exact_epoch(shards, VIEW, epoch=0):
         if taken.batches == 10:
             break
@@ -172,7 +172,7 @@ def test_loader_workers_may_be_started_anew_instead_of_forked(
     """As Python 3.14 does it: what the workers run has to go through a pickle."""
     run: list[object] = []
 
-    def loaded(stages: list[object], _view: View) -> Iterator[Made]:
+    def loaded(stages: list[object], _view: View) -> Iterator[WorkerBatch]:
         run.extend(stages)
         return iter(())
 
@@ -200,7 +200,7 @@ def test_the_account_adds_up_also_if_a_shard_comes_or_goes_while_an_epoch_is_int
     view = replace(VIEW, batch_size=batch_size, shuffle_buffer=3)
     shard = Path(shards.urls[1])
     away = shard.rename(shard.with_suffix(".away"))
-    taken = NOTHING
+    taken = EPOCH_START
     for there in (there_first, not there_first):
         if there:
             away.rename(shard)
@@ -256,7 +256,7 @@ def test_loader_workers_outlive_a_request_to_stop_and_end_with_a_sigkill_after_w
     assert len(left) == 2
     wait_until(lambda: not any(is_running(pid) for pid in left), deadline_s=2)
     unbroken = list(kind(shards, view, epoch=0))
-    taken = Taken.from_json(json.loads(lines[-1]))
+    taken = EpochPosition.from_json(json.loads(lines[-1]))
     assert told(kind(shards, view, epoch=0, taken=taken)) == told(unbroken[8:])
 
 

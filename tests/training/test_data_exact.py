@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.small_shards import CLASSES, key_of, write_shards
 from training.data.batch import Batch, Failure, View
 from training.data.epochs import exact_epoch, validation_samples
-from training.data.loader import Made
+from training.data.loader import WorkerBatch
 from training.data.regroup import regrouped
 from training.data.split import dealt, permuted
 from training.shards.shard_set import Shards
@@ -175,13 +175,13 @@ STREAMS = st.lists(st.text(alphabet="..x", max_size=11), min_size=1, max_size=4)
 """For each stream its items: a dot is a sample, an x a failure."""
 
 
-def sent(streams: Sequence[str]) -> list[Made]:
+def sent(streams: Sequence[str]) -> list[WorkerBatch]:
     """What loader workers send of streams, in the order in which a loader gives it."""
     messages = [messages_of(number, items) for number, items in enumerate(streams)]
     return [row[turn] for turn in range(12) for row in messages if turn < len(row)]
 
 
-def messages_of(stream: int, items: str) -> list[Made]:
+def messages_of(stream: int, items: str) -> list[WorkerBatch]:
     found, begin = [], 0
     for end in range(1, len(items) + 1):
         if items[begin:end].count(".") == BATCH or end == len(items):
@@ -190,9 +190,9 @@ def messages_of(stream: int, items: str) -> list[Made]:
     return found
 
 
-def message(stream: int, items: str, begin: int, end: int) -> Made:
+def message(stream: int, items: str, begin: int, end: int) -> WorkerBatch:
     positions = [at for at in range(begin + 1, end + 1) if items[at - 1] == "."]
-    return Made(
+    return WorkerBatch(
         stream=stream,
         pixels=torch.tensor([20 * stream + at for at in positions], dtype=torch.uint8).view(-1, 1, 1, 1),
         labels=positions,

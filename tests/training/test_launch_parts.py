@@ -20,13 +20,13 @@ from core.errors import AwayError, DeviceError, EmbqError
 from core.service.stopping import REPEAT_S
 from training.launch.outcomes import PEER_GONE, Outcome, killed
 from training.launch.ssh_remote import MARK, ended_by_silence
-from training.launch.ssh_watch import Part, watch
+from training.launch.ssh_watch import HostConnection, watch
 
 
-def part(host: str, said: str, *, prefix: str = "") -> Part:
+def part(host: str, said: str, *, prefix: str = "") -> HostConnection:
     """A host that says this, and hangs up."""
     command = [sys.executable, "-S", "-c", "import sys; sys.stdout.write(sys.argv[1])", said]
-    return Part(host, command, threading.Lock(), prefix=prefix)
+    return HostConnection(host, command, threading.Lock(), prefix=prefix)
 
 
 def told(status: int, *outcomes: Outcome) -> str:

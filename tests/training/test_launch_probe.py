@@ -11,10 +11,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-from training.launch.ssh_probe import Found, Question, free_port, from_json, look
+from training.launch.ssh_probe import HostReport, Question, free_port, from_json, look
 
 
-def answer(**question: object) -> Found:
+def answer(**question: object) -> HostReport:
     with ExitStack() as stack:
         return look(Question(**question), stack)  # type: ignore[arg-type]
 
@@ -73,7 +73,9 @@ def test_another_program_where_the_hosts_are_to_meet_is_not_the_first_host() -> 
 
 def test_the_answer_of_another_version_is_understood_as_far_as_its_version() -> None:
     there = asdict(answer())
-    assert from_json(Found, json.dumps({**there, "embq": "9.9", "new": True})) == Found(**{**there, "embq": "9.9"})
+    assert from_json(HostReport, json.dumps({**there, "embq": "9.9", "new": True})) == HostReport(
+        **{**there, "embq": "9.9"}
+    )
     assert from_json(Question, '{"new": 1, "listen": 5}') == Question(listen=5)
 
 

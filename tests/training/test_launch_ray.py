@@ -23,7 +23,7 @@ from core.broker.embedded import server_binary
 from core.errors import AwayError, ConfigError, UsageError
 from core.process.limits import cores
 from training.launch.options import check_address
-from training.launch.ray import Screen, check_answer
+from training.launch.ray import FilteredStream, check_answer
 from training.launch.ray_worker import share_cores
 from training.launch.ssh_probe import free_port
 
@@ -94,7 +94,7 @@ def test_a_web_server_at_the_address_is_told_from_a_ray() -> None:
 
 def test_lines_of_ray_that_say_nothing_of_the_training_are_dropped() -> None:
     shown = io.StringIO()
-    screen = Screen(shown)
+    screen = FilteredStream(shown)
     for text in ("a", "\n", "(PlacementGroupCleaner pid=1) Failed", "\nb\nc"):
         screen.write(text)
     assert shown.getvalue() == "a\nb\n"

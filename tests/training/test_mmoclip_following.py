@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mmoclip_logs import line
 
-from training.mmoclip.run import Following
+from training.mmoclip.run import LogProgress
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 
 def test_it_waits_for_a_log_and_says_how_long(tmp_path: Path) -> None:
     clock = Clock()
-    following = Following(tmp_path / "out.log", 195, clock)
+    following = LogProgress(tmp_path / "out.log", 195, clock)
     clock.now += 12
     following.look()
     assert following.line().startswith("starting: 12 s")
@@ -29,7 +29,7 @@ def test_it_waits_for_a_log_and_says_how_long(tmp_path: Path) -> None:
 
 def test_the_first_iteration_says_nothing_of_when_it_will_end(tmp_path: Path) -> None:
     (tmp_path / "out.log").write_text(line(1, 137.6) + "\n")
-    following = Following(tmp_path / "out.log", 195)
+    following = LogProgress(tmp_path / "out.log", 195)
     following.look()
     assert following.line().startswith("iteration 1 of 195")
     assert "cannot be told" in following.line()
@@ -37,7 +37,7 @@ def test_the_first_iteration_says_nothing_of_when_it_will_end(tmp_path: Path) ->
 
 def test_the_guess_is_the_mean_of_the_others(tmp_path: Path) -> None:
     (tmp_path / "out.log").write_text("".join(f"{line(i, s)}\n" for i, s in ((1, 137.6), (2, 6.0), (3, 7.0))))
-    following = Following(tmp_path / "out.log", 195)
+    following = LogProgress(tmp_path / "out.log", 195)
     following.look()
     # 192 are left, of 6.5 s.
     assert following.line() == "iteration 3 of 195, 2,341 samples/s, 6.5 s each, about 21 min left"
@@ -46,7 +46,7 @@ def test_the_guess_is_the_mean_of_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [10, 90, 150])
 def test_a_line_that_is_being_written_counts_when_it_is_whole(tmp_path: Path, at: int) -> None:
     log, text = tmp_path / "out.log", f"{line(1, 9.0)}\n"
-    following = Following(log, 195)
+    following = LogProgress(log, 195)
     log.write_text(text[:at])
     following.look()
     assert following.line().startswith("starting")

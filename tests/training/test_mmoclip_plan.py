@@ -10,7 +10,7 @@ from e2e.session import ended
 
 from core.errors import ConfigError, UsageError
 from training.mmoclip import required
-from training.mmoclip.plan import Asked, Plan, in_allocation, plan, processes_here
+from training.mmoclip.plan import BenchmarkRequest, Plan, in_allocation, plan, processes_here
 
 PLACE = Path("/out/now")
 REQUIRED = [
@@ -28,7 +28,7 @@ REQUIRED = [
 
 def planned(count: int = 1, /, **asked: object) -> Plan:
     """A plan, of a machine that has the GPUs."""
-    return plan(Asked(**asked), count, PLACE, {})  # type: ignore[arg-type]
+    return plan(BenchmarkRequest(**asked), count, PLACE, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("launcher", "processes"), [("python", 1), ("torchrun", 4), ("srun", 4)])
@@ -85,7 +85,7 @@ def test_in_a_series_on_a_cpu_each_process_has_the_same_threads() -> None:
 
 
 def test_slurm_gets_tasks_and_the_address_of_the_first_host() -> None:
-    made = plan(Asked(launcher="srun", nodes=8, cpus=12), 4, PLACE, {}, first_host="jwb0001")
+    made = plan(BenchmarkRequest(launcher="srun", nodes=8, cpus=12), 4, PLACE, {}, first_host="jwb0001")
     assert shlex.join(made.command).startswith("srun --nodes 8 --ntasks-per-node 4 --cpus-per-task 12 ")
     assert made.environment == {"MASTER_ADDR": "jwb0001", "MASTER_PORT": "12802"}
     assert (made.world_size, made.iterations) == (32, 195)
@@ -124,8 +124,8 @@ def test_outside_of_an_allocation_srun_is_refused(environ: dict[str, str], srun:
 def test_inside_of_an_allocation_srun_has_to_know_the_gpus_of_a_node() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "jwb[1-8]"}
     with pytest.raises(UsageError, match="how many GPUs"):
-        processes_here(Asked(launcher="srun"), environ, "/usr/bin/srun")
-    assert processes_here(Asked(launcher="srun", processes=4), environ, "/usr/bin/srun") == 4
+        processes_here(BenchmarkRequest(launcher="srun"), environ, "/usr/bin/srun")
+    assert processes_here(BenchmarkRequest(launcher="srun", processes=4), environ, "/usr/bin/srun") == 4
 
 
 def test_gpus_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:

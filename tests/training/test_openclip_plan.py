@@ -16,12 +16,12 @@ import pytest
 from core.errors import ConfigError, EmbqError, InputError, ModelError, OutputError, TryLaterError, UsageError
 from tests.tiny_clip import captioned_shards, tiny_clip
 from training.launch.options import Where
-from training.openclip.flags import Asked
+from training.openclip.flags import TrainingRequest
 from training.openclip.folder import begin, result_of
-from training.openclip.models import beginning_of
+from training.openclip.models import initial_model
 from training.openclip.plan import Plan, plan
 from training.openclip.progress import Line, Pace
-from training.openclip.usable_samples import look_into
+from training.openclip.usable_samples import count_usable
 
 CPU = Where(device="cpu")
 LINE = (
@@ -30,7 +30,7 @@ LINE = (
 )
 
 
-def asked(folder: Path, **options: Any) -> Asked:
+def asked(folder: Path, **options: Any) -> TrainingRequest:
     if not (folder / "shards").exists():
         captioned_shards(folder / "shards", [6, 6, 6])
         tiny_clip(folder / "tiny")
@@ -50,7 +50,7 @@ def asked(folder: Path, **options: Any) -> Asked:
         "log_every": 1,
         "further": (),
     }
-    return Asked(**{**plain, **options})
+    return TrainingRequest(**{**plain, **options})
 
 
 def flag(arguments: list[str], name: str) -> str:
@@ -122,7 +122,7 @@ def shard(path: Path, names: list[str]) -> Path:
 
 def test_samples_that_open_clip_leaves_out_in_silence_are_told_of(tmp_path: Path) -> None:
     names = ["a.jpg", "a.txt", "b.JPEG", "b.txt", "b.json", "c.jpg", "d.txt", "d.gif", "e.png", "f.webp", "f.txt"]
-    looked = look_into([str(shard(tmp_path / "odd.tar", names))])
+    looked = count_usable([str(shard(tmp_path / "odd.tar", names))])
     assert (looked.samples, looked.used, looked.without_caption, dict(looked.extensions)) == (6, 3, 2, {"gif": 1})
     assert looked.sentence().startswith("3 of 6 samples are left out by open_clip: 2 without a caption (.txt)")
 
@@ -141,19 +141,19 @@ def test_a_model_is_found_by_what_it_is_and_not_by_letters_of_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vit = tiny_clip(tmp_path / "plain")
-    assert beginning_of(str(vit)).optimizer["beta2"] == 0.98
+    assert initial_model(str(vit)).optimizer["beta2"] == 0.98
     described = json.loads((vit / "open_clip_config.json").read_text())
     described["model_cfg"]["vision_cfg"]["layers"] = [1, 1, 1, 1]
     resnet = tiny_clip(tmp_path / "vit-or-not")
     (resnet / "open_clip_config.json").write_text(json.dumps(described))
-    assert beginning_of(f"local-dir:{resnet}").optimizer["beta2"] == 0.999
-    assert beginning_of("ViT-B/32").name == "ViT-B/32"
+    assert initial_model(f"local-dir:{resnet}").optimizer["beta2"] == 0.999
+    assert initial_model("ViT-B/32").name == "ViT-B/32"
     (vit / "open_clip_model.safetensors").touch()
-    assert beginning_of(str(vit)).weights == vit / "open_clip_model.safetensors"
+    assert initial_model(str(vit)).weights == vit / "open_clip_model.safetensors"
     assert "ViT-B-32" in refusal(ModelError, tmp_path, model="VIT-B-32-x")
     (tmp_path / "ViT-B-32").mkdir()  # as the folder of a training may be called
     monkeypatch.chdir(tmp_path)
-    assert beginning_of("ViT-B-32").name == "ViT-B-32"
+    assert initial_model("ViT-B-32").name == "ViT-B-32"
     assert "no folder of this name with open_clip_config.json" in refusal(ModelError, tmp_path, model="shards")
     assert "open_clip_config.json" in refusal(ModelError, tmp_path, model=str(tmp_path / "nowhere"))
     (vit / "open_clip_config.json").write_text("{}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from core.errors import InputError
 from training.shards.names import contract
-from training.shards.shard_set import account, named_on, open_shards
+from training.shards.shard_set import named_on, open_shards, summarized
 
 # --- many names as few expressions ---
 
@@ -139,11 +139,11 @@ def test_what_names_no_shards_is_refused_with_what_to_do(folder: Path, expressio
 def test_a_file_of_sizes_that_differs_from_its_folder_is_an_error_both_ways(folder: Path) -> None:
     (folder / "val-1.tar").write_bytes(b"\0" * 1024)
     with pytest.raises(InputError, match=r"val-1\.tar: the sizes\.json beside it does not name it"):
-        account([str(folder)])
+        summarized([str(folder)])
     for name in ("val-1.tar", "train-1.tar"):
         (folder / name).unlink()
     with pytest.raises(InputError, match=r"1 shards that its sizes\.json names are not there.*train-1\.tar"):
-        account([str(folder)])
+        summarized([str(folder)])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 from training.shards import verification
 from training.shards.processes import each
 from training.shards.serving import find
-from training.shards.shard_set import account, open_shards
+from training.shards.shard_set import open_shards, summarized
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -217,7 +217,7 @@ def test_the_shards_are_opened_by_expressions_with_their_counts(url: str, folder
     assert there.digest == open_shards(f"{folder}/train-*.tar").digest
     assert open_shards(f"{url}/") == there
     assert open_shards(f"{url}/below/copy.tar").counts is None
-    (line,) = account([f"{url}/"]).lines
+    (line,) = summarized([f"{url}/"]).lines
     assert (line.expression, line.samples) == (f"{url}/train-{{000000..000003}}.tar", 30)
 
 
@@ -257,7 +257,7 @@ def test_several_processes_read_over_the_network_each_with_connections_of_its_ow
 
     monkeypatch.setattr(verification, "each", noted)
     found = verification.verify(
-        [f"{url}/"], verification.Wish(decode=True, allow_missing=False, processes=2), lambda _, __: None
+        [f"{url}/"], verification.VerifyOptions(decode=True, allow_missing=False, processes=2), lambda _, __: None
     )
     assert given == [(2, True)]
     assert (found.ok, found.samples) == (True, 30)

@@ -16,9 +16,9 @@ import pytest
 from tests.pictures_converted import class_tree, classed, convert, plan_of, report, shards
 from training.shards.processes import each
 from training.shards.sizes import sizes_beside
-from training.shards.verification import Report, Wish, verify, write_sizes
+from training.shards.verification import Report, VerifyOptions, verify, write_sizes
 
-WISH = Wish(decode=False, allow_missing=False, processes=1)
+WISH = VerifyOptions(decode=False, allow_missing=False, processes=1)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "shards"))
 
 
-def looked(folder: Path, wish: Wish = WISH) -> Report:
+def looked(folder: Path, wish: VerifyOptions = WISH) -> Report:
     return verify([str(folder)], wish, lambda _, __: None)
 
 
@@ -51,7 +51,7 @@ def rewrite(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[s
 
 
 def test_what_was_converted_is_as_it_has_to_be(whole: Path) -> None:
-    found = looked(whole, Wish(decode=True, allow_missing=False, processes=2))
+    found = looked(whole, VerifyOptions(decode=True, allow_missing=False, processes=2))
     assert found.ok, found.violations
     assert (found.shards, found.samples, found.counted) == (3, 10, True)
     assert found.members == {"cls": 10, "jpeg": 10, "json": 10}
@@ -100,7 +100,7 @@ def test_a_picture_that_cannot_be_decoded_is_found_with_decode_only(folder: Path
         lambda members: [(name, data[:700] if name == "00000006.jpeg" else data) for name, data in members],
     )
     assert looked(folder).ok
-    (violation,) = looked(folder, Wish(decode=True, allow_missing=False, processes=1)).violations
+    (violation,) = looked(folder, VerifyOptions(decode=True, allow_missing=False, processes=1)).violations
     assert (violation.code, violation.where) == ("truncated", f"{folder}/train-000001.tar 00000006.jpeg")
 
 
@@ -109,7 +109,7 @@ def test_a_class_that_some_samples_lack_is_a_violation_unless_it_is_allowed(fold
     (violation,) = looked(folder).violations
     assert violation.code == "missing_member"
     assert violation.message == "2 samples have no cls, as others have; the first is '00000008'"
-    assert looked(folder, Wish(decode=False, allow_missing=True, processes=1)).ok
+    assert looked(folder, VerifyOptions(decode=False, allow_missing=True, processes=1)).ok
 
 
 def test_keys_of_one_shard_in_another_are_a_violation_and_those_of_validation_are_not(folder: Path) -> None:

@@ -19,7 +19,7 @@ from training.run.folder import RunFolder, writing
 from training.run.journal import Journal, lines
 
 if TYPE_CHECKING:
-    from training.data.batch import Batch, Failure, Taken
+    from training.data.batch import Batch, EpochPosition, Failure
 
 FORMAT = "embq-classify-1"
 """`format` of config.json and model.json."""
@@ -155,7 +155,7 @@ class Record:
         failed: failures of the current epoch.
     """
 
-    taken: Taken
+    taken: EpochPosition
     failed: list[Failure]
 
     def __init__(self, path: Path, since: Moment) -> None:
@@ -167,12 +167,12 @@ class Record:
 
         Lines of the epoch before are kept: rank 0 may still be writing the checkpoint at its end.
         """
-        from training.data.batch import NOTHING, Failure, Taken
+        from training.data.batch import EPOCH_START, EpochPosition, Failure
 
         path = self._journal.path
         before = [line for line in lines(path) if line["epoch"] == moment.epoch and line["step"] < moment.step]
         self.failed = [Failure(**failure) for line in before for failure in line.get("failed", ())]
-        self.taken = Taken.from_json(before[-1]["taken"]) if before else NOTHING
+        self.taken = EpochPosition.from_json(before[-1]["taken"]) if before else EPOCH_START
         self._journal.forget(moment.epoch - 1)
 
     def add(self, moment: Moment, batch: Batch, *, last: bool = False) -> None:

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class EpochPosition:
     """Position of one process in its epoch, from which a later process continues at the very next batch.
 
     It fits an epoch of the same shards, the same view and the same number only: with other ones, begin the epoch anew.
@@ -30,10 +30,10 @@ class Taken:
     reached: tuple[int, ...] = ()
     next_stream: int = 0
 
-    def after(self, batch: Batch) -> Taken:
+    def after(self, batch: Batch) -> EpochPosition:
         """The position after a step on `batch`."""
         reached = dict(enumerate(self.reached)) | dict(batch.reached)
-        return Taken(
+        return EpochPosition(
             batches=self.batches + 1,
             samples=self.samples + len(batch),
             failed=self.failed + sum(failure.samples for failure in batch.failed),
@@ -50,12 +50,12 @@ class Taken:
         return asdict(self)
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Taken:
+    def from_json(told: Mapping[str, Any]) -> EpochPosition:
         """The inverse of `to_json`."""
-        return Taken(**{**told, "reached": tuple(told["reached"])})
+        return EpochPosition(**{**told, "reached": tuple(told["reached"])})
 
 
-NOTHING = Taken()
+EPOCH_START = EpochPosition()
 
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -132,7 +132,7 @@ class Batch:
         keys: of the samples, in order.
         shards: path or URL of the shard of each sample, in order.
         failed: what was dropped since the batch before.
-        reached: (stream, places of it read until now), for `Taken`. A stream is what one loader worker reads.
+        reached: (stream, places of it read until now), for `EpochPosition`. A stream is what one loader worker reads.
         next_stream: which stream's turn it is after this batch; None at the end of an epoch, when all have ended.
     """
 

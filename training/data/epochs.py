@@ -12,9 +12,9 @@ from typing import Any
 import webdataset as wds
 
 from core.errors import InputError
-from training.data.batch import NOTHING, Batch, Failure, Taken, View
+from training.data.batch import EPOCH_START, Batch, EpochPosition, Failure, View
 from training.data.images import PixelsOf, training_pixels, validation_pixels
-from training.data.loader import Made, loaded, made_batches
+from training.data.loader import WorkerBatch, loaded, made_batches
 from training.data.reading import read_shards
 from training.data.regroup import regrouped, whole
 from training.data.split import dealt, own_stream, permuted, seed_of, stream_number
@@ -26,7 +26,9 @@ def number_of_stream(rank: int, *, first: int, streams: int) -> int:
     return rank * streams + stream_number(first, streams)
 
 
-def own_batches(made: Iterable[Made], *, batches: int, taken: Taken, streams: int) -> Iterator[Made]:
+def own_batches(
+    made: Iterable[WorkerBatch], *, batches: int, taken: EpochPosition, streams: int
+) -> Iterator[WorkerBatch]:
     """The remaining batches of an epoch that come from this loader worker; streams take turns.
 
     Messages without samples do not count.
@@ -40,7 +42,7 @@ def own_batches(made: Iterable[Made], *, batches: int, taken: Taken, streams: in
             return
 
 
-def fruitful(sent: Iterable[Made], view: View) -> Iterator[Batch]:
+def batches_or_error(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]:
     """Batches of what loader workers sent; InputError where one of them found only failures for long."""
     for made in sent:
         if not made:
@@ -58,7 +60,7 @@ def _fruitless(failed: list[Failure]) -> InputError:
     )
 
 
-def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: Taken = NOTHING) -> Iterator[Batch]:
+def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: EpochPosition = EPOCH_START) -> Iterator[Batch]:
     """This process's part of an epoch in which all processes together see every sample once.
 
     Processes may end at different steps: their shards hold about as many samples as those of others, and some processes
@@ -77,7 +79,9 @@ def exact_epoch(shards: Shards, view: View, *, epoch: int, taken: Taken = NOTHIN
     return _once(stages, view, pixels_of, taken)
 
 
-def resampled_epoch(shards: Shards, view: View, *, epoch: int, batches: int, taken: Taken = NOTHING) -> Iterator[Batch]:
+def resampled_epoch(
+    shards: Shards, view: View, *, epoch: int, batches: int, taken: EpochPosition = EPOCH_START
+) -> Iterator[Batch]:
     """`batches` full batches for this process, of shards that each loader worker draws with replacement.
 
     Every draw takes any shard with equal probability, whatever others have drawn, and gives all of its samples. So a
@@ -93,10 +97,10 @@ def resampled_epoch(shards: Shards, view: View, *, epoch: int, batches: int, tak
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
     stages = [_drawn(shards, view, epoch, taken), _reading(shards), *_shuffled(view, epoch), making]
     own = partial(own_batches, batches=batches, taken=taken, streams=view.streams)
-    return fruitful(loaded([*stages, own], view), view)
+    return batches_or_error(loaded([*stages, own], view), view)
 
 
-def _drawn(shards: Shards, view: View, epoch: int, taken: Taken) -> Any:
+def _drawn(shards: Shards, view: View, epoch: int, taken: EpochPosition) -> Any:
     counts = shards.counts or (1,) * len(shards.urls)
     urls = [url for url, count in zip(shards.urls, counts, strict=True) if count]
     if not urls:
@@ -112,10 +116,10 @@ def validation_samples(shards: Shards, view: View) -> Iterator[Batch]:
     Raises as `exact_epoch` does.
     """
     pixels_of = partial(validation_pixels, size=view.image_size)
-    return _once(_own_shards(shards, list(shards.urls), view, NOTHING), view, pixels_of, NOTHING)
+    return _once(_own_shards(shards, list(shards.urls), view, EPOCH_START), view, pixels_of, EPOCH_START)
 
 
-def _own_shards(shards: Shards, urls: list[str], view: View, taken: Taken) -> list[Any]:
+def _own_shards(shards: Shards, urls: list[str], view: View, taken: EpochPosition) -> list[Any]:
     """The stages that give the samples of this process's and this loader worker's part of `urls`."""
     counts = _counts(shards)
     streams = dealt(dealt(urls, view.world, counts)[view.rank], view.streams, counts)
@@ -136,6 +140,6 @@ def _shuffled(view: View, epoch: int) -> list[Any]:
     return [wds.shuffle(view.shuffle_buffer, seed=seed_of("buffer", view.seed, epoch, view.rank))]
 
 
-def _once(stages: list[Any], view: View, pixels_of: PixelsOf, taken: Taken) -> Iterator[Batch]:
+def _once(stages: list[Any], view: View, pixels_of: PixelsOf, taken: EpochPosition) -> Iterator[Batch]:
     making = partial(made_batches, view=view, pixels_of=pixels_of, taken=taken)
     return regrouped(loaded([*stages, making], view), view)

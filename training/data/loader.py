@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from core.errors import SampleError, UnwellError
 from core.process.children import die_with_parent
-from training.data.batch import Failure, Taken, View
+from training.data.batch import EpochPosition, Failure, View
 from training.data.images import PixelsOf, prepared
 from training.data.reading import RawSample
 from training.data.split import stream_number
@@ -28,7 +28,7 @@ FRUITLESS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class WorkerBatch:
     """A message of a loader worker: the next samples of its stream, and the failures among them.
 
     Attributes:
@@ -53,14 +53,14 @@ class Made:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def pin_memory(self) -> Made:
+    def pin_memory(self) -> WorkerBatch:
         """The same with pixels in page-locked memory; torch's loader calls this."""
         return replace(self, pixels=self.pixels.pin_memory())
 
 
 def made_batches(
-    items: Iterable[RawSample | Failure], *, view: View, pixels_of: PixelsOf, taken: Taken
-) -> Iterator[Made]:
+    items: Iterable[RawSample | Failure], *, view: View, pixels_of: PixelsOf, taken: EpochPosition
+) -> Iterator[WorkerBatch]:
     """Full batches of this loader worker's stream, and a smaller one at its end.
 
     What is taken already is skipped before it is decoded.
@@ -69,7 +69,7 @@ def made_batches(
     stream = stream_number(taken.next_stream, view.streams)
     growing = _Growing(view)
     read = 0
-    for read, item in left_of(items, taken.of(stream)):
+    for read, item in remaining(items, taken.of(stream)):
         if isinstance(item, Failure):
             growing.failed.append((read, item))
         else:
@@ -85,7 +85,7 @@ def made_batches(
         yield growing.made(stream, read)
 
 
-def left_of(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
+def remaining(items: Iterable[RawSample | Failure], taken: int) -> Iterator[tuple[int, RawSample | Failure]]:
     """The items of a stream after its first `taken` places, each with its place, from 1.
 
     A failure of many samples has as many places, its own being the last. So a stream is as long where a shard could not
@@ -112,7 +112,7 @@ class _Growing:
         self.shards: list[str] = []
         self.positions: list[int] = []
         self.failed: list[tuple[int, Failure]] = []
-        self._pixels = _room(view.batch_size, view.image_size)
+        self._pixels = _pixel_buffer(view.batch_size, view.image_size)
 
     def add(self, position: int, sample: RawSample, pixels: torch.Tensor, label: int) -> None:
         self._pixels[len(self.keys)].copy_(pixels.permute(1, 2, 0))
@@ -121,8 +121,8 @@ class _Growing:
         self.shards.append(sample["__url__"])
         self.positions.append(position)
 
-    def made(self, stream: int, read: int) -> Made:
-        return Made(
+    def made(self, stream: int, read: int) -> WorkerBatch:
+        return WorkerBatch(
             stream=stream,
             pixels=self._pixels[: len(self.keys)],
             labels=self.labels,
@@ -134,7 +134,7 @@ class _Growing:
         )
 
 
-def _room(pictures: int, size: int) -> torch.Tensor:
+def _pixel_buffer(pictures: int, size: int) -> torch.Tensor:
     """Memory for uint8 of shape (pictures, size, size, 3); in a loader worker, memory that the process which it works
     for shares, so that nothing is copied on the way there."""
     shape = (pictures, size, size, 3)
@@ -152,7 +152,7 @@ DIED = re.compile(
 where what a dead worker sent last cannot be read."""
 
 
-def loaded(stages: list[Any], view: View) -> Iterator[Made]:
+def loaded(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
     """The output of the stages, from as many processes as the view has loader workers, in turn.
 
     Raises UnwellError where a loader worker has died.
@@ -180,7 +180,7 @@ def _is_of_a_death(error: Exception) -> bool:
     return not str(error).startswith("Caught ")
 
 
-def _begun(stages: list[Any], view: View) -> Iterator[Made]:
+def _begun(stages: list[Any], view: View) -> Iterator[WorkerBatch]:
     """A loader with running workers."""
     heard = signal.getsignal(signal.SIGCHLD)
     with warnings.catch_warnings():

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 
 from training.data.batch import Batch, Failure, View
-from training.data.loader import Made
+from training.data.loader import WorkerBatch
 
 
-def whole(made: Made, view: View) -> Batch:
+def whole(made: WorkerBatch, view: View) -> Batch:
     """A message of a loader worker as a batch."""
     return Batch(
         pixels=made.pixels.permute(0, 3, 1, 2),
@@ -31,10 +31,10 @@ def whole(made: Made, view: View) -> Batch:
     )
 
 
-def regrouped(sent: Iterable[Made], view: View) -> Iterator[Batch]:
+def regrouped(sent: Iterable[WorkerBatch], view: View) -> Iterator[Batch]:
     """Batches of an epoch from the messages of its loader workers, in the order of the loader."""
-    held: Made | None = None
-    pieces: list[Made] = []
+    held: WorkerBatch | None = None
+    pieces: list[WorkerBatch] = []
     for made in sent:
         if len(made) < view.batch_size:
             pieces.append(made)
@@ -63,11 +63,11 @@ class _Item(NamedTuple):
     stream: int
     position: int
     row: int
-    piece: Made
+    piece: WorkerBatch
     failure: Failure | None
 
 
-def _shared_out(pieces: Sequence[Made], left: int, view: View) -> Iterator[Batch]:
+def _shared_out(pieces: Sequence[WorkerBatch], left: int, view: View) -> Iterator[Batch]:
     """Batches of nearly equal size from the items of partial batches, larger ones first.
 
     So after any of them, sharing out what is left gives the very batches that come next.
@@ -87,7 +87,7 @@ def _shared_out(pieces: Sequence[Made], left: int, view: View) -> Iterator[Batch
         yield _joined(group, view)
 
 
-def _items(piece: Made) -> Iterator[_Item]:
+def _items(piece: WorkerBatch) -> Iterator[_Item]:
     for row, position in enumerate(piece.positions):
         yield _Item(piece.stream, position, row, piece, None)
     for position, failure in piece.failed:

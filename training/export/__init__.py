@@ -1,1 +1,1 @@
-"""From what a training left to a folder that the workers load."""
+"""`embq train export`: a trained model as a folder that the workers load."""

@@ -1,4 +1,4 @@
-"""What `embq train classify` left becomes a folder for `hf:FOLDER`: a timm model, as transformers wraps it.
+"""Exports a classifier to a folder for `hf:FOLDER`: a timm model, as transformers wraps it.
 
 Its vectors are what the classifier's last layer reads.
 """
@@ -24,19 +24,19 @@ WEIGHTS = "model.safetensors"
 
 
 def is_classifier(given: Path) -> bool:
-    """Whether a file or folder is, or is in, the folder of a training by `embq train classify`."""
+    """Whether a path is the folder of a training by `embq train classify`, or in one."""
     folder = _training(given)
     return given.exists() and any(_read(folder / name).get("format") == FORMAT for name in (DESCRIBED, CONFIG))
 
 
 def _training(given: Path) -> Path:
-    """The folder of the training that a file, or a folder, is of."""
+    """The folder of the training that a path belongs to."""
     folder = given if given.is_dir() else given.parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
 def export_classifier(given: Path, target: Path) -> Exported:
-    """Write the model of a training that is over as a folder that the workers load.
+    """Write the model of a finished training as a folder that the workers load.
 
     Args:
         given: the folder of the training, its model.safetensors, or the folder of its checkpoints.
@@ -86,7 +86,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _trained(described: Mapping[str, Any], weights: Path) -> Any:
-    """The classifier as it was trained; ModelError where the weights are not its own."""
+    """The trained classifier; ModelError where the weights do not belong to it."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -104,7 +104,7 @@ def _trained(described: Mapping[str, Any], weights: Path) -> Any:
 
 
 def _config(name: str, described: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """timm's own form of a configuration, which transformers knows by its keys."""
+    """timm's own form of a configuration, which transformers recognises by its keys."""
     import timm
 
     shown, size = described["preprocessing"], int(described["preprocessing"]["image_size"])
@@ -129,13 +129,13 @@ def _config(name: str, described: Mapping[str, Any], model: Any) -> dict[str, An
 
 
 def _crop_pct(size: int, shown: float) -> float:
-    """The part of the short side that gives timm, which rounds it down, the length that the training gave it."""
+    """The crop ratio with which timm, which rounds down, resizes as the training did."""
     short = round(size / shown)
     return shown if int(size / shown) == short else size / (short + 0.25)
 
 
 def _check_equal(trained: Any, described: Mapping[str, Any], folder: Path) -> None:
-    """ModelError where transformers has other weights, or gives another vector than what the last layer reads.
+    """ModelError where transformers has other weights, or gives another vector than the last layer's input.
 
     The vectors are compared but for what another order of sums rounds differently: transformers leaves weights where
     they lie in the mapped file, and the kernels for tensors that are aligned differently may be others.

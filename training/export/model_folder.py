@@ -1,4 +1,4 @@
-"""An exported model becomes a folder at once: whole under its name, or not there."""
+"""The folder of an exported model: written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROVENANCE = "embq_export.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A model in its folder.
+    """An exported model.
 
     Attributes:
         folder: where it lies.
@@ -37,12 +37,12 @@ class Exported:
 
     @property
     def fingerprint(self) -> str:
-        """Of a run of images in fp32, decoded as `embq run` does it; that of any other run is another one."""
+        """Fingerprint of a run on images in fp32 with default decoding; other runs have other fingerprints."""
         return str(self.provenance["fingerprint"])
 
 
 def fingerprint_of(spec: str) -> str:
-    """What a worker will find, see `Exported.fingerprint`; ModelError where none could load the model."""
+    """The fingerprint that a worker will find; ModelError where no worker can load the model."""
     from worker.embedders.registry import load
 
     config = ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=DECODES[0])
@@ -56,7 +56,7 @@ _NEXT_STEPS = {
 
 
 def check_target(target: Path) -> None:
-    """UsageError or OutputError where no model can be put there."""
+    """UsageError or OutputError where no model can be written there."""
     if "?" in str(target.absolute()):
         raise UsageError(
             f"{target}: the spec of a model could not name it, in which parameters follow a question mark",
@@ -72,7 +72,7 @@ def check_target(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` to fill; it becomes `target` when the block ends, and is gone where that fails.
+    """A folder to fill, which becomes `target` after the block, or is removed where that fails.
 
     What an export to the same target that was killed has left is removed.
 

@@ -1,4 +1,4 @@
-"""The network of a training by open_clip: the model that it names, and every flag that changes it."""
+"""Rebuilds the network of a training by open_clip from its arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIGLIP = {"init_logit_scale": math.log(10), "init_logit_bias": -10}
 
 
 class Network:
-    """The network that a training had.
+    """The network of a training.
 
     Attributes:
         config: for `open_clip_config.json`; it builds the network without any flag.
@@ -60,7 +60,7 @@ class Network:
         self.config: dict[str, Any] = {"model_cfg": model}
 
     def trained(self, checkpoint: Checkpoint, plain: Path) -> Any:
-        """The trained model in float32, built as the training built it; also fills in `config`.
+        """The trained model in float32, built as the training built it; also completes `config`.
 
         Args:
             plain: an empty folder, for the configuration of a model that lies on the hub.
@@ -96,7 +96,7 @@ class Network:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without open_clip's warning of random weights, which are replaced at once."""
+    """Silence open_clip's warning of random weights, which are replaced at once."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -106,7 +106,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _configured(name: str, arguments: Arguments) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what builds a training's model, what it says of preparing images); ModelError where it is not there."""
+    """(model configuration, preprocessing configuration) of a training; ModelError where they are missing."""
     import open_clip
 
     with model_failures(name):
@@ -165,7 +165,7 @@ def _fill(model: Any, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def model_failures(name: str) -> Iterator[None]:
-    """What open_clip raises for absent or damaged configurations becomes ModelError."""
+    """Translate errors of open_clip for missing or damaged configurations to ModelError."""
     try:
         yield
     except EmbqError:

@@ -1,4 +1,4 @@
-"""A checkpoint of open_clip's training becomes a folder for `open_clip:local-dir:FOLDER`."""
+"""Exports a checkpoint of open_clip to a folder for `open_clip:local-dir:FOLDER`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRIED = (
 
 
 def tokenizer_of(arguments: Arguments) -> Any:
-    """The tokeniser that a training had; ModelError where its files are not here, or could run code."""
+    """The tokeniser of a training; ModelError where its files are missing, or could run code."""
     import open_clip
 
     with model_failures(f"{arguments['model']} (its tokeniser)"):
@@ -41,7 +41,7 @@ def tokenizer_of(arguments: Arguments) -> Any:
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Put a tokeniser's files into the folder; open_clip's own one needs none.
+    """Write a tokeniser's files to the folder; open_clip's own needs none.
 
     Raises ModelError where `open_clip.get_tokenizer` of the folder then gives other tokens.
     """
@@ -69,7 +69,7 @@ KEPT = ("name", "model", "pretrained", "precision", "epochs", "batch_size", "wor
 def provenance_of(
     checkpoint: Checkpoint, arguments: Arguments, fingerprint: str, weights_sha256: str
 ) -> dict[str, Any]:
-    """What `embq_export.json` says.
+    """Content of `embq_export.json`: the same checkpoint gives the same text, without times.
 
     Args:
         fingerprint: see `training.export.model_folder.Exported`.
@@ -93,12 +93,12 @@ def provenance_of(
 
 
 def versions(library: str) -> dict[str, str]:
-    """Of embq, of the library whose model it is, and of torch."""
+    """Versions of embq, torch and the model's library."""
     return {name: version_of(name) for name in ("embq", library, "torch")}
 
 
 def _samples_seen(checkpoint: Checkpoint) -> int | None:
-    """Samples of all steps up to the checkpoint, from the training's log; None where it does not say."""
+    """Samples of all steps up to the checkpoint, from the training's log; None where it lacks them."""
     log = None if checkpoint.params is None else checkpoint.params.with_name("out.log")
     if log is None or checkpoint.epoch is None or not log.is_file():
         return None
@@ -108,7 +108,7 @@ def _samples_seen(checkpoint: Checkpoint) -> int | None:
 
 
 def _shards_digest(arguments: Arguments) -> str | None:
-    """Of the names and counts of the training's shards; None where they are not here any more."""
+    """Digest of the training's shards; None where they are no longer there."""
     from training.shards.shard_set import open_shards
 
     try:
@@ -121,7 +121,7 @@ WEIGHTS = "open_clip_model.safetensors"
 
 
 def export_openclip(given: Path, target: Path, *, model: str = "") -> Exported:
-    """Write the checkpoint as a folder that the workers load, with the very outputs of the trained model.
+    """Write the checkpoint as a folder that the workers load, with equal outputs.
 
     Args:
         given: a checkpoint, or the folder of a training, of which the latest one is taken.
@@ -172,7 +172,7 @@ def _arguments(checkpoint: Checkpoint, model: str) -> Arguments:
 
 
 def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:
-    """ModelError where the folder gives another model: other weights, another preparation, or another vector."""
+    """ModelError where the folder gives other weights, another preprocessing or another vector."""
     import open_clip
     import torch
 
@@ -193,7 +193,7 @@ def _check_equal(trained: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _outputs(model: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
-    """What both towers give for one made-up image and one text."""
+    """The outputs of both towers for a random image and a text."""
     import torch
     from open_clip.transform import PreprocessCfg
 

@@ -26,7 +26,7 @@ from core.settings import Settings
 from training.launch.child_process import replaced_handlers
 from training.launch.options import Where
 from training.launch.outcomes import Outcome, cause, kept, verdict
-from training.launch.ray_worker import Work, work
+from training.launch.ray_worker import WorkerInput, work
 from training.launch.ssh import PASSED_ON
 from training.run.scratch import scratch
 
@@ -39,7 +39,7 @@ NOISE = (
 complains where that is not installed; the second one is about an actor of Ray's own; the third is told by us."""
 
 
-class Screen(io.TextIOBase):
+class FilteredStream(io.TextIOBase):
     """Writes whole lines to another stream, without `NOISE`."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -136,15 +136,15 @@ def launch_ray(module: str, arguments: Sequence[str], where: Where) -> int:
         raise UsageError("--dry-run: Ray is called, and not a command", next_step="leave it out, or --launcher local")
     results = sys.stdout
     with (
-        redirect_stdout(Screen(sys.stderr)),
-        redirect_stderr(Screen(sys.stderr)),
+        redirect_stdout(FilteredStream(sys.stderr)),
+        redirect_stderr(FilteredStream(sys.stderr)),
         _of_our_own(where.ray_address) as settings,
     ):
         _connect(ray, where.ray_address, settings)
         try:
             workers = _free_places(ray, where)
             threads = Settings.from_environment().omp_threads
-            given = Work(module=module, arguments=list(arguments), folder=str(Path.cwd()), threads=threads)
+            given = WorkerInput(module=module, arguments=list(arguments), folder=str(Path.cwd()), threads=threads)
             click.echo(f"{workers} workers of the Ray cluster at {where.ray_address}, Ray {ray.__version__}", err=True)
             return _fit(asdict(given), workers, where, results)
         finally:

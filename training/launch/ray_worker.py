@@ -19,7 +19,7 @@ from training.launch.outcomes import ENDED_WELL, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkerInput:
     """Input of a worker.
 
     Attributes:
@@ -55,7 +55,7 @@ def work(given: dict[str, Any]) -> dict[str, Any]:
     context = train.get_context()
     rank = context.get_world_rank()
     printed = io.StringIO()
-    refused = _refusal(Work(**given), rank)
+    refused = _refusal(WorkerInput(**given), rank)
     if refused is None:
         share_cores(context.get_local_world_size(), given["threads"])
         with contextlib.redirect_stdout(printed):
@@ -67,7 +67,7 @@ def work(given: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": asdict(outcome), "printed": printed.getvalue()}
 
 
-def _refusal(given: Work, rank: int) -> Outcome | None:
+def _refusal(given: WorkerInput, rank: int) -> Outcome | None:
     """The outcome of a node that cannot take part; None where it can."""
     host = os.uname().nodename
     if given.embq != embq.__version__:

@@ -22,9 +22,9 @@ from core.errors import AwayError, ConfigError, EmbqError, Exit, InputError
 from training.launch.devices import thread_share
 from training.launch.launcher import MEMBER
 from training.launch.options import Where, meeting_point
-from training.launch.ssh_probe import Found, Question, from_json, taken
+from training.launch.ssh_probe import HostReport, Question, from_json, taken
 from training.launch.ssh_remote import TO_BE_MARKED
-from training.launch.ssh_watch import Part, watch
+from training.launch.ssh_watch import HostConnection, watch
 from training.launch.torchrun import EACH_START_ITS_OWN, torchrun_command
 
 CONNECT_S = 10
@@ -39,7 +39,7 @@ KEPT_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
+class CheckedHosts:
     """The checked hosts, in the order of the command line.
 
     Attributes:
@@ -47,7 +47,7 @@ class Team:
         rendezvous: HOST:PORT of the first, as the others reach it.
     """
 
-    found: dict[str, Found]
+    found: dict[str, HostReport]
     rendezvous: str
 
 
@@ -71,7 +71,7 @@ def address_of(where: Where, host: str) -> str:
     return names[0] if names else host.rpartition("@")[2]
 
 
-def assemble(where: Where, inputs: Sequence[str]) -> Team:
+def assemble(where: Where, inputs: Sequence[str]) -> CheckedHosts:
     """Check every host, and that it reaches the first one.
 
     Raises:
@@ -82,7 +82,7 @@ def assemble(where: Where, inputs: Sequence[str]) -> Team:
     first, *others = where.hosts
     named, port = meeting_point(where.rendezvous)
     greeting = secrets.token_hex(8)  # by which the others know that it is the first host that answers
-    with Asked(where, first, Question(inputs=inputs, listen=port, greeting=greeting)) as asked:
+    with HostQuery(where, first, Question(inputs=inputs, listen=port, greeting=greeting)) as asked:
         found = asked.answer()
         _check(where, first, found, found, first)
         if not found.port:
@@ -100,15 +100,15 @@ def assemble(where: Where, inputs: Sequence[str]) -> Team:
                 "address of it: --rendezvous HOST:PORT",
                 code="host_away",
             )
-    return Team(found={first: found, **dict(zip(others, answers, strict=True))}, rendezvous=rendezvous)
+    return CheckedHosts(found={first: found, **dict(zip(others, answers, strict=True))}, rendezvous=rendezvous)
 
 
-def _ask(where: Where, host: str, question: Question) -> Found:
-    with Asked(where, host, question) as asked:
+def _ask(where: Where, host: str, question: Question) -> HostReport:
+    with HostQuery(where, host, question) as asked:
         return asked.answer()
 
 
-class Asked:
+class HostQuery:
     """A question to a host, which holds its port until the block ends."""
 
     def __init__(self, where: Where, host: str, question: Question) -> None:
@@ -116,7 +116,7 @@ class Asked:
         self.command = ssh_line(where, host, [where.remote_python, "-m", "training.launch.ssh_probe"])
         self._question = json.dumps(asdict(question)) + "\n"
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> HostQuery:
         address_of(self.where, self.host)  # whether there is an ssh at all
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -133,9 +133,9 @@ class Asked:
             self._process.kill()
             self._process.communicate()
 
-    def answer(self) -> Found:
+    def answer(self) -> HostReport:
         """The answer; raises as `assemble` where there is none."""
-        return from_json(Found, self._line())
+        return from_json(HostReport, self._line())
 
     def _line(self) -> str:
         patience = threading.Timer(ANSWER_S, self._process.kill)
@@ -183,7 +183,7 @@ class Asked:
         )
 
 
-def _check(where: Where, host: str, found: Found, first: Found, named: str) -> None:
+def _check(where: Where, host: str, found: HostReport, first: HostReport, named: str) -> None:
     """Raise where a host cannot train together with the first one."""
     for what, mine, theirs in (
         ("Python", _minor(found.python), _minor(first.python)),
@@ -253,10 +253,10 @@ def launch_ssh(module: str, arguments: Sequence[str], where: Where, inputs: Sequ
     screen = threading.Lock()
     # Process 0 has the result, which may be JSON: on the first host, or where torchrun chooses, on any.
     prefixes = {host: "" if where.max_restarts or host == where.hosts[0] else f"[{host}] " for host in lines}
-    return watch([Part(host, line, screen, prefix=prefixes[host]) for host, line in lines.items()])
+    return watch([HostConnection(host, line, screen, prefix=prefixes[host]) for host, line in lines.items()])
 
 
-def _environment(processes: int, found: Found) -> dict[str, str]:
+def _environment(processes: int, found: HostReport) -> dict[str, str]:
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     share = thread_share(processes, passed.get("OMP_NUM_THREADS", ""), found.cores)
     return {"OMP_NUM_THREADS": str(share), **passed} if share else passed

@@ -91,7 +91,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HostReport:
     """The answer of a host.
 
     Attributes:
@@ -119,7 +119,7 @@ class Found:
     unreached: str = ""
 
 
-T = TypeVar("T", Question, Found)
+T = TypeVar("T", Question, HostReport)
 
 
 def from_json(kind: type[T], text: str) -> T:
@@ -128,7 +128,7 @@ def from_json(kind: type[T], text: str) -> T:
     return kind(**{field.name: told[field.name] for field in fields(kind) if field.name in told})
 
 
-def look(question: Question, stack: ExitStack) -> Found:
+def look(question: Question, stack: ExitStack) -> HostReport:
     """Answer a question; what has to stay open for it goes on the stack."""
     from worker.supervisor.devices import why_no_gpu
 
@@ -143,7 +143,7 @@ def look(question: Question, stack: ExitStack) -> Found:
             port = listening.getsockname()[1]
             stack.callback(listening.shutdown, socket.SHUT_RDWR)
             Thread(target=greet, args=(listening, question.greeting.encode()), daemon=True).start()
-    return Found(
+    return HostReport(
         python=platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
         gpus=gpus,

@@ -24,7 +24,7 @@ CLOSING_S = 10.0
 """For the last lines of a host, after its processes had `GRACE_S` to end."""
 
 
-class Part:
+class HostConnection:
     """One host's torchrun, at the other end of an ssh connection.
 
     Its standard error is printed here after the host's name, its standard output after `prefix`.
@@ -125,7 +125,7 @@ class Part:
         )
 
 
-def watch(parts: Sequence[Part]) -> int:
+def watch(parts: Sequence[HostConnection]) -> int:
     """Wait for all parts; returns the exit status of the training, or raises the error that explains its end.
 
     A part that fails ends the others. So does a request to stop, after which KeyboardInterrupt is raised.
@@ -158,7 +158,7 @@ def watch(parts: Sequence[Part]) -> int:
     return _verdict(sorted(parts, key=lambda part: part.ended_at))
 
 
-def _verdict(parts: Sequence[Part]) -> int:
+def _verdict(parts: Sequence[HostConnection]) -> int:
     """That of the part which failed first, unless a process of another one explains more."""
     outcomes = [outcome for part in parts for outcome in part.outcomes]
     failed = next((part for part in parts if part.failed()), None)

@@ -1,4 +1,4 @@
-"""The folder of a training: where its log is, and what lies beside it."""
+"""Finds the log of a training, and the files beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCH = "launch.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One training as it lies in its folder."""
+    """One training, as its folder has it."""
 
     log: Log
     params: Mapping[str, str] = field(default_factory=dict)
@@ -30,12 +30,12 @@ class Training:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The training's arguments, of `params.txt` or else of the log itself."""
+        """The training's arguments, from `params.txt` or else from the log."""
         return self.params or self.log.settings
 
 
 def find(place: Path) -> Training:
-    """The training in a folder, or of a log.
+    """The training of a folder or a log.
 
     Args:
         place: a log; the folder of one (`logs/test`); or any folder above that holds one log, such as the one that
@@ -80,7 +80,7 @@ def _params(path: Path) -> dict[str, str]:
 
 
 def _launch(path: Path) -> dict[str, Any]:
-    """What stands beside `logs/` of the log's path; nothing where that is no note of ours."""
+    """The note of `embq bench mmoclip` beside `logs/`; empty without one."""
     for folder in list(path.parents)[:3]:
         if (folder / LAUNCH).is_file():
             try:

@@ -1,4 +1,4 @@
-"""What a training is worth as a result of the benchmark: its figures, whether they are whole, whether comparable."""
+"""Judges a training as a result of the benchmark: figures, completeness, and comparability with the baseline."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ LOSS_TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is wrong with a log, in sentences."""
+    """Reasons why a log has no total, in sentences."""
 
     contradictions: tuple[str, ...]
     missing: tuple[str, ...]
 
     @property
     def any(self) -> bool:
-        """Whether there is any."""
+        """Whether there are any."""
         return bool(self.contradictions or self.missing)
 
 
 def faults(training: Training) -> Faults:
-    """All that is wrong with a training's log."""
+    """Contradictions of a training's log, and what it lacks."""
     log = training.log
     if not log.iterations:
         return Faults(contradictions=(), missing=(_unfinished(0, None) + _ending(training),))
@@ -47,7 +47,7 @@ def faults(training: Training) -> Faults:
 
 
 def _other_arguments(training: Training) -> list[str]:
-    """Arguments that `params.txt` and the log tell differently."""
+    """Arguments that differ between `params.txt` and the log."""
     params, said = training.params, training.log.settings
     other = [name for name in params if name in said and said[name] != params[name]]
     return [
@@ -57,7 +57,7 @@ def _other_arguments(training: Training) -> list[str]:
 
 
 def _other_figures(training: Training) -> list[str]:
-    """Arguments that the lines of the iterations contradict."""
+    """Arguments that contradict the lines of the iterations."""
     log, settings = training.log, training.settings
     found = []
 
@@ -74,7 +74,7 @@ def _other_figures(training: Training) -> list[str]:
 
 
 def _other_loss(log: Log, settings: Mapping[str, str]) -> list[str]:
-    """With one pair repeated, the loss is ln(global batch): of other processes, or other data, it is not."""
+    """A loss that contradicts the global batch: with one pair repeated, it is ln(global batch)."""
     if broken := [one.at for one in log.iterations if one.loss is not None and not math.isfinite(one.loss)]:
         return [f"the loss is no number from line {broken[0]} on: the training broke"]
     if settings.get("dataset_type", "synthetic") != "synthetic" or settings.get("siglip") == "True":
@@ -94,7 +94,7 @@ def _other_loss(log: Log, settings: Mapping[str, str]) -> list[str]:
 
 
 def _missing(training: Training) -> tuple[str, ...]:
-    """Iterations that the log lacks."""
+    """Iterations that are missing in the log."""
     log, settings = training.log, training.settings
     world, batch = log.world_size or 1, log.global_batch or 1
     epochs = int(settings["epochs"]) if settings.get("epochs", "").isdigit() else 1
@@ -115,7 +115,7 @@ def _unfinished(done: int, expected: int | None) -> str:
 
 
 def _ending(training: Training) -> str:
-    """How an unfinished log ends, as far as that is known."""
+    """How an unfinished log ends, where that is known."""
     broken, launch = training.log.broken, training.launch
     cut = f"; line {broken[0]} is cut" if broken else ""
     words = f"; {launch['last_words']}" if launch.get("last_words") else ""
@@ -127,8 +127,8 @@ PASS, FAIL, NOT_COMPARABLE, UNFINISHED, UNSOUND = "PASS", "FAIL", "not comparabl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a user says of a training whose folder does not tell."""
+class GivenFacts:
+    """Facts that the user gives of a training whose folder lacks them."""
 
     nodes: int | None = None
     gpu: str = ""
@@ -136,7 +136,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The numbers of one training; None where the log does not tell. Times in seconds, rates in samples a second."""
+    """Figures of a training; None where the log lacks them. Times in seconds, rates in samples per second."""
 
     nodes: int | None
     n_gpu: int | None
@@ -171,7 +171,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The figures of a training, and what may be said of them."""
+    """Figures of a training, and their verdict."""
 
     training: Training
     figures: Figures
@@ -188,7 +188,7 @@ class Judgement:
 
     @property
     def comparable(self) -> bool:
-        """Whether the total may stand beside the baseline."""
+        """Whether the total may be compared with the baseline."""
         return self.verdict in (PASS, FAIL)
 
     @property
@@ -220,11 +220,11 @@ class Judgement:
         }
 
 
-NOTHING_GIVEN = Given()
+NOTHING_GIVEN = GivenFacts()
 
 
-def judge(training: Training, given: Given = NOTHING_GIVEN) -> Judgement:
-    """Judge a training by its log, its `params.txt` and what was noted when it was started."""
+def judge(training: Training, given: GivenFacts = NOTHING_GIVEN) -> Judgement:
+    """Judge a training by its log, its `params.txt` and the note of its launch."""
     found = faults(training)
     figures = _figures(training, given, found)
     gpu = given.gpu or str(training.launch.get("gpu") or "")
@@ -254,7 +254,7 @@ def judge(training: Training, given: Given = NOTHING_GIVEN) -> Judgement:
 
 
 def _other_machine(world_size: int | None, gpu: str) -> list[str]:
-    """Why a total of these GPUs says nothing beside the baseline's."""
+    """Why a total on these GPUs cannot be compared with the baseline."""
     baseline = f"the baseline is that of {required.BASELINE_GPUS} {required.BASELINE_GPU}"
     if world_size != required.BASELINE_GPUS:
         count = "it is not known on how many GPUs" if world_size is None else f"{_count(world_size)}"
@@ -271,7 +271,7 @@ def _no_gpu(settings: Mapping[str, str]) -> list[str]:
 
 
 def on_cpu(settings: Mapping[str, str]) -> bool:
-    """Whether the arguments of a training say so. open_clip takes the CPU by itself where it finds no GPU."""
+    """Whether a training ran on the CPU. open_clip takes it by itself where it finds no GPU."""
     return settings.get("device", "").startswith("cpu")
 
 
@@ -279,7 +279,7 @@ def _count(world_size: int) -> str:
     return f"{world_size} process{'es' if world_size > 1 else ''}"
 
 
-def _figures(training: Training, given: Given, found: Faults) -> Figures:
+def _figures(training: Training, given: GivenFacts, found: Faults) -> Figures:
     log, settings = training.log, training.settings
     lines = log.iterations
     world = _number(settings, "world_size") or log.world_size
@@ -317,7 +317,7 @@ def _figures(training: Training, given: Given, found: Faults) -> Figures:
 
 
 def _extrapolated(settings: Mapping[str, str], figures: Figures) -> float | None:
-    """The counted iterations of the benchmark at this batch size on 32 GPUs, at the rate that each has here."""
+    """Time of the benchmark's counted iterations at this batch size on 32 GPUs of this speed."""
     rate, batch = figures.samples_per_s_per_gpu, figures.batch_size
     if rate is None or batch is None or settings.get("model", required.MODEL) != required.MODEL:
         return None
@@ -331,7 +331,7 @@ def _number(settings: Mapping[str, str], name: str) -> int | None:
 
 
 def _sum(lines: Sequence[Iteration]) -> float | None:
-    """To the third decimal, which is the log's own."""
+    """Sum to the third decimal, as in the log."""
     return round(math.fsum(one.batch_s for one in lines), 3) if lines else None
 
 

@@ -1,4 +1,4 @@
-"""The course of a training: samples a second of all processes, iteration by iteration."""
+"""Plots samples per second over the iterations of a training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 def draw(one: Judgement, path: Path) -> None:
-    """Write the picture, a PNG. The training has one iteration at least."""
+    """Write the plot as PNG. The training has one iteration at least."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
@@ -42,7 +42,7 @@ def draw(one: Judgement, path: Path) -> None:
 
 
 def _published(axes: Axes, one: Judgement, most: float) -> float:
-    """The published rate for as many A100; 0 where the model is another, or the rate is far above what was reached."""
+    """Plot the published rate for as many A100; returns 0 where it is for another model, or off the scale."""
     world, model = one.figures.world_size, one.training.settings.get("model", required.MODEL)
     rate = (world or 0) * required.PUBLISHED_PER_GPU_S
     if model != required.MODEL or not 0 < rate < 4 * most:

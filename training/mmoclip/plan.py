@@ -1,4 +1,4 @@
-"""One training of the benchmark before it starts: its flags, the command of its launcher, and the environment."""
+"""Plans one training of the benchmark: flags, launcher command and environment."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FIRST_HOST = "FIRST_HOST_OF_THE_ALLOCATION"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a user asks of a training; None where the machine decides."""
+class BenchmarkRequest:
+    """A training as asked for; None leaves a setting to the machine."""
 
     launcher: str | None = None
     nodes: int = 1
@@ -44,9 +44,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training as it will be started."""
+    """A training before its start."""
 
-    asked: Asked
+    asked: BenchmarkRequest
     place: Path
     """Folder of this training alone."""
     launcher: str
@@ -68,8 +68,8 @@ class Plan:
         return required.iterations(self.asked.samples, self.world_size, self.asked.batch_size)
 
 
-def processes_here(asked: Asked, environ: Mapping[str, str], srun: str | None) -> int:
-    """Processes of each node, after a look at what this machine has.
+def processes_here(asked: BenchmarkRequest, environ: Mapping[str, str], srun: str | None) -> int:
+    """Processes per node, checked against this machine.
 
     Args:
         environ: our environment.
@@ -92,9 +92,9 @@ def processes_here(asked: Asked, environ: Mapping[str, str], srun: str | None) -
 
 
 def plan(
-    asked: Asked, processes: int, place: Path, environ: Mapping[str, str], *, first_host: str = FIRST_HOST
+    asked: BenchmarkRequest, processes: int, place: Path, environ: Mapping[str, str], *, first_host: str = FIRST_HOST
 ) -> Plan:
-    """The training that was asked for, or the error that says why it cannot be.
+    """Plan the training that was asked for.
 
     Args:
         processes: of each node.
@@ -140,7 +140,7 @@ def plan(
     return made
 
 
-def _check(asked: Asked, launcher: str, processes: int) -> None:
+def _check(asked: BenchmarkRequest, launcher: str, processes: int) -> None:
     if launcher == "python" and asked.nodes * processes > 1:
         raise UsageError(
             f"--launcher python starts one process, and {asked.nodes * processes} were asked for",
@@ -162,7 +162,7 @@ def _check(asked: Asked, launcher: str, processes: int) -> None:
         )
 
 
-def _flags(asked: Asked, logs: Path) -> list[str]:
+def _flags(asked: BenchmarkRequest, logs: Path) -> list[str]:
     precision = asked.precision or ("amp" if asked.device == "cuda" else "fp32")
     return [
         *required.flags(model=asked.model, samples=asked.samples, batch_size=asked.batch_size, logs=str(logs)),
@@ -174,7 +174,7 @@ def _flags(asked: Asked, logs: Path) -> list[str]:
 
 
 def in_allocation(environ: Mapping[str, str], srun: str | None) -> str:
-    """The list of nodes of the Slurm allocation that this is called in.
+    """The nodes of the Slurm allocation of this process.
 
     Args:
         srun: its path; None where it is not there.

@@ -1,4 +1,4 @@
-"""What the benchmark fixes, as flags of open_clip's training and as values in its `params.txt`."""
+"""Settings that the benchmark fixes, as flags of open_clip and as values in `params.txt`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WHOLE_WORK = {
 
 
 def flags(*, model: str = MODEL, samples: int = SAMPLES, batch_size: int = BATCH_SIZE, logs: str = "logs") -> list[str]:
-    """The flags of one training; those that the benchmark fixes have its values unless others are asked for."""
+    """Flags of a training; those that the benchmark fixes have its values unless others are asked for."""
     return [
         *("--dataset-type", "synthetic", "--train-num-samples", str(samples), "--epochs", "1"),
         *("--model", model, "--local-loss", "--gather-with-grad", "--log-every-n-steps", "1"),
@@ -55,7 +55,7 @@ def flags(*, model: str = MODEL, samples: int = SAMPLES, batch_size: int = BATCH
 
 
 def differences(settings: Mapping[str, str]) -> list[str]:
-    """Why a training with these arguments is not comparable with the benchmark's; empty where it is."""
+    """Why a training with these arguments is not comparable with the benchmark; empty where it is."""
     if not settings:
         return ["the arguments of the training are not known: there is no params.txt beside the log"]
     found = []
@@ -71,5 +71,5 @@ def differences(settings: Mapping[str, str]) -> list[str]:
 
 
 def iterations(samples: int, world_size: int, batch_size: int) -> int:
-    """Iterations of an epoch: each process takes the same number of samples, rounded up, and drops its last part."""
+    """Iterations of an epoch: samples per process, rounded up, in whole batches."""
     return -(-samples // world_size) // batch_size

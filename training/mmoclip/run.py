@@ -20,15 +20,15 @@ from training.launch.launcher import run_with_outcomes
 from training.launch.outcomes import Outcome, by_signal, cause
 from training.mmoclip import folder, required
 from training.mmoclip.judgement import Judgement, judge
-from training.mmoclip.plan import FIRST_HOST, Asked, Plan, plan, processes_here
+from training.mmoclip.plan import FIRST_HOST, BenchmarkRequest, Plan, plan, processes_here
 from training.openclip import log
 from training.run.scratch import scratch
 
 LOOK_S = 0.5
 
 
-class Following:
-    """Shows progress on stderr while a training writes its log.
+class LogProgress:
+    """Shows progress on stderr from the log that a training writes.
 
     One line that is written over on a terminal, a line every 30 s elsewhere.
 
@@ -49,7 +49,7 @@ class Following:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="following", daemon=True)
 
-    def __enter__(self) -> Following:
+    def __enter__(self) -> LogProgress:
         self._thread.start()
         return self
 
@@ -60,7 +60,7 @@ class Following:
         self._thread.join()
 
     def line(self) -> str:
-        """How far it is now."""
+        """The progress line."""
         done, took = len(self._times), self._clock() - self._began
         if not done:
             return f"starting: {duration(took)}; the first iteration takes longest, and is not counted"
@@ -71,7 +71,7 @@ class Following:
         return f"iteration {done:,} of {self._iterations:,}, {self._rate:,.4g} samples/s, {left}"
 
     def look(self) -> None:
-        """Read what was added to the log."""
+        """Read what was appended to the log."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
@@ -100,13 +100,13 @@ CHECKPOINT_BYTES = 5_200_000_000
 SCONTROL_S = 30.0
 
 
-def processes(asked: Asked) -> int:
+def processes(asked: BenchmarkRequest) -> int:
     """Processes of each node; raises what `processes_here` does."""
     return processes_here(asked, os.environ, shutil.which("srun"))
 
 
-def planned(asked: Asked, count: int, out: Path) -> Plan:
-    """The training by `count` processes on each node, in a new folder below `out`, which is not made yet.
+def planned(asked: BenchmarkRequest, count: int, out: Path) -> Plan:
+    """The training by `count` processes per node, in a new folder below `out`, which is not created yet.
 
     Raises what `plan` does.
     """
@@ -120,7 +120,7 @@ def planned(asked: Asked, count: int, out: Path) -> Plan:
 
 
 def run(made: Plan) -> Judgement | None:
-    """Train, and keep the judgement in the training's folder, with a picture where there is an iteration.
+    """Train, and write the judgement to the training's folder, with a plot where there is an iteration.
 
     None where the training ended well and another node has the log: that of the first process of all.
 
@@ -138,7 +138,7 @@ def run(made: Plan) -> Judgement | None:
     try:
         # Beside the log, which all nodes of a Slurm job see.
         with _console(made.place) as console, scratch(made.place, ".outcomes-") as outcomes:
-            with Following(log, made.iterations):
+            with LogProgress(log, made.iterations):
                 ended, status = run_with_outcomes(made.command, outcomes, made.environment, console)
             words = _last_words(ended, status)
     finally:
@@ -154,7 +154,7 @@ def run(made: Plan) -> Judgement | None:
 
 
 def keep(one: Judgement, place: Path) -> Judgement:
-    """Write a judgement to a folder, and the picture where there is an iteration."""
+    """Write a judgement to a folder, with a plot where there is an iteration."""
     write(place / RESULT, one.describe())
     if one.training.log.iterations:
         from training.mmoclip.picture import draw
@@ -164,7 +164,7 @@ def keep(one: Judgement, place: Path) -> Judgement:
 
 
 def _note(made: Plan) -> dict[str, Any]:
-    """What the log does not tell of its training."""
+    """Facts of a training that its log lacks."""
     asked = made.asked
     return {
         "schema": 1,
@@ -182,7 +182,7 @@ def _note(made: Plan) -> dict[str, Any]:
 
 
 def _gpus(processes: int) -> str:
-    """Names of the GPUs of this node that are trained on; "" where nobody knows."""
+    """Names of the GPUs of this node that are trained on; "" where they are not known."""
     from worker.supervisor.devices import find_gpus
 
     gpus = find_gpus(Settings.from_environment().cuda_visible)[:processes]
@@ -190,7 +190,7 @@ def _gpus(processes: int) -> str:
 
 
 def _first_host(nodes: str) -> str:
-    """The first of a list of nodes in Slurm's notation."""
+    """The first node of a list in Slurm's notation."""
     command = ["scontrol", "show", "hostnames", nodes]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_S, check=True)
@@ -230,5 +230,5 @@ def _last_words(outcomes: Sequence[Outcome], status: int) -> str:
 
 
 def _drop_weights(log_folder: Path) -> None:
-    """Remove the checkpoint: at a learning rate of 0 nothing was learned, and it is 5 GB."""
+    """Remove the checkpoint of 5 GB: at a learning rate of 0 nothing was learned."""
     shutil.rmtree(log_folder / "checkpoints", ignore_errors=True)

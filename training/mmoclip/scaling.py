@@ -1,4 +1,4 @@
-"""Several trainings beside each other: how much of the smallest one's speed per GPU the others keep."""
+"""Compares trainings with different numbers of processes: the efficiency of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULT, PICTURE = "scaling.json", "scaling.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One training among several."""
+    """One training of several."""
 
     judgement: Judgement
     efficiency: float | None
@@ -30,7 +30,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Trainings by their number of processes, the smallest first."""
+    """Trainings by their number of processes, smallest first."""
 
     points: tuple[Point, ...]
 
@@ -45,7 +45,7 @@ class Scaling:
         return {"schema": 1, "trainings": rows}
 
     def lines(self) -> list[str]:
-        """The benchmark's table with a row for each, the efficiency, and what is wrong with those without a total."""
+        """The benchmark's table with a row for each, the efficiency, and reasons for missing totals."""
         header = [*table.COLUMNS, "processes", "samples/s per GPU", "efficiency"]
         rows = []
         for point in self.points:
@@ -71,7 +71,7 @@ class Scaling:
 
 
 def compare(judgements: Sequence[Judgement]) -> Scaling:
-    """Put trainings beside each other. InputError where their models or samples differ, or one tells no size."""
+    """Compare trainings. InputError where they are not of one series."""
     for name in ("model", "train_num_samples", "precision", "grad_checkpointing"):
         values = sorted({str(one.training.settings.get(name)) for one in judgements})
         if len(values) > 1:
@@ -91,7 +91,7 @@ def _efficiency(one: Judgement, base: float | None) -> float | None:
 
 
 def draw(scaling: Scaling, path: Path) -> None:
-    """Samples a second against processes, beside what the smallest would give if nothing was lost."""
+    """Plot samples per second over processes, beside perfect scaling."""
     shown = [point.judgement for point in scaling.points if point.efficiency is not None]
     sizes = [one.figures.world_size or 0 for one in shown]
     rates = [one.figures.samples_per_s or 0.0 for one in shown]
@@ -122,14 +122,14 @@ def draw(scaling: Scaling, path: Path) -> None:
 
 
 def title(one: Judgement) -> str:
-    """Of the picture of a series: what was trained, and on what where that is known."""
+    """Title of the plot: model, and devices where they are known."""
     on_cpu = one.training.settings.get("device", "").startswith("cpu")
     on = one.gpu or ("the CPU" if on_cpu else "")
     return f"MMoCLIP: {table.short(one.figures.model or 'model not known')}{f' on {on}' if on else ''}"
 
 
 def keep(scaling: Scaling, place: Path) -> None:
-    """Write the series to a folder, and the picture where there is something to see."""
+    """Write the series to a folder, with a plot where there is an efficiency."""
     write(place / RESULT, scaling.describe())
     if any(point.efficiency is not None for point in scaling.points):
         draw(scaling, place / PICTURE)

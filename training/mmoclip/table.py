@@ -1,4 +1,4 @@
-"""A judgement as a person reads it: the benchmark's table, and below it what may be said of the total."""
+"""Prints a judgement: the benchmark's table and the verdict."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cells(figures: Figures) -> list[str]:
-    """The benchmark's columns of one training; "-" for what is not known."""
+    """The benchmark's columns of one training; "-" for unknown values."""
     named = replace(figures, model=short(figures.model) if figures.model else None)
     return [cell(getattr(named, name), how) for name, how in COLUMNS.items()]
 
 
 def short(model: str) -> str:
-    """The name of a model; of one in a folder, that of the folder."""
+    """The name of a model; for a path, that of the folder."""
     return model.rstrip("/").rpartition("/")[2]
 
 
 def cell(value: Any, how: str) -> str:
-    """A value as it is written in a table."""
+    """A value in a table."""
     return "-" if value is None else format(value, how)
 
 
 def lines(one: Judgement) -> list[str]:
-    """The table of one training and what may be said of it."""
+    """The table of one training, and its verdict."""
     return [*columns(list(COLUMNS), [cells(one.figures)]), "", *verdict(one)]
 
 
 def verdict(one: Judgement) -> list[str]:
-    """What may be said of a training: its verdict, its speed beside the published one, and its conditions."""
+    """The verdict of a training, its speed beside the published one, and its conditions."""
     return [*_verdict(one), *_speed(one), _conditions(one)]
 
 

@@ -1,1 +1,1 @@
-"""Training of OpenCLIP models by open_clip's own entry point: checked before, cured where it fails, exported after."""
+"""`embq train openclip`: OpenCLIP models trained by open_clip's own entry point, checked before and after."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train as open_clip does; its exit status, which is not 0 where it did not train.
+    """Train as open_clip does; returns its exit status, which is not 0 where it did not train.
 
     Args:
         arguments: flags of `python -m open_clip_train.main`, and those of `own_flags`.

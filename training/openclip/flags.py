@@ -1,4 +1,4 @@
-"""The flags of open_clip that follow from what was asked, and all its arguments as it reads them."""
+"""The flags of a training by open_clip: those asked for, those derived, and those of embq's entry point."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import UsageError
-from training.openclip.models import Beginning
+from training.openclip.models import InitialModel
 from training.shards.names import contract
 from training.shards.shard_set import Shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFlags:
-    """What embq's entry point does beside open_clip's training.
+    """Flags of `python -m training.openclip` that open_clip does not have.
 
     Attributes:
         keys: folder for the keys of the samples that each rank was trained on; None for nowhere.
@@ -30,14 +30,14 @@ class OwnFlags:
     progress: bool = False
 
     def render(self) -> list[str]:
-        """The flags that say this."""
+        """As command-line arguments."""
         keys = [] if self.keys is None else ["--keys", str(self.keys)]
         unreadable = [] if self.unreadable is None else ["--unreadable", str(self.unreadable)]
         return [*keys, *unreadable, *(["--progress"] if self.progress else [])]
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[OwnFlags, list[str]]:
-    """(our flags, those of open_clip in their order)."""
+    """(embq's flags, those of open_clip in their order)."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--keys", type=Path)
     parser.add_argument("--unreadable", type=Path)
@@ -47,8 +47,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[OwnFlags, list[str]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A training as it was asked for; None and "" leave a setting to open_clip.
+class TrainingRequest:
+    """A training as asked for; None and "" leave a setting to open_clip.
 
     Attributes:
         shards: in any form that `open_shards` takes.
@@ -90,16 +90,18 @@ UNSUITED = {
 """Arguments of open_clip that a training by embq does without, and why."""
 
 
-def flags_of(asked: Asked, shards: Shards, samples: int, beginning: Beginning, device: str) -> list[str]:
-    """Those of open_clip that follow from what was asked."""
+def flags_of(asked: TrainingRequest, shards: Shards, samples: int, beginning: InitialModel, device: str) -> list[str]:
+    """The flags of open_clip that follow from a request."""
     owned = owned_flags(asked, shards, samples, beginning, device)
     pairs = {**owned, **{f"--{name}": value for name, value in beginning.optimizer.items()}}
     flags = [text for name, value in pairs.items() for text in (name, str(value))]
     return [*flags, "--save-most-recent", *(["--dataset-resampled"] if asked.resampled else [])]
 
 
-def owned_flags(asked: Asked, shards: Shards, samples: int, beginning: Beginning, device: str) -> dict[str, object]:
-    """The flags with a value that nobody but embq says."""
+def owned_flags(
+    asked: TrainingRequest, shards: Shards, samples: int, beginning: InitialModel, device: str
+) -> dict[str, object]:
+    """The flags with values that the user cannot set behind --."""
     out = asked.out.absolute()
     return {
         "--train-data": "::".join(run.expression for run in contract(absolute(shards.urls))),
@@ -122,12 +124,12 @@ def owned_flags(asked: Asked, shards: Shards, samples: int, beginning: Beginning
 
 
 def absolute(urls: Sequence[str]) -> list[str]:
-    """The URLs as the training reads them, wherever its processes run."""
+    """The URLs with absolute paths, independent of the working folder."""
     return [url if "://" in url else str(Path(url).absolute()) for url in urls]
 
 
 def settings_of(flags: Sequence[str], owned: Iterable[str], further: Sequence[str]) -> argparse.Namespace:
-    """All arguments as open_clip reads them.
+    """All arguments as open_clip parses them.
 
     Raises UsageError where a further flag is none, says what embq says, or does not suit embq.
     """

@@ -30,7 +30,7 @@ FREE = _PLACES | _WATCHING | _VALIDATION | _CHECKPOINTS | _NETWORK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class LockedFolder:
     """The locked folder of a training.
 
     Attributes:
@@ -50,7 +50,7 @@ class Begun:
 
 
 @contextmanager
-def begin(plan: Plan) -> Iterator[Begun]:
+def begin(plan: Plan) -> Iterator[LockedFolder]:
     """Create the folder of a training, or resume the training in it, and hold it for the block.
 
     Raises OutputError where it holds anything else, TryLaterError where another process trains in it.
@@ -70,7 +70,9 @@ def begin(plan: Plan) -> Iterator[Begun]:
             _check_same(root, before, settings)
         bring_forward(root)
         log = root / LOG
-        yield Begun(folder=root, epochs_done=epochs_done(root), log_bytes=log.stat().st_size if log.exists() else 0)
+        yield LockedFolder(
+            folder=root, epochs_done=epochs_done(root), log_bytes=log.stat().st_size if log.exists() else 0
+        )
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class Result:
     inexact: tuple[str, ...]
 
 
-def result_of(plan: Plan, begun: Begun) -> Result:
+def result_of(plan: Plan, begun: LockedFolder) -> Result:
     """The result of a training whose processes have ended; OutputError where its files lie on another host."""
     log = begun.folder / LOG
     try:

@@ -1,4 +1,4 @@
-"""The lines that open_clip's training writes to its `out.log`, one for each iteration."""
+"""Parser of the lines that open_clip's training writes to `out.log`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SETTING = re.compile(r"\| INFO \|   (\w+): (.*)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One line: an optimiser step of all processes together, as the first of them saw it."""
+    """One line: an optimiser step of all processes, as rank 0 measured it."""
 
     at: int
     """Number of the line in the file, from 1."""
@@ -51,7 +51,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """What a log tells of its training."""
+    """Content of a log."""
 
     path: Path
     iterations: tuple[Iteration, ...]
@@ -62,7 +62,7 @@ class Log:
 
     @property
     def restarts(self) -> tuple[int, ...]:
-        """Numbers of the lines at which the samples count from the start again: another training begins there."""
+        """Numbers of the lines at which the samples count from the start again."""
         return tuple(
             after.at
             for before, after in pairwise(self.iterations)
@@ -71,14 +71,14 @@ class Log:
 
     @property
     def world_size(self) -> int | None:
-        """Processes, which is the rate of all over the rate of one; None where there is no line."""
+        """Number of processes: the rate of all over the rate of one; None without lines."""
         if not self.iterations or not self.iterations[0].per_gpu_s:
             return None
         return max(1, round(self.iterations[0].per_s / self.iterations[0].per_gpu_s))
 
     @property
     def global_batch(self) -> int | None:
-        """Samples of one iteration: the least that two lines are apart; None where there is no line."""
+        """Samples of one iteration: the least distance of two lines; None without lines."""
         if not self.iterations:
             return None
         samples = [0, *(one.samples for one in self.iterations)]
@@ -86,12 +86,12 @@ class Log:
 
     @property
     def samples(self) -> int | None:
-        """Samples of an epoch, as asked for; None where there is no line."""
+        """Samples of an epoch, as asked for; None without lines."""
         return self.iterations[0].samples_per_epoch if self.iterations else None
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """The losses that are numbers."""
+        """The finite losses."""
         return tuple(one.loss for one in self.iterations if one.loss is not None and math.isfinite(one.loss))
 
 
@@ -108,7 +108,7 @@ def read(path: Path) -> Log:
 
 
 def parse(path: Path, lines: Iterable[str]) -> Log:
-    """The log that these lines are."""
+    """Parse the lines of a log."""
     iterations: list[Iteration] = []
     settings: dict[str, str] = {}
     broken: list[int] = []
@@ -125,7 +125,7 @@ def parse(path: Path, lines: Iterable[str]) -> Log:
 
 
 def iteration(line: str, at: int) -> Iteration | None:
-    """What a line says of its iteration; None where it is not one, or is cut."""
+    """Parse the line of an iteration; None for any other, or an incomplete one."""
     found = _LINE.search(line)
     if found is None:
         return None

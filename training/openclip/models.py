@@ -1,4 +1,4 @@
-"""The model that a training by open_clip begins with, and how it is named to open_clip."""
+"""Initial models of trainings by open_clip, and safe names for them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OF_OTHERS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """What a training begins with.
+class InitialModel:
+    """The model that a training starts with.
 
     Attributes:
         name: for open_clip's `--model`.
@@ -40,7 +40,7 @@ class Beginning:
 
 
 def check_named(model: str, cache: str | None = None) -> None:
-    """Raise ModelError where a folder or a repository of the hub says what could run code.
+    """ModelError where the files of a folder or of a repository of the hub could run code.
 
     Raises OSError where the repository is not there.
 
@@ -58,10 +58,10 @@ def check_named(model: str, cache: str | None = None) -> None:
         )
 
 
-def beginning_of(model: str) -> Beginning:
-    """The model of a name of open_clip's, of a folder, or of the hub; ModelError where it is not there."""
+def initial_model(model: str) -> InitialModel:
+    """The model of a name of open_clip's, of a folder, or of the hub; ModelError where it does not exist."""
     if model.startswith(HUB):
-        return Beginning(name=model, optimizer={})
+        return InitialModel(name=model, optimizer={})
     folder = Path(model.removeprefix(LOCAL))
     # A folder may be called as an architecture is, such as that of its training.
     if model.startswith((LOCAL, ".", "/", "~")) or (folder / CONFIG).is_file():
@@ -73,10 +73,10 @@ def beginning_of(model: str) -> Beginning:
             f"--model {model}: open_clip has no such architecture, and there is no folder of this name with {CONFIG}",
             next_step=f"near matches: {', '.join(near)}" if near else f"such as ViT-B-32, or a folder with {CONFIG}",
         )
-    return Beginning(name=model, optimizer={})
+    return InitialModel(name=model, optimizer={})
 
 
-def _of_folder(folder: Path) -> Beginning:
+def _of_folder(folder: Path) -> InitialModel:
     folder = folder.expanduser()
     check_settings(folder, f"--model {folder}", "open_clip")
     try:
@@ -96,7 +96,7 @@ def _of_folder(folder: Path) -> Beginning:
     # open_clip looks for "vit" in the name, which here is the path of a folder.
     is_transformer = "vit" in name.lower() if name else isinstance(vision.get("layers", 12), int)
     weights = [path for path in sorted(folder.iterdir()) if path.suffix in WEIGHTS]
-    return Beginning(
+    return InitialModel(
         name=f"{LOCAL}{folder.resolve()}",
         optimizer=OF_TRANSFORMERS if is_transformer else OF_OTHERS,
         weights=weights[0] if weights else None,
@@ -104,7 +104,7 @@ def _of_folder(folder: Path) -> Beginning:
 
 
 def _architectures() -> list[str]:
-    """open_clip's own list, without importing it and torch."""
+    """Names of open_clip's architectures, without importing it and torch."""
     spec = find_spec("open_clip")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("open_clip is not installed here", next_step="pip install 'embq[train]'")

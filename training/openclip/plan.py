@@ -1,4 +1,4 @@
-"""One training by open_clip: what was asked for, after all checks."""
+"""Checks a training by open_clip before it starts, and derives its command line."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core.errors import InputError, UsageError
-from training.openclip.flags import Asked, OwnFlags, absolute, flags_of, owned_flags, settings_of
-from training.openclip.models import LOCAL, Beginning, beginning_of
+from training.openclip.flags import OwnFlags, TrainingRequest, absolute, flags_of, owned_flags, settings_of
+from training.openclip.models import LOCAL, InitialModel, initial_model
 from training.openclip.split import Split
-from training.openclip.usable_samples import look_into
+from training.openclip.usable_samples import count_usable
 from training.shards.shard_set import Shards, open_shards
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training that may begin.
+    """A training that passed all checks.
 
     Attributes:
         asked: what the user said.
@@ -38,38 +38,38 @@ class Plan:
         notes: what the user may want to know before it begins.
     """
 
-    asked: Asked
+    asked: TrainingRequest
     shards: Shards
     samples: int
     processes: int | None
-    beginning: Beginning
+    beginning: InitialModel
     device: str
     settings: argparse.Namespace
     notes: tuple[str, ...]
 
     def arguments(self) -> list[str]:
-        """For `training.openclip`."""
+        """Command line of `training.openclip`."""
         out = self.asked.out.absolute()
         own = OwnFlags(keys=out / KEYS if self.asked.exact else None, unreadable=out / UNREADABLE, progress=True)
         flags = flags_of(self.asked, self.shards, self.samples, self.beginning, self.device)
         return [*own.render(), *flags, *self.asked.further]
 
     def inputs(self) -> tuple[str, ...]:
-        """What every host of the training has to reach."""
+        """Paths and URLs that every host of the training has to reach."""
         model = [self.beginning.name.removeprefix(LOCAL)] if self.beginning.name.startswith(LOCAL) else []
         # Checkpoints are written by the first process alone; the keys of an exact epoch by each.
         out = [str(self.asked.out.absolute())] if self.asked.exact else []
         return (*absolute(self.shards.urls), *model, *out)
 
 
-def plan(asked: Asked, where: Where) -> Plan:
-    """What would be trained, after all checks that can be made without a process of the training.
+def plan(asked: TrainingRequest, where: Where) -> Plan:
+    """Make all checks that need no process of the training.
 
     Raises ConfigError where the device is not there, InputError and ModelError where open_clip could not train on
     these shards as asked, or would not do what was asked without saying so.
     """
     processes = _processes(where)
-    beginning = beginning_of(asked.model)
+    beginning = initial_model(asked.model)
     shards = open_shards(asked.shards)
     samples = _samples(asked, shards)
     flags = flags_of(asked, shards, samples, beginning, where.device)
@@ -96,7 +96,7 @@ def plan(asked: Asked, where: Where) -> Plan:
 
 
 def _processes(where: Where) -> int | None:
-    """Processes of all hosts; None where a host has as many as it has GPUs."""
+    """Processes of all hosts; None where each host has one per GPU."""
     if where.launcher == "local":
         from training.launch.devices import processes_for
 
@@ -106,8 +106,8 @@ def _processes(where: Where) -> int | None:
     return (where.processes or 1) * (len(where.hosts) or 1)
 
 
-def _samples(asked: Asked, shards: Shards) -> int:
-    """Samples of an epoch; InputError where nothing says how many there are."""
+def _samples(asked: TrainingRequest, shards: Shards) -> int:
+    """Samples of an epoch; InputError where they are not known."""
     if asked.exact and shards.samples is not None and asked.epoch_samples not in (None, shards.samples):
         raise UsageError(
             "--exact is an epoch of all samples, and --epoch-samples another number", next_step="leave one of them out"
@@ -123,9 +123,9 @@ def _samples(asked: Asked, shards: Shards) -> int:
     return samples
 
 
-def _look_at_samples(asked: Asked, shards: Shards) -> list[str]:
-    """A note on samples that open_clip leaves out; of the first shard only, unless each sample counts."""
-    looked = look_into(shards.urls if asked.exact else shards.urls[:1])
+def _look_at_samples(asked: TrainingRequest, shards: Shards) -> list[str]:
+    """A note on samples that open_clip leaves out; of the first shard only, unless the training is exact."""
+    looked = count_usable(shards.urls if asked.exact else shards.urls[:1])
     is_whole = asked.exact and not any("://" in url for url in shards.urls)
     if is_whole and shards.samples is not None and looked.samples != shards.samples:
         raise InputError(
@@ -145,7 +145,7 @@ def _look_at_samples(asked: Asked, shards: Shards) -> list[str]:
     return [f"{where}, {looked.sentence()}; others are taken twice in their place"]
 
 
-def _check_split(asked: Asked, shards: Shards, processes: int | None, batches_of_a_step: int) -> None:
+def _check_split(asked: TrainingRequest, shards: Shards, processes: int | None, batches_of_a_step: int) -> None:
     if asked.exact and asked.resampled:
         raise UsageError("--exact and --resampled exclude each other", next_step="leave one of them out")
     if asked.exact and shards.counts is None:

@@ -1,4 +1,4 @@
-"""How far a training by open_clip is: one line on a terminal, made of the lines that it logs."""
+"""Progress line of a training by open_clip, from the lines that it logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.openclip.log import Iteration, iteration
 
 
 class Pace:
-    """Speed and time left, from the iterations that a process has seen.
+    """Rate and time left, from the iterations of a process.
 
     Args:
         epochs: of the whole training.
@@ -27,7 +27,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def line(self, now: Iteration) -> str:
-        """What a person reads; the time left is told from the second iteration on, because the first is slow."""
+        """The progress line; with time left from the second iteration on, because the first is slow."""
         total = self._epochs * now.samples_per_epoch
         done = now.epoch * now.samples_per_epoch + now.samples
         at = self._clock()
@@ -43,7 +43,7 @@ class Pace:
 
 
 class Line(logging.Handler):
-    """Shows the pace in place of what open_clip logs; warnings are shown as they are.
+    """Log handler that shows progress in place of open_clip's log, and warnings as they are.
 
     On a terminal one line is redrawn, elsewhere one is written every 30 seconds.
     """
@@ -54,7 +54,7 @@ class Line(logging.Handler):
         self._line = ProgressLine(stream=stream, every_s=every_s)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show what a record tells, if anything."""
+        """Show a record."""
         message = record.getMessage()
         if record.levelno >= logging.WARNING:
             self._line.say(message)
@@ -69,7 +69,7 @@ class Line(logging.Handler):
 
 @contextmanager
 def shown_progress(asked: bool) -> Iterator[None]:
-    """Where it is asked for, the line takes the place of open_clip's log on the terminal; its file stays as it is."""
+    """Replace open_clip's log on the terminal by a progress line; its file stays as it is."""
     if not asked:
         yield
         return

@@ -1,4 +1,4 @@
-"""Who reads what where open_clip splits shards over its processes, and whether an epoch then has each sample once.
+"""How open_clip splits shards over its processes, and whether an epoch then has each sample once.
 
 open_clip shuffles all shards in each epoch, deals them out to the processes, and each process deals out its own to its
 loader workers. A reader, which is one loader worker of one process, gives the same number of full batches as every
@@ -19,7 +19,7 @@ SUGGESTED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Shards, and who reads them.
+    """Shards and their readers.
 
     Attributes:
         counts: samples of each shard.
@@ -40,12 +40,12 @@ class Split:
 
     @property
     def fewest(self) -> int:
-        """Samples that a reader gets in the worst epoch: of as few shards as may fall to it, the smallest."""
+        """Fewest samples of a reader in any epoch."""
         return sum(sorted(self.counts)[: len(self.counts) // self.readers])
 
     @property
     def is_even(self) -> bool:
-        """Whether all readers get equally many samples, whichever shards fall to them."""
+        """Whether all readers get equally many samples, whichever shards they get."""
         alike = len(set(self.counts)) == 1 and len(self.counts) % self.readers == 0
         return alike or self.readers == 1
 
@@ -55,7 +55,7 @@ class Split:
         return self.is_even and sum(self.counts) % (self.readers * self.batch_size) == 0
 
     def check(self) -> None:
-        """InputError where open_clip would stop with an assertion, or a reader would never fill a batch."""
+        """InputError where open_clip would fail an assertion, or a reader would never fill a batch."""
         if len(self.counts) < self.readers:
             workers = len(self.counts) // self.processes
             fewer = f"--loader-workers {workers or 1}"
@@ -73,7 +73,7 @@ class Split:
             )
 
     def check_exact(self) -> None:
-        """InputError, with what would do, where an epoch has samples twice or not at all."""
+        """InputError, with settings that would be exact, where an epoch is not."""
         if self.is_exact:
             return
         total = sum(self.counts)
@@ -119,7 +119,7 @@ class Split:
 
 
 def _divisors_near(number: int, wanted: int) -> list[int]:
-    """Divisors of a number, those near to the wanted one first."""
+    """Divisors of a number, nearest to the wanted one first."""
     return sorted(_divisors(number), key=lambda one: (abs(one - wanted), one))[:SUGGESTED]
 
 

@@ -1,4 +1,4 @@
-"""What open_clip leaves out of a shard without a word: samples without a caption, or with an image of another kind."""
+"""Counts samples that open_clip silently leaves out: without a caption, or with an image of another kind."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CAPTION = "txt"
 
 
 @dataclass(slots=True, kw_only=True)
-class Looked:
-    """What was found in shards.
+class UsableSamples:
+    """Counts of samples in shards.
 
     Attributes:
         samples: all of them.
@@ -39,7 +39,7 @@ class Looked:
         return self.samples - self.used
 
     def sentence(self) -> str:
-        """Why samples are left out."""
+        """Why samples are left out, for a message."""
         said = [f"{self.without_caption:,} without a caption (.{CAPTION})"] if self.without_caption else []
         if self.extensions:
             kinds = ", ".join(f".{kind}" for kind, _ in self.extensions.most_common(5))
@@ -47,7 +47,7 @@ class Looked:
         return f"{self.left_out:,} of {self.samples:,} samples are left out by open_clip: {' and '.join(said)}"
 
     def look(self, members: Iterable[Member]) -> None:
-        """Count the samples that members make: neighbours of one key, as open_clip groups them."""
+        """Count the samples of members: neighbours with one key, as open_clip groups them."""
         from sources.formats.tar import split_name
 
         key, extensions = "", set[str]()
@@ -72,12 +72,12 @@ class Looked:
             self.extensions[min(extensions - {CAPTION, "json", "cls"}, default="none")] += 1
 
 
-def look_into(urls: Iterable[str]) -> Looked:
-    """What is in shards: in all of a plain local one, in the beginning of any other.
+def count_usable(urls: Iterable[str]) -> UsableSamples:
+    """Count samples: all of a plain local shard, those at the beginning of any other.
 
     Raises SourceError where one is damaged or cannot be read.
     """
-    looked = Looked()
+    looked = UsableSamples()
     for url in urls:
         looked.look(_members(url))
     return looked

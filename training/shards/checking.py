@@ -14,7 +14,7 @@ from core.units import Sample
 from sources.decode import decode_file
 from training.shards.pictures import LeftOut, Listing, Picture
 from training.shards.processes import each
-from training.shards.writing import MEMBER_MAX_BYTES, Desk, as_listed, members
+from training.shards.writing import MEMBER_MAX_BYTES, ShardSettings, members, shard_settings
 
 CHUNK = 256
 """Pictures that a process looks at before it says what it found."""
@@ -43,7 +43,7 @@ def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callabl
         processes: that look at once.
         looked: called with the number of pictures that were looked at.
     """
-    desk = as_listed(listing, metadata=metadata, temporary=Path())
+    desk = shard_settings(listing, metadata=metadata, temporary=Path())
     found: dict[str, LeftOut] = {}
     left = iter(listing.pictures)
     chunks: Iterator[Sequence[Picture]] = iter(lambda: list(islice(left, CHUNK)), [])
@@ -56,7 +56,7 @@ def checked(listing: Listing, *, metadata: bool, processes: int, looked: Callabl
     return replace(listing, pictures=pictures, left_out=(*listing.left_out, *bad))
 
 
-def _look(desk: Desk, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
+def _look(desk: ShardSettings, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
     from worker.embedders.image.decoding import quiet_pillow
 
     quiet_pillow()
@@ -64,7 +64,7 @@ def _look(desk: Desk, pictures: Sequence[Picture]) -> tuple[int, list[LeftOut]]:
     return len(pictures), [one for one in found if one is not None]
 
 
-def _problem(desk: Desk, picture: Picture) -> LeftOut | None:
+def _problem(desk: ShardSettings, picture: Picture) -> LeftOut | None:
     try:
         made = members(picture, desk)
         require_decodable(made[picture.extension])

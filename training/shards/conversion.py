@@ -18,11 +18,11 @@ from core.storage.durable import NO_SPACE, NOT_WRITABLE, overwrite
 from training.run.folder import exclusive
 from training.run.progress import size_text
 from training.shards.pictures import LeftOut
-from training.shards.plan import Pattern, Plan, Slice
+from training.shards.plan import Pattern, Plan, ShardPlan
 from training.shards.processes import each
 from training.shards.shard_set import RECORD
 from training.shards.sizes import CLASSES, SIZES, classes_beside, rendered, sizes_beside
-from training.shards.writing import Desk, as_listed, write_shard
+from training.shards.writing import ShardSettings, shard_settings, write_shard
 
 SCHEMA = 1
 
@@ -163,8 +163,8 @@ def convert(
     source: str,
     *,
     processes: int,
-    kept: Callable[[Slice], None] = lambda _: None,
-    wrote: Callable[[Slice], None] = lambda _: None,
+    kept: Callable[[ShardPlan], None] = lambda _: None,
+    wrote: Callable[[ShardPlan], None] = lambda _: None,
 ) -> Converted:
     """Write the missing shards of a plan, then `classes.json`, `sizes.json` and the record.
 
@@ -195,8 +195,8 @@ def convert(
         size = 0
         if left:
             record.write(path_of(pattern))
-            with _workshop(pattern) as temporary:
-                desk = as_listed(plan.listing, metadata=plan.layout.metadata, temporary=temporary)
+            with _unfinished_folder(pattern) as temporary:
+                desk = shard_settings(plan.listing, metadata=plan.layout.metadata, temporary=temporary)
                 size = _write(left, partial(_written, pattern, desk), min(processes, len(left)), wrote)
         if plan.listing.classes is not None:
             _place(pattern.folder / CLASSES, rendered(list(plan.listing.classes)))
@@ -212,15 +212,15 @@ def classes_there(folder: Path) -> tuple[str, ...] | None:
     return None if known is None else tuple(known)
 
 
-def _written(pattern: Pattern, desk: Desk, slice_: Slice) -> tuple[Slice, int]:
+def _written(pattern: Pattern, desk: ShardSettings, slice_: ShardPlan) -> tuple[ShardPlan, int]:
     return slice_, write_shard(slice_, pattern.path(slice_.shard), desk)
 
 
 def _write(
-    left: list[Slice],
-    write: Callable[[Slice], tuple[Slice, int]],
+    left: list[ShardPlan],
+    write: Callable[[ShardPlan], tuple[ShardPlan, int]],
     processes: int,
-    wrote: Callable[[Slice], None],
+    wrote: Callable[[ShardPlan], None],
 ) -> int:
     total = 0
     for slice_, size in each(write, left, processes):
@@ -243,7 +243,7 @@ def _require_classes(folder: Path, classes: tuple[str, ...] | None) -> None:
         )
 
 
-def _require_room(folder: Path, left: list[Slice]) -> None:
+def _require_room(folder: Path, left: list[ShardPlan]) -> None:
     """OutputError where the disk has no room for the remaining shards."""
     needed = sum(one.bytes + OVERHEAD_BYTES * len(one.pictures) for one in left)
     free = shutil.disk_usage(folder).free
@@ -256,7 +256,7 @@ def _require_room(folder: Path, left: list[Slice]) -> None:
 
 
 @contextmanager
-def _workshop(pattern: Pattern) -> Iterator[Path]:
+def _unfinished_folder(pattern: Pattern) -> Iterator[Path]:
     """A folder for incomplete shards, emptied first of what a killed attempt left."""
     folder = pattern.folder / f".{pattern.stem or 'shards'}-unfinished"
     shutil.rmtree(folder, ignore_errors=True)

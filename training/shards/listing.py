@@ -14,13 +14,13 @@ from sources.access.files import source_errors
 from sources.decode import IMAGE_EXTENSIONS
 from training.shards.conversion import classes_there
 from training.shards.lists import listed
-from training.shards.pictures import Beside, Listing, Picture, indices, require_pictures
+from training.shards.pictures import Listing, Picture, SideFile, indices, require_pictures
 from training.shards.plan import Pattern
 from training.shards.sizes import CLASSES, classes_beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ListingOptions:
     """How pictures are to be listed.
 
     Attributes:
@@ -34,7 +34,7 @@ class Wish:
     allow_empty: bool
 
 
-def listing_of(source: str, pattern: Pattern, wish: Wish, looked: Callable[[int], None]) -> Listing:
+def listing_of(source: str, pattern: Pattern, wish: ListingOptions, looked: Callable[[int], None]) -> Listing:
     """The pictures of a folder or a list.
 
     Args:
@@ -199,7 +199,7 @@ def _take(folder: str, files: list[os.DirEntry[str]], found: _Found) -> None:
         with source_errors(image.path):
             status = image.stat()
             sides = tuple(
-                Beside(extension, (seen := belongs[extension].stat()).st_size, seen.st_mtime_ns)
+                SideFile(extension, (seen := belongs[extension].stat()).st_size, seen.st_mtime_ns)
                 for extension in sorted(belongs)
             )
         found.pictures.append(Picture(name, status.st_size, status.st_mtime_ns, beside=sides))

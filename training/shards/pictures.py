@@ -56,7 +56,7 @@ OPEN_CLIP_READS = ("jpg", "png", "jpeg", "webp")
 """Extensions that open_clip's loader of shards takes; it leaves out samples of others without a word (3.3.0)."""
 
 
-class Beside(NamedTuple):
+class SideFile(NamedTuple):
     """A caption (`txt`) or metadata (`json`) file beside a picture."""
 
     extension: str
@@ -83,7 +83,7 @@ class Picture(NamedTuple):
     label: int | None = None
     caption: str | None = None
     metadata: str | None = None
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[SideFile, ...] = ()
 
     @property
     def extension(self) -> str:

@@ -115,7 +115,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class ShardPlan:
     """The pictures of one shard, in order.
 
     Attributes:
@@ -161,12 +161,12 @@ class Plan:
         """Of all pictures."""
         return sum(picture.size for picture in self.order)
 
-    def slices(self) -> Iterator[Slice]:
+    def slices(self) -> Iterator[ShardPlan]:
         """The shards in order."""
         size = self.layout.samples_per_shard
         for shard in range(self.shards):
             first = shard * size
-            yield Slice(shard=shard, first=first, pictures=self.order[first : first + size])
+            yield ShardPlan(shard=shard, first=first, pictures=self.order[first : first + size])
 
     def sizes(self) -> dict[str, int]:
         """Name of each shard -> its samples."""

@@ -19,7 +19,7 @@ RECORD = "conversion.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ShardRun:
     """Consecutive shards.
 
     Attributes:
@@ -36,10 +36,10 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class ShardSummary:
     """Runs of shards, and their sums."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ShardRun, ...]
 
     @property
     def shards(self) -> int:
@@ -58,7 +58,7 @@ class Account:
         return sum(line.bytes for line in self.lines)
 
 
-def account(expressions: Iterable[str]) -> Account:
+def summarized(expressions: Iterable[str]) -> ShardSummary:
     """The account of shards named as for `open_shards`; those of a folder are compared with its `sizes.json`.
 
     Raises InputError as `open_shards` does, SourceError where a shard cannot be asked for its size.
@@ -72,14 +72,14 @@ def account(expressions: Iterable[str]) -> Account:
     for run in contract(counted):
         samples = [count for name in run.names if (count := counted[name]) is not None]
         lines.append(
-            Line(
+            ShardRun(
                 expression=run.expression,
                 shards=len(run.names),
                 samples=sum(samples) if len(samples) == len(run.names) else None,
                 bytes=sum(stat_file(name).size for name in run.names),
             )
         )
-    return Account(lines=tuple(lines))
+    return ShardSummary(lines=tuple(lines))
 
 
 def named_on(lines: Iterable[str]) -> list[str]:
@@ -96,11 +96,11 @@ def _stands_beside(name: str) -> bool:
     return base in (SIZES, CLASSES) or base == RECORD or base.endswith(f"-{RECORD}")
 
 
-def printed(account: Account) -> list[str]:
+def printed(summarized: ShardSummary) -> list[str]:
     """A line in columns for each expression, and the sums where there are several."""
-    rows = [(line.expression, line.shards, line.samples, line.bytes) for line in account.lines]
+    rows = [(line.expression, line.shards, line.samples, line.bytes) for line in summarized.lines]
     if len(rows) > 1:
-        rows.append(("in all", account.shards, account.samples, account.bytes))
+        rows.append(("in all", summarized.shards, summarized.samples, summarized.bytes))
     cells = [
         (name, f"{shards:,} shards", "? samples" if samples is None else f"{samples:,} samples", size_text(size))
         for name, shards, samples, size in rows
@@ -150,13 +150,13 @@ def open_shards(expression: str) -> Shards:
     return Shards(urls=urls, counts=counts, digest=_digest(urls, counts))
 
 
-def gone(folder: str, urls: Sequence[str]) -> list[str]:
+def missing_shards(folder: str, urls: Sequence[str]) -> list[str]:
     """Shards that the `sizes.json` of a folder names and that are not among `urls`."""
     return sorted((sizes_beside(folder) or {}).keys() - set(map(name_of, urls)))
 
 
 def _require_all(folder: str, urls: Sequence[str]) -> None:
-    if missing := gone(folder, urls):
+    if missing := missing_shards(folder, urls):
         raise InputError(
             f"{folder}: {len(missing):,} shards that its {SIZES} names are not there, the first is {missing[0]}",
             code="sizes_differ",

@@ -22,7 +22,7 @@ from sources.interface import SAMPLE_MAX_BYTES, Memory, unwatched
 from sources.options import ReadOptions
 from training.shards.names import expand, folder_of, name_of, parts
 from training.shards.processes import each
-from training.shards.shard_set import gone
+from training.shards.shard_set import missing_shards
 from training.shards.sizes import SIZES, classes_beside, rendered, sizes_beside
 
 SHOWN = 20
@@ -205,7 +205,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class VerifyOptions:
     """Settings of a verification.
 
     Attributes:
@@ -219,7 +219,7 @@ class Wish:
     processes: int
 
 
-def verify(expressions: Sequence[str], wish: Wish, read: Callable[[Inspected, int], None]) -> Report:
+def verify(expressions: Sequence[str], wish: VerifyOptions, read: Callable[[Inspected, int], None]) -> Report:
     """Read shards, named as for `open_shards`, and compare them with each other and with the files beside them.
 
     Args:
@@ -232,7 +232,7 @@ def verify(expressions: Sequence[str], wish: Wish, read: Callable[[Inspected, in
     return report
 
 
-def write_sizes(expressions: Sequence[str], wish: Wish, read: Callable[[Inspected, int], None]) -> Report:
+def write_sizes(expressions: Sequence[str], wish: VerifyOptions, read: Callable[[Inspected, int], None]) -> Report:
     """Like `verify`, but `sizes.json` is not compared: it is written where every shard is complete.
 
     Raises UsageError for shards behind URLs as well.
@@ -273,7 +273,7 @@ def _verified(
     expressions: Sequence[str],
     urls: Sequence[str],
     sizes: Mapping[str, Mapping[str, int] | None],
-    wish: Wish,
+    wish: VerifyOptions,
     read: Callable[[Inspected, int], None],
 ) -> tuple[Report, list[Inspected]]:
     classes = {folder: known for folder in _folders(urls) if (known := classes_beside(folder)) is not None}
@@ -308,7 +308,7 @@ def _gone(expressions: Sequence[str], urls: Sequence[str]) -> list[Violation]:
     return [
         Violation(code="sizes_differ", where=os.path.join(folder, name), message=f"is in {SIZES}, and not there")
         for folder in folders
-        for name in gone(folder, urls)
+        for name in missing_shards(folder, urls)
     ]
 
 

@@ -16,7 +16,7 @@ from core.storage.durable import drop, publish
 from sources.access.files import source_errors
 from sources.decode import compact_json, decode_metadata, parse_object
 from training.shards.pictures import Listing, Picture
-from training.shards.plan import Slice
+from training.shards.plan import ShardPlan
 
 OWNER = "bigdata"
 """User and group of every member, as webdataset has it: not those of whoever converts."""
@@ -64,7 +64,7 @@ BUFFER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class ShardSettings:
     """Settings that all shards of a conversion share.
 
     Attributes:
@@ -80,7 +80,7 @@ class Desk:
     temporary: Path
 
 
-def write_shard(slice_: Slice, path: Path, desk: Desk) -> int:
+def write_shard(slice_: ShardPlan, path: Path, desk: ShardSettings) -> int:
     """Write a shard, durably, replacing an earlier one; returns its bytes.
 
     Raises InputError where a picture is not as it was planned or cannot be read, OSError where the shard cannot be
@@ -101,7 +101,7 @@ def write_shard(slice_: Slice, path: Path, desk: Desk) -> int:
     return size
 
 
-def members(picture: Picture, desk: Desk) -> dict[str, bytes]:
+def members(picture: Picture, desk: ShardSettings) -> dict[str, bytes]:
     """Extension -> content of a picture's sample: the picture, and `cls`, `txt` and `json` where there are such.
 
     Raises InputError where a file is not as it was planned, cannot be read, or is metadata that is no JSON object.
@@ -123,9 +123,9 @@ def members(picture: Picture, desk: Desk) -> dict[str, bytes]:
     return made
 
 
-def as_listed(listing: Listing, *, metadata: bool, temporary: Path) -> Desk:
+def shard_settings(listing: Listing, *, metadata: bool, temporary: Path) -> ShardSettings:
     """The settings for the pictures of a listing."""
-    return Desk(root=listing.root, classes=listing.classes, metadata=metadata, temporary=temporary)
+    return ShardSettings(root=listing.root, classes=listing.classes, metadata=metadata, temporary=temporary)
 
 
 def _account(picture: Picture, said: str, classes: tuple[str, ...] | None) -> str:

@@ -1,1 +1,1 @@
-"""The verbs of this package, one file each; `embq.cli.entry_point` finds them by the names of their modules."""
+"""The verbs of this package, one file each; the command line finds them by the names of their modules."""

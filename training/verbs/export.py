@@ -1,4 +1,4 @@
-"""`embq train export`: a checkpoint becomes a model that the workers load."""
+"""`embq train export`: export a checkpoint as a model that the workers load."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     "--model",
     default="",
     metavar="NAME|FOLDER",
-    help="What the training called its model.  [what params.txt beside the checkpoint says]",
+    help="Model name of the training.  [from params.txt beside the checkpoint]",
 )
 @json_option
 def command(checkpoint: Path, target: Path, model: str, as_json: bool) -> None:
     """Write CHECKPOINT to the folder DIR as a model to embed with.
 
-    CHECKPOINT is an epoch_N.pt of open_clip or the folder of its training, of which the latest one is taken; or the
-    folder of a training by embq train classify with an architecture of timm. The outputs of DIR are compared with those
-    of the trained model before it gets its name. Each checkpoint has a fingerprint of its own: rows of two of them
-    never share an output.
+    CHECKPOINT is an epoch_N.pt of open_clip, the folder of its training (for the latest checkpoint), or the folder of a
+    training by embq train classify with an architecture of timm. Before DIR gets its name, its outputs are compared
+    with those of the trained model. Each checkpoint has its own fingerprint, so rows of two checkpoints never share an
+    output.
     """
     from training.export.classifier import export_classifier, is_classifier
     from training.export.openclip import export_openclip

@@ -1,4 +1,4 @@
-"""`embq bench mmoclip`: run the MMoCLIP benchmark, or judge the logs of trainings."""
+"""`embq bench mmoclip`: run the MMoCLIP benchmark, or judge logs of trainings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embq.cli.options import json_option
 
 if TYPE_CHECKING:
     from training.mmoclip.judgement import Judgement
-    from training.mmoclip.plan import Asked, Plan
+    from training.mmoclip.plan import BenchmarkRequest, Plan
 
 
 OUT = "embq-mmoclip"
@@ -23,29 +23,27 @@ _OF_A_TRAINING = (
         "--launcher",
         type=click.Choice(["python", "torchrun", "srun"]),
         default=None,
-        help="What starts the processes; srun inside a Slurm allocation.  [python for one process, else torchrun]",
+        help="Launcher of the processes; srun inside a Slurm allocation.  [python for one process, else torchrun]",
     ),
     click.option(
         "--processes",
         type=click.IntRange(min=1),
         default=None,
         metavar="G",
-        help="Processes of each node, one per GPU.  [every GPU; one on the CPU]",
+        help="Processes per node, one per GPU.  [every GPU; one on the CPU]",
     ),
     click.option(
         "--rendezvous",
         default=None,
         metavar="HOST:PORT",
-        help="Where torchrun's nodes meet, on the first of them; the same command is run on each.",
+        help="Address of the first node, for torchrun on several; run the same command on each.",
     ),
-    click.option(
-        "--cpus", type=click.IntRange(min=1), default=None, metavar="C", help="Cores of each process under srun."
-    ),
+    click.option("--cpus", type=click.IntRange(min=1), default=None, metavar="C", help="Cores per process under srun."),
     click.option(
         "--device",
         type=click.Choice(["cuda", "cpu"]),
         default=None,
-        help="What is trained on; it is looked at before anything starts.  [cuda]",
+        help="Device to train on, checked before the start.  [cuda]",
     ),
     click.option("--batch-size", type=click.IntRange(min=1), default=None, metavar="N", help="Samples per GPU.  [512]"),
     click.option(
@@ -55,37 +53,37 @@ _OF_A_TRAINING = (
         "--precision",
         type=click.Choice(["amp", "amp_bf16", "amp_bfloat16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32"]),
         default=None,
-        help="What is computed in; the benchmark leaves it open.  [amp; fp32 on the CPU]",
+        help="Compute precision, which the benchmark leaves open.  [amp; fp32 on the CPU]",
     ),
     click.option(
         "--grad-checkpointing",
         is_flag=True,
         default=None,
-        help="Compute activations twice rather than keep them: a larger batch fits.",
+        help="Recompute activations instead of storing them, so that a larger batch fits.",
     ),
     click.option("--torchcompile", is_flag=True, default=None, help="Compile the model."),
     click.option(
-        "--no-set-device-rank", is_flag=True, default=None, help="Each process is shown its own GPU only, under srun."
+        "--no-set-device-rank", is_flag=True, default=None, help="Under srun, each process sees only its own GPU."
     ),
     click.option(
         "--model",
         default=None,
         metavar="NAME",
-        help="Another model of open_clip, or local-dir:DIR: then the result is not comparable.  [ViT-L-14]",
+        help="Another model of open_clip, or local-dir:DIR; the result is then not comparable.  [ViT-L-14]",
     ),
     click.option(
         "--samples",
         type=click.IntRange(min=1),
         default=None,
         metavar="N",
-        help="Another number of samples: then the result is not comparable.  [3200000]",
+        help="Number of samples; with another one the result is not comparable.  [3200000]",
     ),
     click.option(
         "--scaling", is_flag=True, default=None, help="Train with 1, 2, 4, ... processes up to --processes, in turn."
     ),
     click.option("--dry-run", is_flag=True, default=None, help="Print the environment and the command; start nothing."),
 )
-"""Each None where it is not given: beside logs none of them means anything."""
+"""None where they are not given, because none of them applies to existing logs."""
 
 
 def _with_options(function: Any) -> Any:
@@ -103,7 +101,7 @@ def _with_options(function: Any) -> Any:
     "--nodes", type=click.IntRange(min=1), default=None, metavar="N", help="Machines.  [1; of a log: as noted]"
 )
 @_with_options
-@click.option("--gpu", default="", metavar="NAME", help="GPUs of a log whose folder does not tell, such as A100.")
+@click.option("--gpu", default="", metavar="NAME", help="GPU name for a log without a note of it, such as A100.")
 @click.option(
     "--out",
     "-o",
@@ -115,9 +113,9 @@ def _with_options(function: Any) -> Any:
 def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None, as_json: bool, **asked: Any) -> int:
     """The MMoCLIP benchmark: OpenCLIP's ViT-L-14 on 3.2 million made-up pairs, with the flags that it requires.
 
-    Without LOG it trains, in a new folder below --out; with LOG, which is an out.log or a folder that holds one, it
-    judges what is there. Its metric, total_time_secs, is the sum of the iterations from the second on, and 1260 s on 32
-    A100 is the baseline. Several LOGs become a table of scaling.
+    Without LOG it trains in a new folder below --out. With LOG, an out.log or a folder that holds one, it judges that
+    training. The metric, total_time_secs, is the sum of the iterations from the second on; the baseline is 1260 s on 32
+    A100. Several LOGs are compared in a scaling table.
     """
     given = {name: value for name, value in asked.items() if value is not None}
     if logs:
@@ -128,10 +126,10 @@ def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | Non
             raise UsageError("--nodes is for one LOG, and several are named", next_step="leave it out, or name one")
         return _judge(logs, nodes, gpu, out, as_json)
     scaling, dry_run = given.pop("scaling", False), given.pop("dry_run", False)
-    from training.mmoclip.plan import Asked
+    from training.mmoclip.plan import BenchmarkRequest
     from training.mmoclip.run import planned, processes
 
-    wanted, place = Asked(nodes=nodes or 1, **given), out or Path(OUT)
+    wanted, place = BenchmarkRequest(nodes=nodes or 1, **given), out or Path(OUT)
     # The commands for another machine can be had without its GPUs.
     most = wanted.processes if dry_run and wanted.processes else processes(wanted)
     counts = _doubling(wanted, most) if scaling else [most]
@@ -143,8 +141,8 @@ def command(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | Non
     return _train(wanted, counts, place, as_json)
 
 
-def _doubling(wanted: Asked, most: int) -> list[int]:
-    """1, 2, 4, ... processes, and the most. UsageError where the launcher is not to be chosen for each."""
+def _doubling(wanted: BenchmarkRequest, most: int) -> list[int]:
+    """1, 2, 4, ... processes, and the maximum. UsageError where a launcher is given."""
     if wanted.nodes > 1 or wanted.launcher is not None:
         raise UsageError(
             "--scaling is for the GPUs of one machine, by python and torchrun",
@@ -153,7 +151,7 @@ def _doubling(wanted: Asked, most: int) -> list[int]:
     return sorted({most, *(2**i for i in range(most.bit_length()))})
 
 
-def _train(wanted: Asked, counts: list[int], out: Path, as_json: bool) -> int:
+def _train(wanted: BenchmarkRequest, counts: list[int], out: Path, as_json: bool) -> int:
     from training.mmoclip.run import planned, run
 
     found = []
@@ -176,10 +174,10 @@ def _train(wanted: Asked, counts: list[int], out: Path, as_json: bool) -> int:
 
 def _judge(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None, as_json: bool) -> int:
     from training.mmoclip import folder
-    from training.mmoclip.judgement import Given, judge
+    from training.mmoclip.judgement import GivenFacts, judge
     from training.mmoclip.run import keep
 
-    found = [judge(folder.find(log), Given(nodes=nodes, gpu=gpu)) for log in logs]
+    found = [judge(folder.find(log), GivenFacts(nodes=nodes, gpu=gpu)) for log in logs]
     if out is not None:
         from core.benchmark_record import make_folder
 
@@ -190,7 +188,7 @@ def _judge(logs: tuple[Path, ...], nodes: int | None, gpu: str, out: Path | None
 
 
 def _tell(found: list[Judgement], as_json: bool, out: Path | None) -> int:
-    """Print one judgement, or several beside each other, which then are also kept in `out`."""
+    """Print one judgement, or a comparison of several, which is written to `out` too."""
     from training.mmoclip import table
 
     if len(found) == 1:
@@ -206,6 +204,6 @@ def _tell(found: list[Judgement], as_json: bool, out: Path | None) -> int:
 
 
 def _show(made: Plan, *, err: bool = False) -> None:
-    """The environment and the command of a training, as a shell takes them."""
+    """Print environment and command of a training, as a shell takes them."""
     changes = [f"{name}={shlex.quote(value)}" for name, value in made.environment.items()]
     click.echo(" ".join([*changes, shlex.join(made.command)]), err=err)

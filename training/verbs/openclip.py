@@ -1,4 +1,4 @@
-"""`embq train openclip`: train an OpenCLIP model on shards, by open_clip's own entry point."""
+"""`embq train openclip`: train an OpenCLIP model on shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("amp", "amp_bf16", "bf16", "fp16", "pure_bf16", "pure_fp16", "fp32")
 NAMED, LISTED = 5, 1000
-"""Unreadable samples that are printed, and that --json has."""
+"""Unreadable samples that are printed, and that --json lists."""
 COUNT = click.IntRange(min=1)
 
 
@@ -34,53 +34,53 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--out", "-o", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of this training."
 )
-@click.option("--epochs", type=COUNT, default=32, show_default=True, help="How often to go through all samples.")
-@click.option("--batch-size", type=COUNT, default=64, show_default=True, help="Samples of a process in one step.")
+@click.option("--epochs", type=COUNT, default=32, show_default=True, help="Passes over all samples.")
+@click.option("--batch-size", type=COUNT, default=64, show_default=True, help="Samples per step of each process.")
 @click.option(
     "--loader-workers",
     type=click.IntRange(min=0),
     default=4,
     show_default=True,
     metavar="N",
-    help="Processes that read and decode, for each process that trains.",
+    help="Processes that read and decode, per training process.",
 )
-@click.option("--lr", type=float, default=None, metavar="X", help="Highest learning rate.  [5e-4]")
+@click.option("--lr", type=float, default=None, metavar="X", help="Peak learning rate.  [5e-4]")
 @click.option(
     "--warmup-steps",
     type=click.IntRange(min=0),
     default=None,
     metavar="N",
-    help="Steps in which the learning rate rises.  [10000]",
+    help="Steps of linear warm-up of the learning rate.  [10000]",
 )
 @click.option(
-    "--precision", type=click.Choice(PRECISIONS), default=None, help="What is computed in.  [amp; fp32 on the CPU]"
+    "--precision", type=click.Choice(PRECISIONS), default=None, help="Compute precision.  [amp; fp32 on the CPU]"
 )
-@click.option("--resampled", is_flag=True, help="Draw shards with replacement.  [each epoch deals all shards out]")
+@click.option("--resampled", is_flag=True, help="Draw shards with replacement.  [each epoch splits all shards]")
 @click.option(
     "--exact",
     is_flag=True,
-    help="Only begin where each epoch has each sample once, write down what was trained on, and check it at the end.",
+    help="Refuse settings whose epochs do not have each sample once, record the samples, and check them at the end.",
 )
+@click.option("--epoch-samples", type=COUNT, default=None, metavar="N", help="Samples per epoch.  [as sizes.json says]")
 @click.option(
-    "--epoch-samples", type=COUNT, default=None, metavar="N", help="Samples of an epoch.  [what sizes.json says]"
+    "--log-every", type=COUNT, default=20, show_default=True, metavar="N", help="Steps between lines of the log."
 )
-@click.option("--log-every", type=COUNT, default=20, show_default=True, metavar="N", help="Steps between two lines.")
 @launch_options
 @json_option
-def command(where: Where, as_json: bool, further: tuple[str, ...], precision: str | None, **said: Any) -> int:
+def command(where: Where, as_json: bool, further: tuple[str, ...], precision: str | None, **options: Any) -> int:
     """Train an OpenCLIP model on the captioned images of SHARDS, for example 'shards/train-{000000..000099}.tar'.
 
-    open_clip's own training does it; what stands behind -- are further flags of it. Before it begins, what open_clip
-    would only stumble over or pass by in silence is checked. The same command again goes on where the last epoch ended.
+    Runs open_clip's own training; flags behind -- go to it. Settings and samples that open_clip would fail on, or would
+    silently ignore, are checked first. The same command resumes a training after its last finished epoch.
 
-    Exit status: 0 done, 3 samples could not be read or an exact epoch was none, 65 the shards do not suit, 78 no GPU.
+    Exit status: 0 done, 3 unreadable samples or an inexact epoch, 65 unsuitable shards, 78 no GPU.
     """
     from training.launch.launcher import launch
-    from training.openclip.flags import Asked
+    from training.openclip.flags import TrainingRequest
     from training.openclip.folder import begin, result_of
     from training.openclip.plan import plan
 
-    planned = plan(Asked(further=further, precision=precision or "", **said), where)
+    planned = plan(TrainingRequest(further=further, precision=precision or "", **options), where)
     for note in planned.notes:
         click.echo(f"note: {note}", err=True)
     if where.dry_run:

@@ -1,4 +1,4 @@
-"""`embq shards`: webdataset shards from pictures, and what is in a folder of them."""
+"""`embq shards`: make, count, verify and serve webdataset shards."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from embq.cli.lazy_group import LazyGroup
 
 LATER = {
     "convert": ("training.verbs.shards_convert", "Write pictures as shards, with their classes and captions."),
-    "sum": ("training.verbs.shards_sum", "Say many shards as few brace expressions, with their samples and bytes."),
-    "verify": ("training.verbs.shards_verify", "Read shards to their ends, and check what is in them."),
-    "serve": ("training.verbs.shards_serve", "Let other machines read shards over HTTP."),
+    "sum": ("training.verbs.shards_sum", "Contract names of shards to brace expressions, with samples and bytes."),
+    "verify": ("training.verbs.shards_verify", "Verify shards and the files beside them."),
+    "serve": ("training.verbs.shards_serve", "Serve shards to other machines over HTTP."),
 }
 
 
 @click.group("shards", cls=LazyGroup, later=LATER, epilog="Example: embq shards sum ./shards")
 def command() -> None:
-    """Make, count, check and serve webdataset shards, for training and for embedding alike."""
+    """Make, count, verify and serve webdataset shards for training and embedding."""

@@ -1,4 +1,4 @@
-"""`embq shards convert`: pictures as webdataset shards."""
+"""`embq shards convert`: write pictures as webdataset shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 20
-"""Pictures that are left out and printed; --json and the record have all."""
+"""Left-out pictures that are printed; --json and the record have all."""
 
 
 @click.command("convert", epilog="Example: embq shards convert ./imagenet/train shards/train-%06d.tar")
@@ -30,24 +30,24 @@ SHOWN = 20
     default=1000,
     show_default=True,
     metavar="N",
-    help="Of each but the last.",
+    help="Samples of each shard but the last.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of the order of the samples.")
-@click.option("--no-shuffle", is_flag=True, help="Keep the order of names, or of LIST: for validation.")
-@click.option("--no-classes", is_flag=True, help="Take all pictures below DIR, whatever their folders are called.")
+@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the order of the samples.")
+@click.option("--no-shuffle", is_flag=True, help="Keep the order of names or of LIST, as for validation.")
+@click.option("--no-classes", is_flag=True, help="Take all pictures below DIR, without classes.")
 @click.option(
     "--classes",
     "classes_file",
     metavar="FILE",
-    help="classes.json of other shards, whose indices to use.  [the one beside PATTERN]",
+    help="classes.json with the indices to use.  [the one beside PATTERN]",
 )
-@click.option("--allow-empty", is_flag=True, help="A class may have no pictures; its index stays free.")
-@click.option("--no-metadata", is_flag=True, help="Leave out the json of each sample, which says which file it was.")
-@click.option("--check", is_flag=True, help="Decode every picture first, and leave out those that cannot be.")
+@click.option("--allow-empty", is_flag=True, help="Accept classes without pictures; their indices stay unused.")
+@click.option("--no-metadata", is_flag=True, help="Omit the json of each sample, which names its file.")
+@click.option("--check", is_flag=True, help="Decode every picture first, and leave out those that fail.")
 @click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="That write at once.  [one per core, up to 8]"
+    "--processes", type=click.IntRange(min=1), metavar="N", help="Processes that write.  [one per core, up to 8]"
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
 @json_option
 def command(
     source: str,
@@ -67,25 +67,25 @@ def command(
     """Write the pictures of DIR or LIST as webdataset shards PATTERN, such as shards/train-%06d.tar.
 
     DIR holds a folder for each class, or pictures with captions in .txt files beside them. LIST is a .csv, .tsv or
-    .jsonl with a path and a class, a caption or both in each row, or a file with a path on each line. A sample has the
-    bytes of the picture as they are, its class index as cls, its caption as txt, and as json which file it was.
+    .jsonl with a path and a class, a caption or both in each row, or a file with a path on each line. A sample consists
+    of the unchanged picture, its class index as cls, its caption as txt, and its file name as json.
 
-    The same pictures, options and seed give the same bytes, with any number of processes. What was interrupted goes on
-    when the command is given again. classes.json and sizes.json come last, beside the shards.
+    The same pictures, options and seed give the same bytes, with any number of processes. The same command resumes an
+    interrupted conversion. classes.json and sizes.json are written last, beside the shards.
 
     Exit status: 0 all pictures are in the shards, 3 some were left out.
     """
     from core.process.limits import cores
     from training.run.progress import Counter
     from training.shards.conversion import convert
-    from training.shards.listing import Wish, known_classes, listing_of
+    from training.shards.listing import ListingOptions, known_classes, listing_of
     from training.shards.plan import Layout, Pattern, Plan
 
     named, began = Pattern.parse(pattern), time.monotonic()
     processes = processes or min(8, cores())
-    wish = Wish(classes=known_classes(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
+    options = ListingOptions(classes=known_classes(classes_file, named), no_classes=no_classes, allow_empty=allow_empty)
     with Counter("pictures found", quiet=as_json) as progress:
-        listing = listing_of(source, named, wish, lambda count: progress.add(count, 0))
+        listing = listing_of(source, named, options, lambda count: progress.add(count, 0))
     listing = _usable(listing, check=check, metadata=not no_metadata, processes=processes, quiet=as_json)
     layout = Layout(
         pattern=named,
@@ -110,7 +110,7 @@ def command(
 
 
 def _usable(listing: Listing, *, check: bool, metadata: bool, processes: int, quiet: bool) -> Listing:
-    """The listing without what becomes no sample."""
+    """The listing without pictures that become no sample."""
     from training.run.progress import Counter
     from training.shards.checking import checked, of_a_size
 

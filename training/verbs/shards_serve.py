@@ -1,4 +1,4 @@
-"""`embq shards serve`: shards for other machines."""
+"""`embq shards serve`: serve shards over HTTP."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ DEFAULT_PORT = 8080
     default=DEFAULT_PORT,
     show_default=True,
     metavar="N",
-    help="0 finds a free one.",
+    help="Port; 0 chooses a free one.",
 )
 def command(folder: str, host: str, port: int) -> None:
-    """Let other machines read the shards in DIR and below it over HTTP, until stopped.
+    """Serve the shards in DIR and below it to other machines over HTTP, until stopped.
 
-    Serves .tar and .parquet files, sizes.json and classes.json: to be read, whole or in ranges, and nothing else, and
-    lists no folder. Trainings, `embq run` and webdataset read from there by the expressions that are printed.
+    Serves .tar and .parquet files, sizes.json and classes.json read-only, whole or in ranges, without listings.
+    Trainings, `embq run` and webdataset read them by the expressions that are printed.
 
-    The server knows no users: whoever reaches it may read. It listens on this machine alone unless --host says
-    otherwise.
+    There is no authentication: everyone who reaches the server may read. It listens on the loopback unless --host is
+    given.
     """
     from core.networks import Address, bound
     from core.service.log import Events, configure, is_json

@@ -1,4 +1,4 @@
-"""`embq shards sum`: the shards of a folder as brace expressions."""
+"""`embq shards sum`: contract names of shards to brace expressions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from embq.cli.options import json_option
 @click.argument("shards", nargs=-1, metavar="[SHARDS]...")
 @json_option
 def command(shards: tuple[str, ...], as_json: bool) -> None:
-    """Say many shards as few brace expressions; expanding these gives the names back.
+    """Contract names of shards to few brace expressions, which expand to the same names.
 
-    SHARDS are folders, patterns or expressions, below http(s):// too: each line then has the number of shards, their
-    samples as sizes.json beside them says, and their bytes. A sizes.json that differs from its folder is an error.
-    Without SHARDS, names are read from standard input, one on a line, and only the expressions are printed.
+    SHARDS are folders, patterns or expressions, also below http(s)://. Each line has the number of shards, their
+    samples by sizes.json, and their bytes. A sizes.json that differs from its folder is an error. Without SHARDS, names
+    are read from standard input, one per line, and only the expressions are printed.
     """
-    from training.shards.shard_set import account, named_on, printed
+    from training.shards.shard_set import named_on, printed, summarized
 
     if not shards:
         if sys.stdin.isatty():
@@ -30,7 +30,7 @@ def command(shards: tuple[str, ...], as_json: bool) -> None:
         expressions = named_on(sys.stdin)
         click.echo(json.dumps({"schema": 1, "expressions": expressions}) if as_json else "\n".join(expressions))
         return
-    found = account(shards)
+    found = summarized(shards)
     if not as_json:
         click.echo("\n".join(printed(found)))
         return

@@ -1,4 +1,4 @@
-"""`embq shards verify`: are the shards what they have to be?"""
+"""`embq shards verify`: verify shards."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SHOWN = 20
 
 @click.command("verify", epilog="Example: embq shards verify ./shards --decode")
 @click.argument("shards", nargs=-1, required=True, metavar="SHARDS...")
-@click.option("--decode", is_flag=True, help="Decode every image to its end as well.")
-@click.option("--allow-missing", is_flag=True, help="Some samples may lack the class or the caption that others have.")
-@click.option("--write-sizes", is_flag=True, help="Count samples for sizes.json, and write it beside the shards.")
+@click.option("--decode", is_flag=True, help="Also decode every image completely.")
+@click.option("--allow-missing", is_flag=True, help="Accept samples without the class or the caption that others have.")
+@click.option("--write-sizes", is_flag=True, help="Count the samples, and write sizes.json beside the shards.")
 @click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="That read at once.  [one per core, up to 8]"
+    "--processes", type=click.IntRange(min=1), metavar="N", help="Processes that read.  [one per core, up to 8]"
 )
 @json_option
 def command(
@@ -37,20 +37,21 @@ def command(
     processes: int | None,
     as_json: bool,
 ) -> int:
-    """Read shards from their first byte to their last, and check what is in them.
+    """Read shards completely, and check their content.
 
-    SHARDS are folders, patterns or expressions, below http(s):// too. Checks that each shard is a whole archive, that
-    its members stand together by key and none occurs twice, that each sample has an image, and the class and the
-    caption that others have, that captions and metadata can be read, and that sizes.json and classes.json beside the
-    shards agree.
+    SHARDS are folders, patterns or expressions, also below http(s)://. Each shard has to be a complete archive whose
+    members are grouped by key, without duplicates. Each sample needs an image, readable captions and metadata, and the
+    class and the caption that others have. sizes.json and classes.json beside the shards have to agree.
 
-    Exit status: 0 nothing is wrong, 65 something is.
+    Exit status: 0 no violations, 65 violations.
     """
     from core.process.limits import cores
     from training.run.progress import Counter
     from training.shards import verification
 
-    wish = verification.Wish(decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores()))
+    options = verification.VerifyOptions(
+        decode=decode, allow_missing=allow_missing, processes=processes or min(8, cores())
+    )
     began = time.monotonic()
     with Counter("shards", quiet=as_json) as progress:
 
@@ -58,7 +59,7 @@ def command(
             progress.expect(total)
             progress.add(1, one.bytes)
 
-        report = (verification.write_sizes if write_sizes else verification.verify)(shards, wish, read)
+        report = (verification.write_sizes if write_sizes else verification.verify)(shards, options, read)
     if as_json:
         click.echo(json.dumps({"schema": 1, "ok": report.ok, **asdict(report)}))
     else:

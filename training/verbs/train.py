@@ -1,4 +1,4 @@
-"""`embq train`: models from shards, and from their checkpoints models that the workers load."""
+"""`embq train`: train models on shards, and export them for the workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from embq.cli.lazy_group import LazyGroup
 
 LATER = {
     "classify": ("training.verbs.classify", "Train a classifier of timm or torchvision on shards."),
-    "openclip": ("training.verbs.openclip", "Train an OpenCLIP model, by open_clip's own entry point."),
+    "openclip": ("training.verbs.openclip", "Train an OpenCLIP model with open_clip's own training."),
     "export": ("training.verbs.export", "Write a checkpoint as a folder that the workers load."),
 }
 
@@ -20,4 +20,4 @@ LATER = {
     epilog="Example: embq train classify shards --validation val-shards --out resnet18",
 )
 def command() -> None:
-    """Train on the shards that are embedded, and embed with what was trained."""
+    """Train models on shards, and export them to embed with."""
