@@ -1,4 +1,4 @@
-"""embq: embeddings of images and texts through a queue, on whatever GPUs there are."""
+"""embq: queue-based embedding of images and texts on any number of GPUs."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def search(
         index: folder of an index, of one of its versions, the output folder of a run, or the URL of an `embq serve`.
         image: an encoded image, or the path of its file.
         vector: numbers of shape (d,), as an array or a list, or the path of a .npy or JSON file.
-        id: of a row, which is itself no answer.
+        id: of a row, which is excluded from its own results.
         name: which index of a server, where it serves several.
         output: which of the vectors of a run, where several are indexed.
-        nprobe: lists of the index that are looked at; None for what its tuning chose.
-        refine: False leaves out the second look at the best rows by their full vectors.
-        prompt, prompt_text: what stands before the text, by the name that the model has for it, or itself.
-        model: spec of the model where it is not where the run had it; it must be the same model.
+        nprobe: inverted lists to search; None for the tuned number.
+        refine: False skips re-ranking by full vectors.
+        prompt, prompt_text: the prompt before the text: its name in the model, or the prompt itself.
+        model: spec of the model, where it is not where the run had it; it must be the same model.
 
     Exactly one of text, image, vector and id is given. Raises `core.errors.EmbqError` with a code and a next step.
     """
     # Here, because `import embq` must stay light.
     from core.errors import UsageError
-    from embq.searching.query import Question, path_of
-    from embq.searching.remote import ask_server, is_server
+    from embq.searching.query import Query, path_of
+    from embq.searching.remote import is_server, search_remote
 
-    question = Question(
+    query = Query(
         text=text,
         image=image if isinstance(image, bytes) else path_of(image),
         vector=path_of(vector) or vector,
@@ -64,11 +64,14 @@ def search(
         model=model,
     )
     if is_server(index):
-        return ask_server(str(index), question, name=name, output=output).results
+        return search_remote(str(index), query, name=name, output=output).results
     if name is not None:
-        raise UsageError("`name` is of an index of a server", next_step="give the URL of the server as `index`")
-    from embq.searching.local import ask
+        raise UsageError(
+            "`name` selects an index of a server, and `index` is a folder",
+            next_step="give the URL of the server as `index`",
+        )
+    from embq.searching.local import search_local
 
     folder = path_of(index)
     assert folder is not None
-    return ask(folder, question, output=output).results
+    return search_local(folder, query, output=output).results

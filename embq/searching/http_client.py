@@ -1,4 +1,4 @@
-"""JSON from an `embq serve` over http or https, with every way in which that fails said for a person."""
+"""JSON requests to an `embq serve` over http or https, with an error for each way in which they fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_PORT = 1234
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is.
+    """Address of a server.
 
     Attributes:
         url: http:// or https://, with a path where a proxy has one, without a slash at the end.
@@ -35,14 +35,14 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Of what a user gives; UsageError where it is no such URL."""
+        """Parse what a user gives; UsageError where it is not such a URL."""
         try:
             parts = urlsplit(url)
             usable = bool(parts.hostname) and (parts.port is None or parts.port > 0)
         except ValueError:
             usable = False
         if not usable or parts.query or parts.fragment:
-            raise UsageError(f"{url[:200]!r} is no address of a server", next_step="such as http://localhost:1234")
+            raise UsageError(f"{url[:200]!r} is not the address of a server", next_step="such as http://localhost:1234")
         if parts.username is not None:
             raise UsageError(
                 "a user or password in a URL can be read in the list of processes, and embq serve knows neither",
@@ -55,14 +55,14 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this machine, or a tunnel that begins here."""
+        """Whether it is this machine, or a tunnel that starts here."""
         host = urlsplit(self.url).hostname or ""
         try:
             return host == "localhost" or ipaddress.ip_address(host).is_loopback
         except ValueError:
             return False
 
-    def away(self, why: str) -> ServerError:
+    def unreachable(self, why: str) -> ServerError:
         """The error where nothing answers."""
         parts = urlsplit(self.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -74,11 +74,11 @@ class Address:
             step = f"`embq serve` listens on its own machine alone: {tunnel}, then ask http://localhost:{DEFAULT_PORT}"
         return ServerError(f"no embq serve answers at {self}: {why}", next_step=step)
 
-    def other(self, why: str) -> ServerError:
+    def not_embq(self, why: str) -> ServerError:
         """The error where something else answers."""
         return ServerError(
-            f"what answers at {self} is no embq serve: {why}",
-            next_step="look at the address and the port; embq serve prints its own when it starts",
+            f"the server at {self} is not an embq serve: {why}",
+            next_step="check the address and the port; embq serve prints its own when it starts",
             code="other_server",
         )
 
@@ -90,15 +90,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def answered(address: Address, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> dict[str, Any]:
+def fetch_json(address: Address, path: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> dict[str, Any]:
     """The JSON object that a server answers; GET, or POST where there is a body.
 
-    Raises ServerError where none answers, or something else than embq does; what the server itself refuses is raised
-    with its code and its next step.
+    Raises ServerError where no server answers or it is not embq; an error of the server is raised with its code and
+    next step.
     """
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address.url + path, data, {"Content-Type": "application/json"} if data else {})
-    # A proxy for the world outside knows nothing of the end of a tunnel.
+    # A proxy does not know the end of a tunnel.
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     handlers += [urllib.request.ProxyHandler({})] if address.is_loopback else []
     try:
@@ -108,7 +108,7 @@ def answered(address: Address, path: str, body: Mapping[str, Any] | None, *, tim
         with error:
             raise _refused(address, error.code, error.read(2**20)) from error
     except TimeoutError as error:
-        raise address.away(f"no answer within {timeout_s:g} s") from error
+        raise address.unreachable(f"no answer within {timeout_s:g} s") from error
     except (urllib.error.URLError, OSError, HTTPException, UnicodeError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise _unreachable(address, reason, timeout_s) from error
@@ -122,35 +122,35 @@ def _unreachable(address: Address, reason: object, timeout_s: float) -> ServerEr
             code="untrusted_server",
         )
     if isinstance(reason, ssl.SSLError):
-        return address.other("it speaks no TLS; embq serve is http://, unless a proxy stands before it")
+        return address.not_embq("it does not speak TLS; embq serve is http://, unless a proxy terminates TLS")
     if isinstance(reason, TimeoutError):
-        return address.away(f"no answer within {timeout_s:g} s")
-    return address.away(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__)
+        return address.unreachable(f"no answer within {timeout_s:g} s")
+    return address.unreachable(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__)
 
 
 def _object(address: Address, data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise address.other("it does not answer in JSON") from error
+        raise address.not_embq("it does not answer in JSON") from error
     if not isinstance(found, dict):
-        raise address.other("its answer is no JSON object")
+        raise address.not_embq("its answer is not a JSON object")
     return found
 
 
 def _refused(address: Address, status: int, data: bytes) -> EmbqError:
-    """The error of an answer that is none, in the server's own words where it has them."""
+    """The error of an HTTP error response, with the message of the server where it has one."""
     try:
-        said = json.loads(data)
-        code, message, step = (_plain(said[name]) for name in ("code", "message", "next"))
+        fields = json.loads(data)
+        code, message, step = (_plain(fields[name]) for name in ("code", "message", "next"))
     except (ValueError, RecursionError, KeyError, TypeError):
-        return address.other(f"it answers with HTTP {status}")
+        return address.not_embq(f"it answers with HTTP {status}")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", code):
-        return address.other(f"it answers with HTTP {status}")
+        return address.not_embq(f"it answers with HTTP {status}")
     kind = InputError if 400 <= status < 500 else TryLaterError if status == 503 else ServerError
     return kind(f"{address}: {message}", next_step=step, code=code)
 
 
 def _plain(text: str) -> str:
-    """A text of a server as a terminal may see it: one line, printable, of some length."""
+    """A text of a server made safe for a terminal: one printable line of limited length."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:500]

@@ -1,17 +1,16 @@
-"""Asking an index of this machine one question: what `embq search` and `embq.search` do."""
+"""`embq search` and `embq.search` on an index of this machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from core.errors import InputError, SampleError
-from embq.searching.query import IDENTITY, Answer, Question, Result, not_embedded, read_image
-from embq.searching.vectors import checked_vector, first_vector, read_vector
+from embq.searching.query import IDENTITY, Answer, Query, Result, not_embedded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,40 +19,47 @@ if TYPE_CHECKING:
     from indexer.searcher import Searcher
 
 
-def ask(
-    index: Path, question: Question, *, output: str | None = None, on_load: Callable[[str], None] | None = None
+def search_local(
+    index: Path, query: Query, *, output: str | None = None, on_load: Callable[[str], None] | None = None
 ) -> Answer:
-    """Ask the current version of an index.
+    """Search the current version of an index.
 
     Args:
-        index: its folder, a version in it, which is asked then, or the output folder of a run.
-        output: which of a run's vectors, where it has several indices.
+        index: its folder, one of its versions, or the output folder of a run.
+        output: which of a run's vectors, where it has several indexes.
         on_load: called with a model's spec before it is loaded, where that takes long.
 
-    Raises UsageError for a question that is none, InputError for one that cannot be answered and where there is no
-    index, ModelError where the query cannot be embedded, OutputError where the index is damaged.
+    Raises UsageError for an invalid query, InputError for one that cannot be answered and where there is no index,
+    ModelError where the query cannot be embedded, OutputError where the index is damaged.
     """
-    question.check()
-    clock = _Clock()
-    vector = read_vector(question.vector) if isinstance(question.vector, Path) else question.vector
-    image = read_image(question.image) if isinstance(question.image, Path) else question.image
+    query = query.loaded()
+    timing: dict[str, float] = {}
+    since = time.perf_counter()
+
+    def lap(name: str, per_s: int = 1000) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        timing[name] = round((now - since) * per_s, 3)
+        since = now
+
     searcher = open_index(index, output)
     try:
-        embedder = _embedder(searcher, question, on_load)
-        clock.lap("load_s", per_s=1)
-        query = _query(searcher, question, vector, image, embedder)
-        clock.lap("embed_ms")
-        found = searcher.search(query[None], _wanted(question), nprobe=question.nprobe, refine=question.refine)
-        clock.lap("search_ms")
-        results = results_of(found.ids[0], found.scores[0], searcher.rows, k=question.k, but=question.id)
-        clock.lap("rows_ms")
+        embedder = _embedder(searcher, query, on_load)
+        lap("load_s", per_s=1)
+        vector = _query_vector(searcher, query, embedder)
+        lap("embed_ms")
+        wanted = query.k + (query.id is not None)
+        found = searcher.search(vector[None], wanted, nprobe=query.nprobe, refine=query.refine)
+        lap("search_ms")
+        results = results_of(found.ids[0], found.scores[0], searcher.rows, k=query.k, excluded=query.id)
+        lap("rows_ms")
     finally:
         searcher.close()
-    return Answer(results=results, timing=clock.laps)
+    return Answer(results=results, timing=timing)
 
 
 def open_index(index: Path, output: str | None) -> Searcher:
-    """What a path names, mapped into memory: of an index no more is read than a question looks at."""
+    """Open an index memory-mapped: only what a query touches is read."""
     from indexer.index_files.version import RECORD, resolve_index
     from indexer.searcher import Searcher
 
@@ -62,9 +68,9 @@ def open_index(index: Path, output: str | None) -> Searcher:
     return Searcher.open(folder, memory="mmap", version=version)
 
 
-def _embedder(searcher: Searcher, question: Question, on_load: Callable[[str], None] | None) -> QueryEmbedder | None:
-    """What embeds the question, loaded; None where it is a vector already."""
-    if question.text is None and question.image is None:
+def _embedder(searcher: Searcher, query: Query, on_load: Callable[[str], None] | None) -> QueryEmbedder | None:
+    """The loaded model for a text or an image; None for other queries."""
+    if query.text is None and query.image is None:
         return None
     from embq.searching.embedding import QueryEmbedder
 
@@ -73,51 +79,77 @@ def _embedder(searcher: Searcher, question: Question, on_load: Callable[[str], N
         collection.model,
         collection.rows_spec,
         collection.fingerprint,
-        prompt=question.prompt,
-        prompt_text=question.prompt_text,
-        spec=question.model,
+        prompt=query.prompt,
+        prompt_text=query.prompt_text,
+        spec=query.model,
         on_load=on_load,
     )
-    embedder.load("text" if question.text is not None else "image")
+    embedder.load("text" if query.text is not None else "image")
     return embedder
 
 
-def _query(
-    searcher: Searcher,
-    question: Question,
-    vector: Any,
-    image: bytes | None,
-    embedder: QueryEmbedder | None,
-) -> np.ndarray:
+def _query_vector(searcher: Searcher, query: Query, embedder: QueryEmbedder | None) -> np.ndarray:
     """float32 (dim,)."""
     plan = searcher.version.plan
-    if question.id is not None:
-        if not 0 <= question.id < searcher.version.next_id:
+    if query.id is not None:
+        if not 0 <= query.id < searcher.version.next_id:
             raise InputError(
-                f"the index has no row {question.id}: its ids go from 0 to {searcher.version.next_id - 1}",
+                f"the index has no row {query.id}: its ids go from 0 to {searcher.version.next_id - 1}",
                 code="no_such_id",
             )
-        asked = searcher.vector_of(question.id)
-    elif vector is not None:
-        try:
-            asked = first_vector(np.asarray(vector))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the query is no vector: {error}", code="bad_query") from error
+        vector = searcher.vector_of(query.id)
+    elif embedder is None:
+        vector = np.array(query.vector, np.float64)
     else:
-        assert embedder is not None
         try:
-            asked = embedder.image(image) if image is not None else embedder.text(question.text or "")
+            vector = embed_query(embedder, query)
         except SampleError as error:
             raise not_embedded(error) from error
-    return checked_vector(asked, plan.dim, plan.metric)
+    return checked_vector(vector, plan.dim, plan.metric)
 
 
-def _wanted(question: Question) -> int:
-    return question.k + (question.id is not None)
+def embed_query(model: QueryEmbedder, query: Query) -> np.ndarray:
+    """The vector of a text or an image, float32 (d,)."""
+    if query.text is not None:
+        return model.text(query.text)
+    assert isinstance(query.image, bytes)
+    return model.image(query.image)
+
+
+def checked_vector(vector: np.ndarray, dim: int, metric: str) -> np.ndarray:
+    """A query vector as the index expects it, float32 (dim,); of length 1 for metric cosine.
+
+    Raises InputError `wrong_dimension`, and `bad_query` where a number is not finite or all are zero.
+    """
+    if vector.shape != (dim,):
+        raise InputError(
+            f"the index holds vectors of {dim} numbers, the query has {vector.shape[-1] if vector.ndim else 0}",
+            next_step="embed the query with the model of the index",
+            code="wrong_dimension",
+        )
+    # In float64: the length of a vector of large float32 numbers is finite there.
+    whole = vector.astype(np.float64)
+    with np.errstate(over="ignore"):
+        in_range = np.isfinite(whole.astype(np.float32)).all()
+    if not in_range:
+        raise InputError("the query has numbers that are not finite", code="bad_query")
+    length = float(np.linalg.norm(whole))
+    if length == 0.0 and metric != "l2":
+        raise InputError(
+            "all numbers of the query are zero: it has no direction",
+            next_step="give a vector that the model of the index has made",
+            code="bad_query",
+        )
+    return np.asarray(whole / length if metric == "cosine" else whole, dtype=np.float32)
 
 
 def results_of(
-    ids: np.ndarray, scores: np.ndarray, rows_of: Callable[[np.ndarray], pa.Table], *, k: int, but: int | None = None
+    ids: np.ndarray,
+    scores: np.ndarray,
+    rows_of: Callable[[np.ndarray], pa.Table],
+    *,
+    k: int,
+    excluded: int | None = None,
 ) -> list[Result]:
     """The neighbours of one query with their rows, best first.
 
@@ -125,9 +157,10 @@ def results_of(
         ids, scores: of the neighbours, int64 and float32 (n,), best first; an id of -1 is none.
         rows_of: the rows with some ids, int64 (n,), in their order.
         k: at most so many.
-        but: a row that is left out, for one that is asked for its neighbours is its own nearest.
+        excluded: id of a row that is left out: a row is its own nearest neighbour.
     """
-    kept = [(int(id_), float(score)) for id_, score in zip(ids, scores, strict=True) if id_ >= 0 and id_ != but][:k]
+    kept = [(int(id_), float(score)) for id_, score in zip(ids, scores, strict=True) if id_ >= 0 and id_ != excluded]
+    kept = kept[:k]
     rows = rows_of(np.array([id_ for id_, _ in kept], np.int64)).to_pylist()
     return [
         Result(
@@ -141,16 +174,3 @@ def results_of(
         )
         for rank, ((id_, score), row) in enumerate(zip(kept, rows, strict=True), start=1)
     ]
-
-
-class _Clock:
-    """Seconds between laps."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, name: str, *, per_s: int = 1000) -> None:
-        now = time.perf_counter()
-        self.laps[name] = round((now - self._since) * per_s, 3)
-        self._since = now

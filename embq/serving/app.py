@@ -1,13 +1,15 @@
-"""The routes, and what a request and an answer look like on the wire."""
+"""The ASGI application of `embq serve`: assembly, routes, request bodies and responses."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.applications import Starlette
@@ -18,53 +20,133 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from core.errors import EmbqError
+from core.errors import EmbqError, InputError
 from core.service.log import Events
-from embq.serving.http_errors import Refusal, status_of, told
-from embq.serving.index_discovery import Following, Watcher
+from embq.searching.query import Query
+from embq.serving.http_errors import HttpError, response_of
+from embq.serving.index_discovery import IndexWatcher, Named, named_indices
 from embq.serving.indices import Indices
 from embq.serving.metrics import CONTENT_TYPE, Metrics
-from embq.serving.middleware import Door, DoorRules
-from embq.serving.query_models import Models
-from embq.serving.requests import knn_request, rows_request, search_request
-from embq.serving.search import SCHEMA, Answer, Knn, Searches
-from embq.serving.served_index import ServedIndex
+from embq.serving.middleware import AccessMiddleware, AccessRules
+from embq.serving.query_models import QueryModels
+from embq.serving.requests import KnnRequest, RowsRequest
+from embq.serving.search import SCHEMA, KnnAnswer, Search
+from embq.serving.served_index import ServedIndex, VersionInfo, collection_rows, open_version
+
+if TYPE_CHECKING:
+    from embq.searching.embedding import QueryEmbedder
 
 MOST_BODY = 14 * 2**20
-"""An image of 10 MB in base64, and what stands around it."""
+"""Bytes: an image of 10 MB in base64, and the JSON around it."""
 
 BODY_S = 30.0
-"""A body that takes longer than this to arrive holds a place for nothing."""
+"""Time limit for a body to arrive; a slower one keeps others from being answered."""
 
 _log = Events("serve")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Service:
-    """What the routes do.
+def application(
+    folders: Sequence[str],
+    names: Sequence[str],
+    *,
+    follow: bool,
+    memory: str,
+    threads: int,
+    with_models: bool,
+    image_urls: bool,
+    rules: AccessRules,
+) -> Starlette:
+    """The ASGI application over indexes, all of which are open; models are loaded once it runs.
 
     Args:
-        following: what is followed; None where nothing is.
-        embq: version of embq, for /health.
+        folders: of indexes, or of runs with indexes.
+        names: NAME=FOLDER.
+        follow: whether `folders` hold indexes at any depth, and are watched for new ones.
+        memory: "ram" or "mmap".
+        threads: of one search.
+
+    Raises what `named_indices` and opening an index raise; InputError where a folder to follow does not exist.
     """
+    followed = [_existing(folder) for folder in folders] if follow else []
+    found = [] if followed and not names else named_indices(() if follow else folders, names)
+    opener = partial(open_version, memory=memory, threads=threads)
+
+    def opened(one: Named) -> ServedIndex:
+        return ServedIndex(
+            name=one.name, modality=one.modality, path=one.path, opener=opener, count_rows=collection_rows
+        )
+
+    metrics = Metrics()
+    models = QueryModels(
+        _load_model if with_models else None,
+        on_ready=lambda model: metrics.gauge("embq_model_ready").labels(model).set(1),
+    )
+    indices = Indices([opened(one) for one in found])
+    watcher = IndexWatcher(indices, followed, opened=opened, models=models, metrics=metrics)
+    search = Search(indices, models, metrics, image_urls=image_urls)
+    routes = Routes(search, indices, models, watcher, metrics).all()
+    middleware = [
+        Middleware(AccessMiddleware, rules=rules, metrics=metrics, routes=frozenset(route.path for route in routes)),
+    ]
+    if rules.origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=sorted(rules.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Content-Type"],
+            expose_headers=["X-Embq-Not-Applied", "X-Embq-Index-Version", "Server-Timing"],
+        )
+        middleware.append(cors)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        for index in indices.all:
+            models.want(index.version)
+        watcher.start()
+        yield
+        # In threads: a model may still be loading.
+        await anyio.to_thread.run_sync(watcher.stop)
+        await anyio.to_thread.run_sync(models.close)
+        for index in indices.all:
+            index.close()
+
+    return Starlette(
+        routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers={HTTPException: _no_such_route}
+    )
+
+
+def _existing(given: str) -> Path:
+    folder = Path(given).resolve()
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no folder {folder} to follow", next_step="make it; it may be empty", code="no_index"
+        )
+    return folder
+
+
+def _load_model(version: VersionInfo) -> QueryEmbedder:
+    """The model of a version, loaded for every kind of query that it embeds."""
+    from embq.searching.embedding import QueryEmbedder
+
+    assert version.recipe is not None
+    embedder = QueryEmbedder.open(version.recipe.model, version.recipe.rows, version.fingerprint)
+    for modality in embedder.modalities:
+        embedder.load(modality)
+    return embedder
+
+
+class Routes:
+    """The endpoints."""
 
     def __init__(
-        self,
-        *,
-        knn: Knn,
-        searches: Searches,
-        indices: Indices,
-        models: Models,
-        metrics: Metrics,
-        following: Following | None,
-        embq: str,
+        self, search: Search, indices: Indices, models: QueryModels, watcher: IndexWatcher, metrics: Metrics
     ) -> None:
-        self._knn, self._searches, self._indices = knn, searches, indices
-        self._models, self._metrics, self._following = models, metrics, following
-        self._embq = embq
+        self._search, self._indices, self._models = search, indices, models
+        self._watcher, self._metrics = watcher, metrics
 
-    def routes(self) -> list[Route]:
+    def all(self) -> list[Route]:
         """Each path with its method."""
         get: dict[str, Endpoint] = {
             "/indices-list": self.indices_list,
@@ -78,43 +160,41 @@ class Service:
             "/search": self.search,
         }
         return [
-            *(Route(path, answering(endpoint), methods=["POST"]) for path, endpoint in post.items()),
-            *(Route(path, answering(endpoint), methods=["GET"]) for path, endpoint in get.items()),
+            *(Route(path, _answering(endpoint), methods=["POST"]) for path, endpoint in post.items()),
+            *(Route(path, _answering(endpoint), methods=["GET"]) for path, endpoint in get.items()),
         ]
 
     async def knn_service(self, request: Request) -> Response:
-        """The nearest rows to a query."""
-        asked = knn_request(await _body(request))
-        return await _answered(await self._knn.nearest(asked))
-
-    async def search(self, request: Request) -> Response:
-        """What `embq search` asks."""
-        answer = await self._searches.answer(search_request(await _body(request)))
-        return await anyio.to_thread.run_sync(_json, answer)
+        """The rows nearest to a query, for clients of clip-retrieval."""
+        return await _knn_response(await self._search.knn(KnnRequest.from_json(await _body(request))))
 
     async def metadata(self, request: Request) -> Response:
         """The columns of rows."""
-        return await _answered(await self._knn.rows(rows_request(await _body(request))))
+        return await _knn_response(await self._search.rows(RowsRequest.from_json(await _body(request))))
+
+    async def search(self, request: Request) -> Response:
+        """The results of a query, for `embq search`."""
+        answer = await self._search.search(Query.from_json(await _body(request)))
+        return await anyio.to_thread.run_sync(_json, answer)
 
     async def indices_list(self, request: Request) -> Response:
-        """The names of the indices."""
+        """The names of the indexes."""
         return _json(self._indices.names)
 
     async def health(self, request: Request) -> Response:
         """What is served, and whether queries can be embedded yet."""
-        said: dict[str, Any] = {"status": "ok", "embq": self._embq, "search": SCHEMA}
-        said["indices"] = [self._state(index) for index in self._indices.all]
-        if self._following is not None:
-            failed = self._following.failed.values()
-            said["not_taken_up"] = [{"name": name, "why": why} for name, why in failed]
-        return _json(said)
+        health: dict[str, Any] = {"status": "ok", "embq": version_of("embq"), "search": SCHEMA}
+        health["indices"] = [self._state(index) for index in self._indices.all]
+        if self._watcher.follows:
+            health["not_taken_up"] = [{"name": name, "why": why} for name, why in self._watcher.failed.values()]
+        return _json(health)
 
     async def exposition(self, request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE)
 
     async def summary(self, request: Request) -> Response:
-        """For a person."""
+        """Metrics as a table."""
         return PlainTextResponse(self._metrics.summary())
 
     def _state(self, index: ServedIndex) -> dict[str, Any]:
@@ -137,114 +217,74 @@ class Service:
         }
 
 
-def application(
-    *, service: Service, models: Models, indices: Indices, watcher: Watcher, metrics: Metrics, rules: DoorRules
-) -> Starlette:
-    """The ASGI application; it begins to load models when it starts, and closes models and indices when it ends."""
-    routes = service.routes()
-    middleware = [
-        Middleware(Door, rules=rules, metrics=metrics, routes=frozenset(route.path for route in routes)),
-    ]
-    if rules.origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=sorted(rules.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Content-Type"],
-            expose_headers=["X-Embq-Not-Applied", "X-Embq-Index-Version", "Server-Timing"],
-        )
-        middleware.append(cors)
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        for index in indices.all:
-            models.want(index.version)
-        watcher.start()
-        yield
-        # In threads: a model may be in the middle of its loading.
-        await anyio.to_thread.run_sync(watcher.stop)
-        await anyio.to_thread.run_sync(models.close)
-        for index in indices.all:
-            index.close()
-
-    return Starlette(
-        routes=routes, middleware=middleware, lifespan=lifespan, exception_handlers={HTTPException: _no_such_route}
-    )
-
-
-def answering(endpoint: Endpoint) -> Endpoint:
-    """An endpoint whose every error is an answer."""
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """An endpoint whose errors are JSON responses."""
 
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
         except ClientDisconnect:
-            return Response(status_code=400)  # which nobody reads
+            return Response(status_code=400)  # not read by anyone
         except EmbqError as error:
-            retry_after_s = error.retry_after_s if isinstance(error, Refusal) else 0
-            headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
-            return _json(told(error), status_of(error), headers)
-        except Exception:  # noqa: BLE001 - the boundary to who asks
+            return _json(*response_of(error))
+        except Exception:  # noqa: BLE001 - the boundary to the client
             _log.bug("bug", route=request.url.path)
-            return _json(
-                {
-                    "code": "bug",
-                    "message": "embq has a bug; its log holds the details",
-                    "next": "report it with those lines of the log",
-                },
-                500,
+            bug = EmbqError(
+                "embq has a bug; its log holds the details", next_step="report it with those lines of the log"
             )
+            return _json(*response_of(bug))
 
     return answer
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
-    refusal = Refusal(
+    refusal = HttpError(
         f"there is no {request.method} {request.url.path[:100]} here",
         code="no_such_route",
         next_step="POST /search, /knn-service or /metadata; GET /indices-list, /health, /metrics or /metrics-summary",
         status=error.status_code if isinstance(error, HTTPException) else 404,
     )
-    return _json(told(refusal), refusal.status, dict(getattr(error, "headers", None) or {}))
+    body, status, _ = response_of(refusal)
+    return _json(body, status, dict(getattr(error, "headers", None) or {}))
 
 
 async def _body(request: Request) -> object:
-    """The JSON of a body, whatever its type is said to be: clip-retrieval's client and page do not say."""
+    """The JSON of a body, whatever its content type: clip-retrieval's client and page send none."""
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 found += chunk
                 if len(found) > MOST_BODY:
-                    raise Refusal(
+                    raise HttpError(
                         f"the body has more than {MOST_BODY:,} bytes",
                         code="too_large",
                         next_step="make the image smaller: models look at a few hundred pixels of it",
                         status=413,
                     )
     except TimeoutError as error:
-        raise Refusal(
+        raise HttpError(
             f"the body did not arrive within {BODY_S:g} s", code="too_slow", next_step="send it again", status=408
         ) from error
     try:
         return await anyio.to_thread.run_sync(partial(json.loads, bytes(found), parse_constant=_no_constant))
     except (ValueError, RecursionError) as error:
-        raise Refusal(
+        raise HttpError(
             f"the body is not JSON: {error}", code="bad_json", next_step='send an object, such as {"text": "a red car"}'
         ) from error
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number of JSON")
 
 
-async def _answered(answer: Answer) -> Response:
+async def _knn_response(answer: KnnAnswer) -> Response:
     headers = {"X-Embq-Index-Version": answer.version}
     if answer.not_applied:
         headers["X-Embq-Not-Applied"] = ", ".join(answer.not_applied)
     if answer.server_timing:
         headers["Server-Timing"] = answer.server_timing
-    # In a thread: thousands of rows take as long as a search.
+    # In a thread: encoding thousands of rows takes as long as a search.
     return await anyio.to_thread.run_sync(_json, answer.results, 200, headers)
 
 

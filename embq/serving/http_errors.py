@@ -1,16 +1,19 @@
-"""Why a request gets no answer, as JSON: a stable code, what is wrong, what to do next."""
+"""Errors of requests: the HTTP status of each, and the JSON body with code, message and next step."""
 
 from __future__ import annotations
 
 from core.errors import BrokerError, DeviceError, DeviceFullError, EmbqError, InputError, ModelError, UsageError
 
+STATUS_OF_CODE = {"other_modality": 400, "too_long": 413, "too_many": 413}
+"""Where the code decides, not the class."""
 
-class Refusal(InputError):
-    """A request that cannot be answered.
+
+class HttpError(InputError):
+    """A request that is answered with an HTTP error.
 
     Args:
-        status: the HTTP status that says who has to act: 4xx who asks, 503 nobody but time.
-        retry_after_s: for 503: when it may be otherwise.
+        status: 4xx where the client has to act, 503 where waiting helps.
+        retry_after_s: for 503: when to try again.
     """
 
     default_code = "bad_request"
@@ -24,16 +27,18 @@ class Refusal(InputError):
 
 
 def status_of(error: EmbqError) -> int:
-    """The HTTP status of an error: 400 where the query is to blame, 503 where the device or the model is."""
-    if isinstance(error, Refusal):
+    """The HTTP status of an error: 400 for the query, 503 for the device or the model."""
+    if isinstance(error, HttpError):
         return error.status
-    if error.code == "other_modality":
-        return 400
+    if error.code in STATUS_OF_CODE:
+        return STATUS_OF_CODE[error.code]
     if isinstance(error, DeviceError | DeviceFullError | ModelError | BrokerError):
         return 503
     return 400 if isinstance(error, InputError | UsageError) else 500
 
 
-def told(error: EmbqError) -> dict[str, str]:
-    """The body of the answer."""
-    return {"code": error.code, "message": error.message, "next": error.next_step}
+def response_of(error: EmbqError) -> tuple[dict[str, str], int, dict[str, str]]:
+    """Body, status and headers of the response to an error."""
+    retry_after_s = error.retry_after_s if isinstance(error, HttpError) else 0
+    body = {"code": error.code, "message": error.message, "next": error.next_step}
+    return body, status_of(error), {"Retry-After": str(retry_after_s)} if retry_after_s else {}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from urllib.parse import urljoin, urlsplit
 
 from core.networks import is_public
-from embq.serving.http_errors import Refusal
+from embq.serving.http_errors import HttpError
 
 MOST_BYTES = 10_000_000
 MOST_SECONDS = 10.0
@@ -35,7 +35,7 @@ def fetch_image(
         context: which certificates are believed; the system's by default.
 
     Raises:
-        Refusal: `image_url_refused` where it may not be fetched, `image_url_failed` where it cannot.
+        HttpError: `image_url_refused` where it may not be fetched, `image_url_failed` where it cannot.
     """
     context = context or ssl.create_default_context()
     end = time.monotonic() + MOST_SECONDS
@@ -127,8 +127,8 @@ def _left(end: float) -> float:
     return max(left, 0.01)
 
 
-def _refused(why: str) -> Refusal:
-    return Refusal(
+def _refused(why: str) -> HttpError:
+    return HttpError(
         f"the image at image_url is not fetched: {why}",
         code="image_url_refused",
         next_step="send the image itself, in base64, as `image`",
@@ -136,8 +136,8 @@ def _refused(why: str) -> Refusal:
     )
 
 
-def _failed(why: str) -> Refusal:
-    return Refusal(
+def _failed(why: str) -> HttpError:
+    return HttpError(
         f"the image at image_url cannot be fetched: {why}",
         code="image_url_failed",
         next_step="send the image itself, in base64, as `image`",

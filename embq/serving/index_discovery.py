@@ -1,4 +1,8 @@
-"""Folders below which every index is served: those that are there, and those that are published later."""
+"""Which indexes are served and under which names, and a thread that takes up new versions and new indexes.
+
+Names come from the command line (`named_indices`), or, for a folder that is followed, from the path of each index below
+it (`followed_name`).
+"""
 
 from __future__ import annotations
 
@@ -14,113 +18,31 @@ from core.service.log import Events
 from core.storage.paths import refuse_unnameable
 from embq.serving.indices import Indices
 from embq.serving.metrics import Metrics
-from embq.serving.query_models import Models
-from embq.serving.served_index import ServedIndex
-
-
-class Changes:
-    """Called by who notices: `watching` of versions, `following` of whole indices."""
-
-    def __init__(self, metrics: Metrics, models: Models) -> None:
-        self._metrics, self._models = metrics, models
-
-    def opened(self, index: ServedIndex) -> None:
-        """An index is served in a version. Its model is left to the start of the application."""
-        version = index.version
-        self._metrics.gauge("embq_index_rows").labels(index.name, index.modality).set(version.rows)
-        info = self._metrics.gauge("embq_index_info")
-        info.remove_by_labels({"index": index.name, "modality": index.modality})
-        info.labels(index.name, index.modality, version.name).set(1)
-
-    def appeared(self, index: ServedIndex) -> None:
-        """An index is there that was not, while others are served."""
-        self.opened(index)
-        self._models.want(index.version)
-
-    def taken_up(self, index: ServedIndex, result: str) -> None:
-        """There was a new version; `result` is "done" or "failed"."""
-        self._metrics.counter("embq_index_reloads_total").labels(index.name, index.modality, result).inc()
-        if result == "done":
-            self.appeared(index)
-
-    def gone(self, index: ServedIndex) -> None:
-        """An index is served no more."""
-        for name in ("embq_index_rows", "embq_index_info"):
-            self._metrics.gauge(name).remove_by_labels({"index": index.name, "modality": index.modality})
-
+from embq.serving.query_models import QueryModels
+from embq.serving.served_index import ServedIndex, modality_of
 
 LOOK_S = 1.0
 """Between looks at CURRENT: one stat of one small file."""
 
-"""After a version could not be opened: to open one may mean to read all of it."""
+WALK_S = 5.0
+"""Between walks through the followed folders."""
+
+WALK_SHARE = 50
+"""A walk is repeated after this many times its own duration at the earliest: one through a slow mount costs 2 %."""
+
+RETRY_S = 10.0
+"""After an index or a version could not be opened: opening may mean reading all of it."""
+
+DEPTH = 6
+"""Levels below a followed folder at which an index is looked for: FOLDER/team/project/run/index/text has 5."""
+
+PLAIN_OUTPUTS = ("image", "text")
+"""Outputs of a run of one model. Their indexes have the run's name, those of other outputs RUN/OUTPUT."""
+
+_log = Events("serve")
 
 
-class Watcher:
-    """Takes up new versions of all indices, in a thread of its own.
-
-    Args:
-        tell: called with an index and "done" or "failed" when there was a new version.
-        following: looked at as well; None where no folder is followed.
-    """
-
-    def __init__(
-        self,
-        indices: Indices,
-        tell: Callable[[ServedIndex, str], None],
-        following: Following | None = None,
-        every_s: float = LOOK_S,
-    ) -> None:
-        self._indices, self._tell, self._following, self._every_s = indices, tell, following, every_s
-        self._not_before: dict[ServedIndex, float] = {}
-        self._counted: set[ServedIndex] = set()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="versions", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more; returns when the last look is over."""
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            if self._following is not None:
-                try:
-                    self._following.look_when_due()
-                except Exception:  # noqa: BLE001 - a folder that embq has a bug with must not end the watch
-                    _log.bug("bug")
-            for index in self._indices.all:
-                if time.monotonic() >= self._not_before.get(index, 0.0):
-                    self._look(index)
-            served = set(self._indices.all)
-            self._counted &= served
-            self._not_before = {index: at for index, at in self._not_before.items() if index in served}
-            if self._stopped.wait(self._every_s):
-                return
-
-    def _look(self, index: ServedIndex) -> None:
-        try:
-            if index.refresh():
-                self._tell(index, "done")
-                self._counted.discard(index)
-            if index not in self._counted:
-                self._counted.add(index)
-                index.count()
-        except (EmbqError, OSError):
-            self._failed(index)
-        except Exception:  # noqa: BLE001 - one version that embq has a bug with must not end the watch
-            _log.bug("bug", index=index.name)
-            self._failed(index)
-
-    def _failed(self, index: ServedIndex) -> None:
-        self._not_before[index] = time.monotonic() + RETRY_S
-        self._tell(index, "failed")
-
-
-MODALITIES = ("image", "text")
+# --- names ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +54,16 @@ class Named:
     path: Path
 
 
-def named_indices(indices: Sequence[str], names: Sequence[str], modality_of: Callable[[Path], str]) -> list[Named]:
-    """All that is to be served, in the order of the command line; those of `names` stand last.
+def named_indices(indices: Sequence[str], names: Sequence[str]) -> list[Named]:
+    """The indexes of the command line, in its order; those of `names` last.
 
     Args:
-        indices: folders: of an index, or of a run with its indices. An index below a run has the run's name, so that
+        indices: folders: of an index, or of a run with its indexes. An index below a run has the run's name, so that
             its images and its texts are two modalities of one name, as in clip-retrieval.
         names: NAME=FOLDER.
-        modality_of: what an index folder holds: "image" or "text".
 
     Raises:
-        UsageError: a name is given twice, or is none.
+        UsageError: a name is given twice, or is invalid.
         InputError: `no_index`.
     """
     given = [("", folder) for folder in indices]
@@ -167,7 +88,7 @@ def named_indices(indices: Sequence[str], names: Sequence[str], modality_of: Cal
 
 
 def _index_folders(folder: Path) -> list[Path]:
-    """The folder itself where it is an index, else the indices of the run in it."""
+    """The folder itself where it is an index, else the indexes of the run in it."""
     folder = folder.resolve()
     refuse_unnameable(str(folder))
     if (folder / "CURRENT").is_file():
@@ -186,26 +107,17 @@ def _name_of(index: Path) -> str:
     return index.parent.parent.name if index.parent.name == "index" else index.name
 
 
-WALK_S = 5.0
-"""Between walks through the folders."""
-
-SHARE = 50
-"""A walk that takes long is not done again before this many times as long: one through a slow mount costs 2 %."""
-
-RETRY_S = 10.0
-"""After an index could not be opened: to open one may mean to read all of it."""
-
-DEPTH = 6
-"""Folders below the one that is followed in which an index is looked for: FOLDER/team/project/run/index/text has 5."""
-
-PLAIN_OUTPUTS = ("image", "text")
-"""What the vectors of a run of one model are called. Its indices have the run's name, those of others RUN/OUTPUT."""
-
-_log = Events("serve")
+def followed_name(index: Path, folder: Path) -> str:
+    """The name of an index below a followed folder: the relative path of its run, which is unique."""
+    of_run = index.parent.name == "index" and index != folder
+    run = index.parent.parent if of_run else index
+    relative = run.relative_to(folder).as_posix() if run.is_relative_to(folder) else "."
+    name = run.name if relative == "." else relative
+    return f"{name}/{index.name}" if of_run and index.name not in PLAIN_OUTPUTS else name
 
 
 def published_below(folder: Path) -> Iterator[Path]:
-    """The folders of all indices at or below a folder, in order. Of a run only its `index` is looked at."""
+    """The folders of all indexes at or below a folder, in order. Of a run only its `index` is searched."""
     seen: set[tuple[int, int]] = set()
 
     def walk(at: Path, depth: int) -> Iterator[Path]:
@@ -214,9 +126,9 @@ def published_below(folder: Path) -> Iterator[Path]:
             with os.scandir(at) as entries:
                 inside = sorted(entries, key=lambda entry: entry.name)
         except OSError:
-            return  # not ours to read, or gone meanwhile
+            return  # not readable, or removed meanwhile
         if (status.st_dev, status.st_ino) in seen:
-            return  # a link to where we have been
+            return  # a link to a folder that was visited
         seen.add((status.st_dev, status.st_ino))
         names = {entry.name for entry in inside}
         if "CURRENT" in names:
@@ -230,95 +142,149 @@ def published_below(folder: Path) -> Iterator[Path]:
     yield from walk(folder, 0)
 
 
-def followed_name(index: Path, folder: Path) -> str:
-    """The name of an index below a folder that is followed: its run's path from there, which no other one has."""
-    of_run = index.parent.name == "index" and index != folder
-    run = index.parent.parent if of_run else index
-    way = run.relative_to(folder).as_posix() if run.is_relative_to(folder) else "."
-    name = run.name if way == "." else way
-    return f"{name}/{index.name}" if of_run and index.name not in PLAIN_OUTPUTS else name
+# --- watching ---
 
 
-class Following:
-    """Takes up the indices below some folders as they are published, and drops those that were removed.
+class IndexWatcher:
+    """Keeps the served indexes current, in a thread of its own, with their metrics and models.
 
     Args:
-        folders: absolute.
-        opened: opens an index under a name.
-        modality_of: what an index folder holds.
-        appeared, gone: called with an index that is served from now on, or no more.
+        indices: those of the command line; indexes below followed folders are added and removed.
+        folders: followed, absolute.
+        opened: opens an index.
 
     Attributes:
-        failed: index folder -> its name, and why it could not be opened. Replaced, never changed: others read it.
+        failed: index folder -> its name, and why it could not be opened. Replaced, never changed: threads read it.
     """
 
     def __init__(
         self,
-        folders: list[Path],
         indices: Indices,
+        folders: Sequence[Path],
         *,
         opened: Callable[[Named], ServedIndex],
-        modality_of: Callable[[Path], str],
-        appeared: Callable[[ServedIndex], None],
-        gone: Callable[[ServedIndex], None],
+        models: QueryModels,
+        metrics: Metrics,
     ) -> None:
-        self.folders = folders
-        self._indices, self._opened, self._modality_of = indices, opened, modality_of
-        self._appeared, self._gone = appeared, gone
-        self._served: dict[Path, ServedIndex] = {}
-        self._not_before: dict[Path, float] = {}
-        self._due = 0.0
         self.failed: dict[Path, tuple[str, str]] = {}
+        self._indices, self._folders = indices, folders
+        self._opened, self._models, self._metrics = opened, models, metrics
+        self._followed: dict[Path, ServedIndex] = {}
+        self._retry_at: dict[Path, float] = {}
+        self._walk_at = 0.0
+        self._counted: set[ServedIndex] = set()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="versions", daemon=True)
+        for index in indices.all:
+            self._report(index)
+        self._walk()
 
-    def look_when_due(self) -> None:
-        """`look`, unless the last one was just now."""
-        if time.monotonic() >= self._due:
-            self.look()
+    @property
+    def follows(self) -> bool:
+        """Whether any folder is followed."""
+        return bool(self._folders)
 
-    def look(self) -> None:
-        """Walk through the folders once."""
-        began = time.monotonic()
-        there = {path: folder for folder in reversed(self.folders) for path in published_below(folder)}
-        walked_s = time.monotonic() - began
-        for path in [path for path in self._served if _is_gone(path)]:
-            self._drop(path)
-        self.failed = {path: told for path, told in self.failed.items() if path in there}
-        for path, folder in there.items():
-            if path not in self._served and time.monotonic() >= self._not_before.get(path, 0.0):
-                self._take_up(path, followed_name(path, folder))
-        self._due = time.monotonic() + max(WALK_S, SHARE * walked_s)
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
-    def _take_up(self, path: Path, name: str) -> None:
+    def stop(self) -> None:
+        """Stop the thread; returns when its last look is over."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            if time.monotonic() >= self._walk_at:
+                try:
+                    self._walk()
+                except Exception:  # noqa: BLE001 - a bug with one folder must not end the watch
+                    _log.bug("bug")
+            served = self._indices.all
+            for index in served:
+                if time.monotonic() >= self._retry_at.get(index.path, 0.0):
+                    self._refresh(index)
+            self._counted &= set(served)
+            if self._stopped.wait(LOOK_S):
+                return
+
+    def _refresh(self, index: ServedIndex) -> None:
+        """Take up a new version of an index, and count the rows of its collection once for each version."""
         try:
-            named = Named(name=name, modality=self._modality_of(path), path=path)
+            if index.refresh():
+                self._count_reload(index, "done")
+                self._report(index)
+                self._models.want(index.version)
+                self._counted.discard(index)
+            if index not in self._counted:
+                self._counted.add(index)
+                index.count()
+            return
+        except (EmbqError, OSError):
+            pass
+        except Exception:  # noqa: BLE001 - a bug with one version must not end the watch
+            _log.bug("bug", index=index.name)
+        self._retry_at[index.path] = time.monotonic() + RETRY_S
+        self._count_reload(index, "failed")
+
+    def _walk(self) -> None:
+        """Look for new and removed indexes below the followed folders."""
+        began = time.monotonic()
+        there = {path: folder for folder in reversed(self._folders) for path in published_below(folder)}
+        walked_s = time.monotonic() - began
+        for path in [path for path in self._followed if _is_gone(path)]:
+            self._drop(path)
+        self.failed = {path: failure for path, failure in self.failed.items() if path in there}
+        for path, folder in there.items():
+            if path not in self._followed and time.monotonic() >= self._retry_at.get(path, 0.0):
+                self._add(path, followed_name(path, folder))
+        self._walk_at = time.monotonic() + max(WALK_S, WALK_SHARE * walked_s)
+
+    def _add(self, path: Path, name: str) -> None:
+        try:
+            named = Named(name=name, modality=modality_of(path), path=path)
             if self._indices.has(named.name, named.modality):
                 raise UsageError("another index has its name and modality", next_step=f"--name OTHER={path}")
             index = self._opened(named)
         except (EmbqError, OSError) as error:
             self._fail(path, name, str(error))
             return
-        except Exception:  # noqa: BLE001 - one index that embq has a bug with must not end the watch
+        except Exception:  # noqa: BLE001 - a bug with one index must not end the watch
             _log.bug("bug", index=name)
             self._fail(path, name, "embq has a bug; its log holds the details")
             return
-        self.failed = {other: told for other, told in self.failed.items() if other != path}
-        self._served[path] = index
+        self.failed = {other: failure for other, failure in self.failed.items() if other != path}
+        self._followed[path] = index
         self._indices.add(index)
-        self._appeared(index)
+        self._report(index)
+        self._models.want(index.version)
         _log.info("index_taken_up", index=name, modality=index.modality, version=index.version.name)
 
     def _drop(self, path: Path) -> None:
-        index = self._served.pop(path)
+        index = self._followed.pop(path)
+        self._retry_at.pop(path, None)
         self._indices.remove(index)
-        self._gone(index)
+        for name in ("embq_index_rows", "embq_index_info"):
+            self._metrics.gauge(name).remove_by_labels({"index": index.name, "modality": index.modality})
         index.retire()
         _log.info("index_gone", index=index.name, modality=index.modality)
 
     def _fail(self, path: Path, name: str, why: str) -> None:
-        self._not_before[path] = time.monotonic() + RETRY_S
+        self._retry_at[path] = time.monotonic() + RETRY_S
         if self.failed.get(path) != (name, why):
             self.failed = {**self.failed, path: (name, why)}
             _log.warning("index_not_taken_up", index=name, why=why)
+
+    def _report(self, index: ServedIndex) -> None:
+        """Set the metrics of the version that is open."""
+        version, labels = index.version, {"index": index.name, "modality": index.modality}
+        self._metrics.gauge("embq_index_rows").labels(index.name, index.modality).set(version.rows)
+        info = self._metrics.gauge("embq_index_info")
+        info.remove_by_labels(labels)
+        info.labels(index.name, index.modality, version.name).set(1)
+
+    def _count_reload(self, index: ServedIndex, result: str) -> None:
+        self._metrics.counter("embq_index_reloads_total").labels(index.name, index.modality, result).inc()
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -1,8 +1,8 @@
-"""What every request passes: is it meant for this server, is there room for it, and how long did it take.
+"""ASGI middleware: checks host, origin and load of every request, and counts and times it.
 
 A browser lets any page send requests to any address, loopback included; only the answer is kept from the page. And a
-page's own name may come to mean a loopback address (DNS rebinding), so that it can read answers too. So a server on
-loopback answers only to names of loopback, and requests that a page of another origin sends are refused unless that
+page's own host name may later resolve to a loopback address (DNS rebinding), so that it can read answers too. So a
+server on loopback answers only to names of loopback, and requests from a page of another origin are refused unless that
 origin is allowed.
 """
 
@@ -17,23 +17,23 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from embq.serving.http_errors import Refusal, told
+from embq.serving.http_errors import HttpError, response_of
 from embq.serving.metrics import Metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_IN_FLIGHT = 256
-"""More requests than this wait for nothing good: each holds its body, and the last one waits for all before it."""
+"""Above this, POST requests are refused: each holds its body, and the last one would wait for all before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorRules:
-    """Who may come in.
+class AccessRules:
+    """Which requests are accepted.
 
     Attributes:
-        hosts: names by which the server may be called; empty for any.
-        origins: of pages that may ask, such as https://example.org; "*" for any.
+        hosts: accepted names in the Host header; empty for any.
+        origins: of pages that may send requests, such as https://example.org; "*" for any.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class DoorRules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address means this machine only."""
+    """Whether a name or an address is of this machine only."""
     if host == "localhost":
         return True
     try:
@@ -50,14 +50,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Door:
-    """Refuses what may not come in, counts and times the rest. An ASGI middleware.
+class AccessMiddleware:
+    """Refuses requests by `AccessRules` and load; counts and times all.
 
     Args:
         routes: the paths that are served; labels of metrics.
     """
 
-    def __init__(self, app: ASGIApp, *, rules: DoorRules, metrics: Metrics, routes: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, rules: AccessRules, metrics: Metrics, routes: frozenset[str]) -> None:
         self._app, self._rules, self._metrics, self._routes = app, rules, metrics, routes
         self._in_flight = 0
 
@@ -80,8 +80,7 @@ class Door:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
-                headers = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else None
-                await JSONResponse(told(refusal), refusal.status, headers)(scope, receive, counting)
+                await JSONResponse(*response_of(refusal))(scope, receive, counting)
             else:
                 await self._app(scope, receive, counting)
         finally:
@@ -90,27 +89,27 @@ class Door:
             self._metrics.counter("embq_http_requests_total").labels(route, str(status or "none")).inc()
             self._metrics.histogram("embq_http_request_seconds").labels(route).observe(time.perf_counter() - start)
 
-    def _refusal(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> HttpError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if self._rules.hosts and _name(host) not in self._rules.hosts and not is_loopback(_name(host)):
-            return Refusal(
-                f"this server is not called {_name(host)[:100]!r}",
+            return HttpError(
+                f"this server does not have the name {_name(host)[:100]!r}",
                 code="wrong_host",
                 next_step="call it localhost, or start it with --allow-host and that name",
                 status=421,
             )
         origin = headers.get("origin")
         if origin is not None and not self._may_ask(origin, host):
-            return Refusal(
-                f"pages of {origin[:100]!r} may not ask this server",
+            return HttpError(
+                f"pages of {origin[:100]!r} may not query this server",
                 code="foreign_origin",
                 next_step="start it with --allow-origin and that origin",
                 status=403,
             )
-        # Whoever watches over the server is told of it, and does not take it for dead.
+        # Health checks and metrics are still answered, so that monitoring does not take the server for dead.
         if self._in_flight > MOST_IN_FLIGHT and scope["method"] == "POST":
-            return Refusal(
+            return HttpError(
                 f"{MOST_IN_FLIGHT} requests are being answered already",
                 code="overloaded",
                 next_step="ask again in a while, or from fewer clients",
@@ -120,7 +119,7 @@ class Door:
         return None
 
     def _may_ask(self, origin: str, host: str) -> bool:
-        """Whether pages of an origin may: those of this server itself, and those that were allowed."""
+        """Whether an origin is allowed: that of this server itself, and those of the rules."""
         return "*" in self._rules.origins or origin in self._rules.origins or origin == f"http://{host}"
 
 

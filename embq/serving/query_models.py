@@ -1,4 +1,4 @@
-"""The models that turn queries into vectors: loaded in the background, one after the other, each once."""
+"""The models that embed queries: loaded in the background, one after the other, each once."""
 
 from __future__ import annotations
 
@@ -6,65 +6,52 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
 from core.errors import EmbqError
 from core.service.log import Events
-from embq.serving.http_errors import Refusal
-from embq.serving.served_index import Version
+from embq.serving.http_errors import HttpError
+from embq.serving.served_index import VersionInfo
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from embq.searching.embedding import QueryEmbedder
+
 WAIT_S = 300.0
-"""How long a query waits for its model: longer than models take to load on a busy machine. clip-retrieval's client
-waits for an hour, and takes whatever comes for results."""
+"""Time limit of a query's wait for its model: longer than loading takes on a busy machine. clip-retrieval's client
+waits for an hour, and takes any response for results."""
 
 _log = Events("serve")
 
 
-class QueryModel(Protocol):
-    """A model with the fingerprint of an index. One thread at a time."""
-
-    def text(self, text: str) -> np.ndarray:
-        """float32 (d,)."""
-        ...
-
-    def image(self, data: bytes) -> np.ndarray:
-        """float32 (d,) of an image file."""
-        ...
-
-
-Loader = Callable[[Version], QueryModel]
-
-
-class Models:
+class QueryModels:
     """The models of all indices, by recipe.
 
     Args:
         load: loads the model of a version; None for a server that embeds nothing.
-        tell: called with a model's name when it is ready.
+        on_ready: called with a model's name when it is loaded.
     """
 
-    def __init__(self, load: Loader | None, tell: Callable[[str], None]) -> None:
-        self._load, self._tell = load, tell
-        self._found: dict[str, Future[QueryModel]] = {}
+    def __init__(self, load: Callable[[VersionInfo], QueryEmbedder] | None, on_ready: Callable[[str], None]) -> None:
+        self._load, self._on_ready = load, on_ready
+        self._found: dict[str, Future[QueryEmbedder]] = {}
         # One: models are loaded one after the other, and libraries are imported by one thread.
         self._thread = ThreadPoolExecutor(1, "models")
         self._lock = threading.Lock()
         self._turns: dict[str, anyio.CapacityLimiter] = {}
 
-    def want(self, version: Version) -> None:
-        """Begin to load the model of a version, unless that has begun."""
+    def want(self, version: VersionInfo) -> None:
+        """Start to load the model of a version, unless that has started."""
         if self._load is None or version.recipe is None:
             return
         with self._lock:
             if version.recipe.key not in self._found:
                 self._found[version.recipe.key] = self._thread.submit(self._loaded, version)
 
-    def state(self, version: Version) -> str:
+    def state(self, version: VersionInfo) -> str:
         """ "off", "none" where the index does not say which model, "loading", "ready" or "failed"."""
         if self._load is None:
             return "off"
@@ -75,12 +62,12 @@ class Models:
             return "loading"
         return "failed" if future.exception() else "ready"
 
-    async def embed(self, version: Version, embedding: Callable[[QueryModel], np.ndarray]) -> np.ndarray:
-        """What `embedding` makes of the model of a version, which it has for itself; waits until it is loaded.
+    async def embed(self, version: VersionInfo, embedding: Callable[[QueryEmbedder], np.ndarray]) -> np.ndarray:
+        """Call `embedding` with the model of a version, alone with it; waits until the model is loaded.
 
         Raises:
-            Refusal: `no_model`, or `model_loading` after WAIT_S.
-            EmbqError: why the model cannot be loaded, or the query not be embedded.
+            HttpError: `no_model`, or `model_loading` after WAIT_S.
+            EmbqError: the model cannot be loaded, or the query not be embedded.
         """
         model = await self._ready(version)
         assert version.recipe is not None
@@ -91,16 +78,16 @@ class Models:
         """Load nothing more."""
         self._thread.shutdown(cancel_futures=True)
 
-    async def _ready(self, version: Version) -> QueryModel:
+    async def _ready(self, version: VersionInfo) -> QueryEmbedder:
         if self._load is None:
-            raise Refusal(
+            raise HttpError(
                 "this server embeds no queries: it was started with --no-model",
                 code="no_model",
                 next_step="send a vector as embedding_input, or start the server without --no-model",
                 status=501,
             )
         if version.recipe is None:
-            raise Refusal(
+            raise HttpError(
                 "the index does not say which model made its vectors",
                 code="no_model",
                 next_step="send a vector as embedding_input",
@@ -111,7 +98,7 @@ class Models:
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), WAIT_S)
         except TimeoutError as error:
-            raise Refusal(
+            raise HttpError(
                 "the model is being loaded",
                 code="model_loading",
                 next_step="ask again in a while; GET /health says when it is ready",
@@ -119,7 +106,7 @@ class Models:
                 retry_after_s=10,
             ) from error
 
-    def _loaded(self, version: Version) -> QueryModel:
+    def _loaded(self, version: VersionInfo) -> QueryEmbedder:
         assert self._load is not None
         try:
             model = self._load(version)
@@ -130,5 +117,5 @@ class Models:
             _log.bug("bug", model=version.model)
             raise
         _log.info("query_model_loaded", model=version.model)
-        self._tell(version.model)
+        self._on_ready(version.model)
         return model

@@ -1,4 +1,4 @@
-"""`/knn-service`: a query becomes a vector, the vector ids, the ids rows."""
+"""Answers queries: `/knn-service` and `/metadata` like clip-retrieval, `/search` like `embq search --json`."""
 
 from __future__ import annotations
 
@@ -13,106 +13,190 @@ import anyio
 import numpy as np
 
 from core.errors import InputError, OutputError, SampleError
-from embq.searching.local import results_of
-from embq.searching.query import not_embedded
-from embq.searching.vectors import checked_vector
-from embq.serving.http_errors import Refusal
+from embq.searching.local import checked_vector, embed_query, results_of
+from embq.searching.query import Query, not_embedded
+from embq.serving.http_errors import HttpError
 from embq.serving.image_url import fetch_image
 from embq.serving.indices import Indices
 from embq.serving.metrics import Metrics, Steps
-from embq.serving.query_models import Models, QueryModel
-from embq.serving.requests import KnnRequest, RowsRequest, SearchRequest
-from embq.serving.served_index import Open
+from embq.serving.query_models import QueryModels
+from embq.serving.requests import KnnRequest, RowsRequest
+from embq.serving.served_index import OpenVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from embq.serving.served_index import Open
-
 SCHEMA = 1
-"""Of the question and the answer; `/health` says it, so that a client of another version need not guess."""
+"""Version of the body and the answer of `/search`, in `/health` for clients of other versions."""
+
+_FETCHES = 8
+"""Images by URL that are fetched at once."""
 
 
-class Searches:
-    """Answers questions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnnAnswer:
+    """JSON-ready results, and what stands in the headers."""
 
-    def __init__(self, indices: Indices, models: Models, metrics: Metrics) -> None:
+    results: list[dict[str, Any]]
+    version: str
+    not_applied: tuple[str, ...] = ()
+    server_timing: str = ""
+
+
+class Search:
+    """Answers queries. Each method raises EmbqError where there is no answer.
+
+    Args:
+        image_urls: whether images may be fetched by their URLs.
+    """
+
+    def __init__(self, indices: Indices, models: QueryModels, metrics: Metrics, *, image_urls: bool) -> None:
         self._indices, self._models, self._metrics = indices, models, metrics
+        self._image_urls = image_urls
+        self._fetches = anyio.CapacityLimiter(_FETCHES)
 
-    async def answer(self, asked: SearchRequest) -> dict[str, Any]:
-        """What `embq search --json` prints, with the name and version of the index that answered.
+    async def knn(self, request: KnnRequest) -> KnnAnswer:
+        """The nearest rows, for `/knn-service`."""
+        query = request.query
+        index, has_modality = self._indices.of(query.index, query.modality)
+        steps = Steps(self._metrics)
+        with index.use() as version:
+            if request.image_url:
+                query = replace(query, image=await self._fetch(request.image_url, steps))
+            vector = await self._vector(query, version, steps)
+            search = partial(_knn_results, request, version, vector, steps, index.modality)
+            results, compared = await anyio.to_thread.run_sync(search, limiter=version.turn)
+        not_applied = [*request.not_applied]
+        not_applied += ["modality"] if not has_modality else []
+        not_applied += ["deduplicate"] if request.deduplicate and not compared else []
+        return KnnAnswer(
+            results=results,
+            version=version.info.name,
+            not_applied=tuple(not_applied),
+            server_timing=steps.server_timing(),
+        )
 
-        Raises EmbqError where there is no answer.
-        """
-        index = self._indices.meant(asked.index, asked.modality)
+    async def rows(self, request: RowsRequest) -> KnnAnswer:
+        """Rows by their ids, for `/metadata`."""
+        index, has_modality = self._indices.of(request.index, request.modality)
+        with index.use() as version:
+            unknown = [i for i in request.ids if i >= version.info.ids]
+            if unknown:
+                raise HttpError(
+                    f"index {index.name!r} has no row {unknown[0]:,}; its ids are 0 to {version.info.ids - 1:,}",
+                    code="no_such_id",
+                    next_step="ask for ids that /knn-service has given",
+                    status=404,
+                )
+            rows = await anyio.to_thread.run_sync(rows_of, version, request.ids, index.modality, limiter=version.turn)
+        results = [{"id": i, "metadata": row} for i, row in zip(request.ids, rows, strict=True)]
+        return KnnAnswer(results=results, version=version.info.name, not_applied=() if has_modality else ("modality",))
+
+    async def search(self, query: Query) -> dict[str, Any]:
+        """What `embq search --json` prints, with the name and version of the index, for `/search`."""
+        index = self._indices.only(query.index, query.modality)
         began, steps = time.perf_counter(), Steps(self._metrics)
-        with index.use() as held:
-            query = await self._query(asked, held, steps)
-            results = await anyio.to_thread.run_sync(
-                partial(_searches_results, asked, held, query, steps), limiter=held.turn
-            )
-            version = held.version.name
-        in_steps = sum(steps.seconds.values())
-        timing = {f"{told}_ms": 1000 * steps.seconds.get(name, 0.0) for told, name in _STEPS.items()}
-        timing = {"load_s": time.perf_counter() - began - in_steps, **timing}
+        with index.use() as version:
+            try:
+                vector = await self._vector(query, version, steps)
+            except SampleError as error:
+                raise not_embedded(error) from error
+            search = partial(_search_results, query, version, vector, steps)
+            results = await anyio.to_thread.run_sync(search, limiter=version.turn)
+        timing = {"load_s": time.perf_counter() - began - sum(steps.seconds.values())}
+        for name, step in (("embed_ms", "embed"), ("search_ms", "knn"), ("rows_ms", "rows")):
+            timing[name] = 1000 * steps.seconds.get(step, 0.0)
         return {
             "schema": SCHEMA,
             "results": results,
             "timing": {name: round(value, 3) for name, value in timing.items()},
             "index": index.name,
-            "version": version,
+            "version": version.info.name,
         }
 
-    async def _query(self, asked: SearchRequest, held: Open, steps: Steps) -> np.ndarray:
-        """float32 (d,)."""
-        version, vector = held.version, asked.vector
-        if asked.id is not None:
-            if not 0 <= asked.id < version.ids:
-                raise Refusal(
-                    f"the index has no row {asked.id}: its ids go from 0 to {version.ids - 1}",
+    async def _vector(self, query: Query, version: OpenVersion, steps: Steps) -> np.ndarray:
+        """The query as float32 (d,)."""
+        info = version.info
+        if query.id is not None:
+            if not 0 <= query.id < info.ids:
+                raise HttpError(
+                    f"the index has no row {query.id}: its ids go from 0 to {info.ids - 1}",
                     code="no_such_id",
                     next_step="ask for an id that a search has given",
                     status=404,
                 )
-            vector = await anyio.to_thread.run_sync(held.searchable.vector_of, asked.id, limiter=held.turn)
-        elif vector is None:
-            try:
-                with steps.step("embed"):
-                    vector = await self._models.embed(version, partial(embedded, asked.text, asked.image))
-            except SampleError as error:
-                raise not_embedded(error) from error
-        return checked_vector(vector, version.dim, "cosine" if version.cosine else "ip")
+            vector = await anyio.to_thread.run_sync(version.searcher.vector_of, query.id, limiter=version.turn)
+        elif query.vector is not None:
+            vector = np.array(query.vector, np.float64)
+        else:
+            with steps.step("embed"):
+                vector = await self._models.embed(info, lambda model: embed_query(model, query))
+        return checked_vector(vector, info.dim, "cosine" if info.cosine else "ip")
+
+    async def _fetch(self, url: str, steps: Steps) -> bytes:
+        if not self._image_urls:
+            raise HttpError(
+                "this server fetches no images by their URLs",
+                code="image_url_off",
+                next_step="send the image in base64 as `image`, or start the server with --fetch-image-urls",
+                status=403,
+            )
+        with steps.step("fetch"):
+            return await anyio.to_thread.run_sync(fetch_image, url, limiter=self._fetches)
 
 
-_STEPS = {"embed": "embed", "search": "knn", "rows": "rows"}
-"""What `embq search` calls a step -> its name in the metrics."""
-
-
-def _searches_results(asked: SearchRequest, held: Open, query: np.ndarray, steps: Steps) -> list[dict[str, Any]]:
+def _search_results(query: Query, version: OpenVersion, vector: np.ndarray, steps: Steps) -> list[dict[str, Any]]:
     """The results as `Result.describe` gives them, best first, with values that JSON can hold."""
     with steps.step("knn"):
-        wanted = min(asked.k + (asked.id is not None), held.version.ids)
-        found = held.searchable.search(query[None], wanted, nprobe=asked.nprobe, refine=asked.refine)
+        wanted = min(query.k + (query.id is not None), version.info.ids)
+        found = version.searcher.search(vector[None], wanted, nprobe=query.nprobe, refine=query.refine)
     with steps.step("rows"):
-        results = results_of(found.ids[0], found.scores[0], held.searchable.rows, k=asked.k, but=asked.id)
+        results = results_of(found.ids[0], found.scores[0], version.searcher.rows, k=query.k, excluded=query.id)
     return [
         replace(one, metadata={name: json_value(value) for name, value in one.metadata.items()}).describe()
         for one in results
     ]
 
 
+def _knn_results(
+    request: KnnRequest, version: OpenVersion, vector: np.ndarray, steps: Steps, modality: str
+) -> tuple[list[dict[str, Any]], bool]:
+    """Ids and similarities, best first, the first `request.rows` of them with the columns of their rows.
+
+    The second value is whether near-duplicates could be looked for.
+    """
+    with steps.step("knn"):
+        found = version.searcher.search(vector[None], min(request.query.k, version.info.ids))
+    there = found.ids[0] >= 0
+    ids, scores = found.ids[0][there], found.scores[0][there]
+    compared = True
+    if request.deduplicate and len(ids) > 1:
+        try:
+            with steps.step("duplicates"):
+                stay = first_of_each(version.searcher.vectors(ids))
+            ids, scores = ids[stay], scores[stay]
+        except InputError as error:
+            if error.code != "no_vectors":
+                raise
+            compared = False
+    with steps.step("rows"):
+        rows = rows_of(version, ids[: request.rows].tolist(), modality)
+    ends = [{"id": i, "similarity": score} for i, score in zip(ids.tolist(), scores.tolist(), strict=True)]
+    return [{**row, **end} for row, end in zip(rows, ends, strict=False)] + ends[len(rows) :], compared
+
+
 _OWN = ("id", "unit_id")
+"""Columns that clients of clip-retrieval do not expect in a row."""
 
 
-def rows_of(held: Open, ids: Sequence[int], modality: str) -> list[dict[str, Any]]:
-    """The columns of rows, in the order of their ids, without the id itself and without what is embq's own business.
+def rows_of(version: OpenVersion, ids: Sequence[int], modality: str) -> list[dict[str, Any]]:
+    """The columns of rows, in the order of their ids, as flat JSON objects.
 
-    Rows of images have their key as `image_path` too: so the field is called in clip-retrieval's metadata, whose
-    page and users look for it.
+    Rows of images have their key as `image_path` too, the field of clip-retrieval's metadata that its page reads.
     """
     if not ids:
         return []
-    table: pa.Table = held.searchable.rows(np.asarray(ids, np.int64))
+    table: pa.Table = version.searcher.rows(np.asarray(ids, np.int64))
     if table.num_rows != len(ids):
         raise OutputError(
             f"the index has no record of {len(ids) - table.num_rows} of {len(ids)} rows that it found",
@@ -128,7 +212,7 @@ def rows_of(held: Open, ids: Sequence[int], modality: str) -> list[dict[str, Any
 
 
 def json_value(value: object) -> object:
-    """A value that JSON can hold: NaN and infinities become null, what JSON has no type for becomes text."""
+    """A value that JSON can hold: NaN and infinities become null, values of other types become text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -143,14 +227,14 @@ def json_value(value: object) -> object:
 
 
 THRESHOLD = 0.94
-"""Cosine from which two vectors count as the same; clip-retrieval's number, so that answers have as many results."""
+"""Cosine from which two vectors count as the same; clip-retrieval's threshold, so that answers have as many results."""
 
 _BLOCK = 1024
 """Rows that are compared with all others at once: 10,000 results make 40 MB of cosines."""
 
 
 def first_of_each(vectors: np.ndarray, threshold: float = THRESHOLD) -> np.ndarray:
-    """Which rows stay when of each group of near-duplicates only the first one does.
+    """Mask of the rows that stay when only the first of each group of near-duplicates does.
 
     Args:
         vectors: (n, d), of any length; best result first.
@@ -173,126 +257,3 @@ def first_of_each(vectors: np.ndarray, threshold: float = THRESHOLD) -> np.ndarr
                 group[np.isin(group, near)] = least
     stay: np.ndarray = group == np.arange(n)
     return stay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What goes back: JSON-ready results, and what stands in the headers."""
-
-    results: list[dict[str, Any]]
-    version: str
-    not_applied: tuple[str, ...] = ()
-    server_timing: str = ""
-
-
-class Knn:
-    """Answers queries.
-
-    Args:
-        image_urls: whether images may be fetched by their URLs.
-    """
-
-    def __init__(self, indices: Indices, models: Models, metrics: Metrics, *, image_urls: bool) -> None:
-        self._indices, self._models, self._metrics = indices, models, metrics
-        self._image_urls = image_urls
-        self._fetches = anyio.CapacityLimiter(8)
-
-    async def nearest(self, asked: KnnRequest) -> Answer:
-        """The nearest rows. Raises EmbqError where there is no answer."""
-        index, has_modality = self._indices.of(asked.index, asked.modality)
-        steps = Steps(self._metrics)
-        with index.use() as held:
-            vector = await self._vector(asked, held, steps)
-            search = partial(_results, asked, held, vector, steps, index.modality)
-            results, compared = await anyio.to_thread.run_sync(search, limiter=held.turn)
-        not_applied = [*asked.not_applied]
-        not_applied += ["modality"] if not has_modality else []
-        not_applied += ["deduplicate"] if asked.deduplicate and not compared else []
-        return Answer(
-            results=results,
-            version=held.version.name,
-            not_applied=tuple(not_applied),
-            server_timing=steps.server_timing(),
-        )
-
-    async def rows(self, asked: RowsRequest) -> Answer:
-        """Rows by their ids."""
-        index, has_modality = self._indices.of(asked.index, asked.modality)
-        with index.use() as held:
-            unknown = [i for i in asked.ids if i >= held.version.ids]
-            if unknown:
-                raise Refusal(
-                    f"index {index.name!r} has no row {unknown[0]:,}; its ids are 0 to {held.version.ids - 1:,}",
-                    code="no_such_id",
-                    next_step="ask for ids that /knn-service has given",
-                    status=404,
-                )
-            rows = await anyio.to_thread.run_sync(rows_of, held, asked.ids, index.modality, limiter=held.turn)
-        results = [{"id": i, "metadata": row} for i, row in zip(asked.ids, rows, strict=True)]
-        return Answer(results=results, version=held.version.name, not_applied=() if has_modality else ("modality",))
-
-    async def _vector(self, asked: KnnRequest, held: Open, steps: Steps) -> np.ndarray:
-        """The query as float32 (1, d)."""
-        vector = asked.vector
-        if vector is None:
-            image = asked.image
-            if asked.image_url is not None:
-                image = await self._fetched(asked.image_url, steps)
-            with steps.step("embed"):
-                vector = await self._models.embed(held.version, partial(embedded, asked.text, image))
-        if vector.shape != (held.version.dim,):
-            raise Refusal(
-                f"the query has {vector.size:,} numbers, and the vectors of the index have {held.version.dim:,}",
-                code="wrong_dimension",
-                next_step="send a vector of the index's own model; GET /health names it",
-            )
-        if held.version.cosine:
-            # In float64: the length of a vector of large float32 numbers is finite there.
-            vector = vector / np.linalg.norm(vector.astype(np.float64))
-        return np.ascontiguousarray(vector, np.float32)[None]
-
-    async def _fetched(self, url: str, steps: Steps) -> bytes:
-        if not self._image_urls:
-            raise Refusal(
-                "this server fetches no images by their URLs",
-                code="image_url_off",
-                next_step="send the image in base64 as `image`, or start the server with --fetch-image-urls",
-                status=403,
-            )
-        with steps.step("fetch"):
-            return await anyio.to_thread.run_sync(fetch_image, url, limiter=self._fetches)
-
-
-def embedded(text: str | None, image: bytes | None, model: QueryModel) -> np.ndarray:
-    """The vector of a text or an image, float32 (d,)."""
-    if text is not None:
-        return model.text(text)
-    assert image is not None
-    return model.image(image)
-
-
-def _results(
-    asked: KnnRequest, held: Open, vector: np.ndarray, steps: Steps, modality: str
-) -> tuple[list[dict[str, Any]], bool]:
-    """Ids and similarities, best first, the first `asked.rows` of them with the columns of their rows.
-
-    Also says whether results could be compared with each other.
-    """
-    with steps.step("knn"):
-        found = held.searchable.search(vector, min(asked.results, held.version.ids))
-    there = found.ids[0] >= 0
-    ids, scores = found.ids[0][there], found.scores[0][there]
-    compared = True
-    if asked.deduplicate and len(ids) > 1:
-        try:
-            with steps.step("duplicates"):
-                stay = first_of_each(held.searchable.vectors(ids))
-            ids, scores = ids[stay], scores[stay]
-        except InputError as error:
-            if error.code != "no_vectors":
-                raise
-            compared = False
-    with steps.step("rows"):
-        rows = rows_of(held, ids[: asked.rows].tolist(), modality)
-    ends = [{"id": i, "similarity": score} for i, score in zip(ids.tolist(), scores.tolist(), strict=True)]
-    return [{**row, **end} for row, end in zip(rows, ends, strict=False)] + ends[len(rows) :], compared

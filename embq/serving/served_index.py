@@ -1,59 +1,25 @@
-"""One index that is served, in the version that CURRENT names, while others publish new ones."""
+"""One served index: the version that CURRENT names, kept open for requests while newer versions are published."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from core.errors import EmbqError
 from core.service.log import Events
-from embq.serving.http_errors import Refusal
+from embq.serving.http_errors import HttpError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
+    from indexer.searcher import Searcher
 
 _log = Events("serve")
-
-
-class Found(Protocol):
-    """The answer to a search: `ids` int64 (q, k), -1 where there are fewer, and `scores` float32 (q, k)."""
-
-    @property
-    def ids(self) -> np.ndarray: ...
-
-    @property
-    def scores(self) -> np.ndarray: ...
-
-
-class Searchable(Protocol):
-    """One version of an index, open. One thread at a time."""
-
-    def search(self, vectors: np.ndarray, k: int, *, nprobe: int | None = None, refine: bool | None = None) -> Found:
-        """The nearest rows of float32 (q, d); see `indexer.searcher.Searcher.search`."""
-        ...
-
-    def rows(self, ids: np.ndarray) -> pa.Table:
-        """Identity and metadata of rows, in the order of `ids`."""
-        ...
-
-    def vectors(self, ids: np.ndarray) -> np.ndarray:
-        """float32 (n, d) of rows."""
-        ...
-
-    def vector_of(self, id_: int) -> np.ndarray:
-        """float32 (d,) of a row: of the index where it keeps it, else of what was indexed."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +28,7 @@ class Recipe:
 
     Attributes:
         model: JSON-ready description of the model, with the output that is indexed.
-        rows: JSON-ready description of what is stored of a vector.
+        rows: JSON-ready description of how a vector is stored.
         key: equal for recipes that give equal vectors.
     """
 
@@ -72,18 +38,18 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """What the server says of a version.
+class VersionInfo:
+    """What the server reports about a version.
 
     Attributes:
         name: such as v0003.
         rows: how many can be found.
         ids: how many ids there are: 0 to `ids` - 1.
         dim: of queries.
-        cosine: whether scores are cosines, so that queries are brought to length 1.
+        cosine: whether scores are cosines, so that queries are normalised to length 1.
         model: its spec; "" where the index does not say which model made its vectors.
         fingerprint: of the model.
-        recipe: how a query becomes a vector of this index; versions with equal ones share a loaded model.
+        recipe: how a query becomes a vector of this index; versions with equal recipes share a loaded model.
         output: which of the vectors of a run it holds, such as image, text or clip_image.
     """
 
@@ -98,23 +64,20 @@ class Version:
     output: str = ""
 
 
-class Open:
+class OpenVersion:
     """An open version, and how many requests use it.
 
     Attributes:
-        turn: who has it may use `searchable`. A search takes a millisecond, and a second copy of an index as much
-            memory as the first, so requests take turns; those that wait hold no thread.
+        searcher: used by one thread at a time, the one that holds `turn`.
+        turn: a search takes a millisecond, and a second copy of an index as much memory as the first, so requests take
+            turns; those that wait hold no thread.
     """
 
-    def __init__(self, searchable: Searchable, version: Version) -> None:
-        self.searchable = searchable
-        self.version = version
+    def __init__(self, searcher: Searcher, info: VersionInfo) -> None:
+        self.searcher, self.info = searcher, info
         self.turn = anyio.CapacityLimiter(1)
         self.users = 0
         self.retired = False
-
-
-Opener = Callable[[Path], tuple[Searchable, Version]]
 
 
 class ServedIndex:
@@ -122,36 +85,42 @@ class ServedIndex:
 
     Args:
         opener: opens the version that CURRENT names.
-        counted: how many rows its collection has now; None where that cannot be seen from here.
+        count_rows: rows that the collection has now; None where that cannot be seen from here.
 
     Attributes:
-        source_rows: what `counted` has said for the version that is open.
+        source_rows: the last result of `count_rows`.
         failed: why the last new version could not be opened; "" where it could.
     """
 
     def __init__(
-        self, *, name: str, modality: str, path: Path, opener: Opener, counted: Callable[[Path], int | None]
+        self,
+        *,
+        name: str,
+        modality: str,
+        path: Path,
+        opener: Callable[[Path], tuple[Searcher, VersionInfo]],
+        count_rows: Callable[[Path], int | None],
     ) -> None:
         self.name, self.modality, self.path = name, modality, path
-        self._opener, self._counted = opener, counted
+        self._opener, self._count_rows = opener, count_rows
         self._lock = threading.Lock()
-        self._looked = self._look()
-        self._open = Open(*opener(path))
+        self._current = self._read_current()
+        self._open = OpenVersion(*opener(path))
         self.failed = ""
         self.source_rows: int | None = None
 
     @property
-    def version(self) -> Version:
-        """The version that the next request is answered from."""
-        return self._open.version
+    def version(self) -> VersionInfo:
+        """The version that is searched now."""
+        return self._open.info
 
     @contextmanager
-    def use(self) -> Iterator[Open]:
-        """The current version; it stays open for as long as the block lasts, whatever is published meanwhile."""
+    def use(self) -> Iterator[OpenVersion]:
+        """The current version; it stays open for as long as the block lasts, even when a newer one is published."""
         with self._lock:
             held = self._open
             if held.retired:
-                raise Refusal(
+                raise HttpError(
                     f"index {self.name!r} was removed", code="no_such_index", next_step="GET /indices-list", status=404
                 )
             held.users += 1
@@ -160,52 +129,52 @@ class ServedIndex:
         finally:
             with self._lock:
                 held.users -= 1
-                over = held.retired and held.users == 0
-            if over:
-                held.searchable.close()
+                unused = held.retired and held.users == 0
+            if unused:
+                held.searcher.close()
 
     def refresh(self) -> bool:
-        """Take up the version that CURRENT names, where that is another one than the last time; says whether it did.
+        """Open the version that CURRENT names where it has changed; whether a new version is open.
 
-        A version that cannot be opened leaves the old one at work; it is tried again at every call.
+        A version that cannot be opened leaves the old one in use; it is tried again at every call.
         """
-        look = self._look()
-        if look is None or look == self._looked:
+        current = self._read_current()
+        if current is None or current == self._current:
             return False
         try:
-            new = Open(*self._opener(self.path))
+            new = OpenVersion(*self._opener(self.path))
         except (EmbqError, OSError) as error:
-            self._say_failed(error)
+            if str(error) != self.failed:
+                self.failed = str(error)
+                _log.warning("index_not_reloaded", index=self.name, modality=self.modality, why=self.failed)
             raise
-        self._looked, self.failed = look, ""
-        with self._lock:
-            old, self._open = self._open, new
-            old.retired = True
-            over = old.users == 0
-        if over:
-            old.searchable.close()
-        _log.info("index_reloaded", index=self.name, modality=self.modality, version=new.version.name)
+        self._current, self.failed = current, ""
+        self._retire(replaced_by=new)
+        _log.info("index_reloaded", index=self.name, modality=self.modality, version=new.info.name)
         return True
 
     def count(self) -> None:
-        """Look how many rows the collection has."""
-        self.source_rows = self._counted(self.path)
+        """Update `source_rows`."""
+        self.source_rows = self._count_rows(self.path)
 
     def retire(self) -> None:
         """Close it when the last request that uses it has ended; later ones are refused."""
-        with self._lock:
-            held = self._open
-            held.retired = True
-            over = held.users == 0
-        if over:
-            held.searchable.close()
+        self._retire(replaced_by=self._open)
 
     def close(self) -> None:
-        """Close it; nobody may use it any more."""
-        self._open.searchable.close()
+        """Close it at once."""
+        self._open.searcher.close()
 
-    def _look(self) -> tuple[str, int, int] | None:
-        """What CURRENT says and which file it is: an index that was built anew may have versions of the same names."""
+    def _retire(self, *, replaced_by: OpenVersion) -> None:
+        with self._lock:
+            old, self._open = self._open, replaced_by
+            old.retired = True
+            unused = old.users == 0
+        if unused:
+            old.searcher.close()
+
+    def _read_current(self) -> tuple[str, int, int] | None:
+        """Content and identity of CURRENT: an index that was rebuilt may have versions of the same names."""
         path = self.path / "CURRENT"
         try:
             with path.open(encoding="utf-8") as file:
@@ -214,8 +183,55 @@ class ServedIndex:
         except (OSError, ValueError):
             return None
 
-    def _say_failed(self, error: Exception) -> None:
-        told = str(error)
-        if told != self.failed:
-            self.failed = told
-            _log.warning("index_not_reloaded", index=self.name, modality=self.modality, why=told)
+
+# --- reading an index folder ---
+
+
+def open_version(path: Path, *, memory: str, threads: int) -> tuple[Searcher, VersionInfo]:
+    """Open the current version of an index folder."""
+    from indexer.searcher import Searcher
+
+    searcher = Searcher.open(path, memory=memory, threads=threads)
+    version, collection = searcher.version, searcher.version.collection
+    recipe = None
+    if collection.model is not None:
+        # The outputs of one model, images and texts, need the same query vectors.
+        identity = [collection.fingerprint, collection.model["output"]["spec"], collection.rows_spec]
+        recipe = Recipe(model=collection.model, rows=collection.rows_spec, key=json.dumps(identity, sort_keys=True))
+    return searcher, VersionInfo(
+        name=version.name,
+        rows=version.n,
+        ids=version.next_id,
+        dim=version.plan.dim,
+        cosine=version.plan.metric == "cosine",
+        model="" if collection.model is None else str(collection.model["output"]["spec"]),
+        fingerprint=collection.fingerprint,
+        recipe=recipe,
+        output=collection.output,
+    )
+
+
+def modality_of(path: Path) -> str:
+    """What an index holds, by the name of its vectors: text, text_embedding, img_emb, clip_image and so on."""
+    from indexer.index_files.version import read_current
+
+    return "text" if "text" in read_current(path).collection.output else "image"
+
+
+def collection_rows(path: Path) -> int | None:
+    """Rows of the collection of an index now; None where it is gone or of another kind."""
+    from core.storage.paths import place
+    from indexer.collection.opening import open_collection
+    from indexer.index_files.version import read_current
+
+    try:
+        built = read_current(path).collection
+        now = open_collection(
+            place(built.root),
+            output=built.output if built.kind == "run" else None,
+            column=built.column if built.kind in ("parquet", "hdf5") else None,
+            file_format=built.kind if built.kind in ("npy", "parquet", "hdf5") else None,
+        )
+    except (EmbqError, OSError):
+        return None
+    return now.n

@@ -1,4 +1,4 @@
-"""`embq search`."""
+"""`embq search`: query an index."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from core.errors import UsageError
 from embq.cli.options import json_option
 
 if TYPE_CHECKING:
-    from embq.searching.query import Answer, Question
+    from embq.searching.query import Answer, Query
 
 FULL_WIDTH = 160
-"""Characters of a line where no terminal says how wide it is."""
+"""Characters of a line where the width of the terminal is not known."""
 
 KEY_WIDTH, SOURCE_WIDTH = 44, 28
 """Most characters of a key and of a source."""
@@ -26,35 +26,38 @@ KEY_WIDTH, SOURCE_WIDTH = 44, 28
 )
 @click.argument("index", metavar="INDEX", type=click.Path())
 @click.argument("text", metavar="[TEXT]", required=False)
-@click.option("--image", metavar="FILE", type=click.Path(), default=None, help="Ask by an image.")
+@click.option("--image", metavar="FILE", type=click.Path(), default=None, help="Search by an image.")
 @click.option(
-    "--vector", metavar="FILE", type=click.Path(), default=None, help="Ask by a vector: .npy, or a JSON list."
+    "--vector", metavar="FILE", type=click.Path(), default=None, help="Search by a vector: .npy, or a JSON list."
 )
-@click.option("--id", type=int, metavar="N", default=None, help="Ask for what is like a row, by its id.")
-@click.option("-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Results.")
-@click.option("--index", "name", default=None, metavar="NAME", help="Which index of a server, where it serves several.")
+@click.option("--id", type=int, metavar="N", default=None, help="Search for rows similar to the row with this id.")
 @click.option(
-    "--output", default=None, metavar="NAME", help="Which of the vectors of a run, where several are indexed."
+    "-k", "k", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Number of results."
 )
+@click.option("--index", "name", default=None, metavar="NAME", help="Index of a server that serves several.")
+@click.option("--output", default=None, metavar="NAME", help="Output of a run that has several indexed.")
 @click.option(
-    "--prompt", default=None, metavar="NAME", help="Prompt of the model before TEXT.  [query, where rows have document]"
+    "--prompt",
+    default=None,
+    metavar="NAME",
+    help="Name of the model's prompt before TEXT.  [query, where rows have document]",
 )
-@click.option("--prompt-text", default=None, metavar="TEXT", help="The prompt itself; '' for none.")
+@click.option("--prompt-text", default=None, metavar="TEXT", help="Prompt to put before TEXT; '' for none.")
 @click.option(
     "--model",
     "-m",
     default=None,
     metavar="SPEC",
-    help="Where the model is, if not where the run had it; it must be the same model.",
+    help="Model location, if not that of the run; must be the same model.",
 )
 @click.option(
     "--nprobe",
     type=click.IntRange(min=1),
     default=None,
     metavar="N",
-    help="Lists of the index to look at.  [as it was tuned]",
+    help="Inverted lists to search.  [tuned value]",
 )
-@click.option("--no-refine", is_flag=True, help="Leave the best rows as their codes rank them.")
+@click.option("--no-refine", is_flag=True, help="Skip re-ranking by full vectors.")
 @json_option
 def command(
     index: str,
@@ -64,26 +67,26 @@ def command(
     output: str | None,
     no_refine: bool,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> int:
-    """Ask an index for the rows that are nearest to a text, an image, a vector or another row.
+    """Find the rows of an index that are nearest to a text, an image, a vector or another row.
 
-    INDEX is the folder of an index, of one of its versions, the output folder of a run, or the URL of an `embq serve`,
-    which needs nothing but embq itself here. Texts and images are embedded by the model that made the rows; with
-    another model nothing is answered.
+    INDEX is the folder of an index or of one of its versions, the output folder of a run, or the URL of an `embq
+    serve`, which needs only embq itself on this machine. Texts and images are embedded with the model of the rows; a
+    different model is an error.
     """
     from pathlib import Path
 
-    from embq.searching.query import Question
+    from embq.searching.query import Query
 
-    question = Question(
+    query = Query(
         image=None if image is None else Path(image),
         vector=None if vector is None else Path(vector),
         refine=False if no_refine else None,
-        **asked,
+        **options,
     )
-    question.check()
-    answer = _answer(index, question, name, output)
+    query.check()
+    answer = _search(index, query, name, output)
     if as_json:
         import json
 
@@ -94,25 +97,26 @@ def command(
     return 0
 
 
-def _answer(index: str, question: Question, name: str | None, output: str | None) -> Answer:
-    from embq.searching.remote import ask_server, is_server, looks_like_server
+def _search(index: str, query: Query, name: str | None, output: str | None) -> Answer:
+    from embq.searching.remote import is_server, looks_like_server, search_remote
 
     if is_server(index):
-        return ask_server(index, question, name=name, output=output, on_load=_tell)
+        return search_remote(index, query, name=name, output=output, on_load=_tell)
     if looks_like_server(index):
         raise UsageError(f"there is no folder {index}", next_step=f"a server is a URL: embq search http://{index}")
     if name is not None:
         raise UsageError(
-            "--index names an index of a server, and INDEX is a folder", next_step="give the URL of the server as INDEX"
+            "--index selects an index of a server, and INDEX is a folder",
+            next_step="give the URL of the server as INDEX",
         )
     from pathlib import Path
 
     from core.settings import compute_in_one_thread
 
     compute_in_one_thread()
-    from embq.searching.local import ask
+    from embq.searching.local import search_local
 
-    return ask(Path(index), question, output=output, on_load=_tell)
+    return search_local(Path(index), query, output=output, on_load=_tell)
 
 
 def _tell(spec: str) -> None:
@@ -124,7 +128,7 @@ def _print_table(answer: Answer) -> None:
 
     results = answer.results
     if not results:
-        click.echo("nothing was found", err=True)
+        click.echo("no results", err=True)
         return
     width = shutil.get_terminal_size((FULL_WIDTH, 24)).columns
     keys = [_shortened(result.key, KEY_WIDTH) for result in results]
@@ -138,7 +142,7 @@ def _print_table(answer: Answer) -> None:
 
 
 def _shortened(text: str, width: int, *, keep_end: bool = False) -> str:
-    """At most so many characters, in one line."""
+    """At most `width` characters, in one line."""
     line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     if len(line) <= width:
         return line

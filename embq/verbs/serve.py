@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 DEFAULT_PORT = 1234
-"""clip-retrieval's back end listens there, so clients' addresses stay as they are."""
+"""The port of clip-retrieval's back end, so that clients keep their addresses."""
 
 
 @click.command("serve", epilog="Examples: embq serve ./out | embq serve --follow /data/runs")
@@ -13,43 +13,41 @@ DEFAULT_PORT = 1234
 @click.option(
     "--name", "names", multiple=True, metavar="NAME=INDEX", help="Serve an index under this name; repeatable."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
     show_default=True,
     metavar="N",
-    help="0 finds a free one.",
+    help="Port to listen on; 0 finds a free one.",
 )
-@click.option("--follow", is_flag=True, help="Serve every index below INDEX, and those that are published there later.")
-@click.option("--no-model", is_flag=True, help="Load no model: only vectors are answered, and rows by their ids.")
+@click.option("--follow", is_flag=True, help="Serve every index below INDEX, and watch for new ones.")
+@click.option("--no-model", is_flag=True, help="Load no model; answer queries by vector or id only.")
 @click.option(
     "--memory",
     type=click.Choice(["ram", "mmap"]),
     default="ram",
     show_default=True,
-    help="Read the index into memory, or map its files and leave it to the system what of them stays there.",
+    help="Read indexes into memory, or map their files and let the system cache them.",
 )
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Threads of one search."
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Threads per search."
 )
-@click.option(
-    "--fetch-image-urls", is_flag=True, help="Let queries name an image by its URL: https, of public hosts only."
-)
+@click.option("--fetch-image-urls", is_flag=True, help="Accept images by URL: https, public hosts only.")
 @click.option(
     "--allow-origin",
     "origins",
     multiple=True,
     metavar="ORIGIN",
-    help="Let pages of https://example.org ask, or of any with *; repeatable.",
+    help="Accept requests from pages of this origin, such as https://example.org, or of any with *; repeatable.",
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Answer to this name too, behind a proxy that passes it on; repeatable.",
+    help="Accept this name in the Host header, for a proxy that passes it on; repeatable.",
 )
 def command(
     indices: tuple[str, ...],
@@ -66,24 +64,23 @@ def command(
 ) -> None:
     """Answer searches over HTTP as clip-retrieval's back end does, until stopped.
 
-    INDEX is the folder of an index, or of a run with its indices, which have the run's name then. A new version of an
-    index is taken up when it is published. With --follow INDEX is any folder: what is published below it is served
-    under the path of its run, also what comes later; it may be empty.
+    INDEX is the folder of an index, or of a run with indexes, which then have the name of the run. A new version of an
+    index is loaded when it is published. With --follow, INDEX is any folder, also an empty one: each index below it is
+    served under the path of its run, and new ones are added as they are published.
 
-    The server knows no users: whoever reaches it may ask. It listens on this machine alone unless --host says
-    otherwise.
+    The server has no users or passwords. It listens on this machine only, unless --host is given.
     """
     from core.service.log import Events, configure, is_json
-    from embq.serving.middleware import DoorRules, is_loopback
+    from embq.serving.app import application
+    from embq.serving.middleware import AccessRules, is_loopback
     from embq.serving.server import bound, serve
-    from embq.serving.startup import opened_service
 
     alone = is_loopback(host)
-    rules = DoorRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
+    rules = AccessRules(hosts=frozenset({host, *hosts}) if alone or hosts else frozenset(), origins=frozenset(origins))
     configure()
-    # First, so that a port that is taken is said before an index is read for minutes.
+    # First, so that a port in use is reported before an index is read for minutes.
     with bound(host, port) as listener:
-        app = opened_service(
+        app = application(
             indices,
             names,
             follow=follow,
@@ -100,5 +97,5 @@ def command(
             serve(app, listener, announce=lambda url: log.info("listening", url=url))
             return
         if not alone:
-            click.echo(f"warning: whoever reaches {host} may search: there is no password", err=True)
+            click.echo(f"warning: anyone who can reach {host} can search: there is no password", err=True)
         serve(app, listener, announce=lambda url: click.echo(f"listening on {url}"))

@@ -41,7 +41,8 @@ from core.run.layout import Layout
 from core.run.manifest import Manifest
 from core.run.run_info import load_run
 from core.units import canonical_json
-from embq.serving.requests import knn_request, rows_request
+from embq.searching.query import Query
+from embq.serving.requests import KnnRequest, RowsRequest
 from indexer.build.units import Sidecar
 from indexer.index_files.files import File
 from indexer.index_files.version import RECORD, read_current
@@ -261,9 +262,15 @@ def _of_the_network() -> dict[str, Border]:
         {"embedding_input": [0.5, -1.0], "deduplicate": True, "use_safety_model": False},
     )
     return {
-        "body of a search": Border(lambda data: knn_request(_body(data)), tuple(map(_json, asked))),
+        "body of a search": Border(lambda data: KnnRequest.from_json(_body(data)), tuple(map(_json, asked))),
+        "body of a query": Border(
+            lambda data: Query.from_json(_body(data)),
+            tuple(
+                map(_json, ({"text": "x", "k": 3, "index": "a"}, {"vector": [0.5, -1.0], "refine": False}, {"id": 7}))
+            ),
+        ),
         "body of a look-up": Border(
-            lambda data: rows_request(_body(data)), (_json({"ids": [1, 2], "indice_name": "a"}),)
+            lambda data: RowsRequest.from_json(_body(data)), (_json({"ids": [1, 2], "indice_name": "a"}),)
         ),
     }
 

@@ -264,10 +264,10 @@ def test_python_refuses_what_is_no_vector_with_its_own_errors(vector: object, ou
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "nothing is asked"),
-        (("words", "--id", "3"), "text and by id"),
-        (("--id", "3", "--prompt", "query"), "before a text"),
-        (("words", "--prompt", "query", "--prompt-text", "q"), "is named"),
+        ((), "no query is given"),
+        (("words", "--id", "3"), "text, id"),
+        (("--id", "3", "--prompt", "query"), "without a text"),
+        (("words", "--prompt", "query", "--prompt-text", "q"), "both --prompt and --prompt-text"),
     ],
 )
 def test_not_exactly_one_thing_asked_is_a_mistake_of_the_command_line(
@@ -285,9 +285,9 @@ def test_not_exactly_one_thing_asked_is_a_mistake_of_the_command_line(
         (np.full(MODEL_DIM, np.nan), "bad_query", "not finite"),
         (np.full(MODEL_DIM, 1e300), "bad_query", "not finite"),
         (np.zeros(MODEL_DIM), "bad_query", "zero"),
-        (np.array(["a"] * MODEL_DIM), "bad_query", "not numbers"),
-        (np.ones((1, 1, MODEL_DIM)), "bad_query", "shape"),
-        (np.empty((0, MODEL_DIM)), "bad_query", "shape"),
+        (np.array(["a"] * MODEL_DIM), "bad_query", "something else than numbers"),
+        (np.ones((1, 1, MODEL_DIM)), "bad_query", "something else than numbers"),
+        (np.empty((0, MODEL_DIM)), "bad_query", "not a list of numbers"),
     ],
 )
 def test_a_vector_that_is_no_query_is_refused_with_its_fault(

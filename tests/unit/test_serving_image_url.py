@@ -16,7 +16,7 @@ import pytest
 
 from core.networks import is_public
 from embq.serving import image_url
-from embq.serving.http_errors import Refusal
+from embq.serving.http_errors import HttpError
 from embq.serving.image_url import fetch_image
 
 LARGE = 3000
@@ -120,7 +120,7 @@ def fetch(trusting: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 
 def refused(fetch: Callable[[str], bytes], url: str) -> str:
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(HttpError) as error:
         fetch(url)
     return f"{error.value.code}: {error.value.message}"
 

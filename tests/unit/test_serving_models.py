@@ -12,9 +12,9 @@ import pytest
 
 from core.errors import InputError, ModelError
 from embq.serving import query_models as models_file
-from embq.serving.http_errors import Refusal, status_of
-from embq.serving.query_models import Models
-from embq.serving.served_index import Recipe, ServedIndex, Version
+from embq.serving.http_errors import HttpError, status_of
+from embq.serving.query_models import QueryModels
+from embq.serving.served_index import Recipe, ServedIndex, VersionInfo
 
 VECTOR = np.ones(3, np.float32)
 
@@ -29,23 +29,23 @@ class Lengths:
         return VECTOR * len(data)
 
 
-def version(name: str = "v0001", key: str = "a") -> Version:
+def version(name: str = "v0001", key: str = "a") -> VersionInfo:
     recipe = Recipe(model={}, rows={}, key=key)
-    return Version(name=name, rows=3, ids=3, dim=3, cosine=False, model=key, fingerprint=None, recipe=recipe)
+    return VersionInfo(name=name, rows=3, ids=3, dim=3, cosine=False, model=key, fingerprint=None, recipe=recipe)
 
 
-def embedded(models: Models, of: Version, text: str) -> np.ndarray:
+def embedded(models: QueryModels, of: VersionInfo, text: str) -> np.ndarray:
     return anyio.run(partial(models.embed, of, lambda model: model.text(text)))
 
 
 def test_a_query_waits_for_its_model() -> None:
     go, told = threading.Event(), []
 
-    def load(_: Version) -> Lengths:
+    def load(_: VersionInfo) -> Lengths:
         assert go.wait(60)
         return Lengths()
 
-    models = Models(load, told.append)
+    models = QueryModels(load, told.append)
     models.want(version())
     assert models.state(version()) == "loading"
     threading.Timer(0.05, go.set).start()
@@ -59,12 +59,12 @@ def test_a_query_that_has_waited_long_enough_is_told_to_come_again(monkeypatch: 
     monkeypatch.setattr(models_file, "WAIT_S", 0.05)
     go = threading.Event()
 
-    def load(_: Version) -> Lengths:
+    def load(_: VersionInfo) -> Lengths:
         assert go.wait(60)
         return Lengths()
 
-    models = Models(load, lambda _: None)
-    with pytest.raises(Refusal) as refused:
+    models = QueryModels(load, lambda _: None)
+    with pytest.raises(HttpError) as refused:
         embedded(models, version(), "x")
     assert (refused.value.code, refused.value.status) == ("model_loading", 503)
     assert refused.value.retry_after_s > 0
@@ -77,11 +77,11 @@ def test_a_query_that_has_waited_long_enough_is_told_to_come_again(monkeypatch: 
 def test_versions_with_one_recipe_have_one_model() -> None:
     loaded: list[str] = []
 
-    def load(of: Version) -> Lengths:
+    def load(of: VersionInfo) -> Lengths:
         loaded.append(of.name)
         return Lengths()
 
-    models = Models(load, lambda _: None)
+    models = QueryModels(load, lambda _: None)
     for of in (version("v0001"), version("v0002"), version("v0003", key="b")):
         embedded(models, of, "x")
     assert loaded == ["v0001", "v0003"]
@@ -89,10 +89,10 @@ def test_versions_with_one_recipe_have_one_model() -> None:
 
 
 def test_why_a_model_cannot_be_loaded_is_said_to_every_query() -> None:
-    def load(_: Version) -> Lengths:
+    def load(_: VersionInfo) -> Lengths:
         raise ModelError("there are no weights", next_step="fetch them")
 
-    models = Models(load, lambda _: None)
+    models = QueryModels(load, lambda _: None)
     for _ in range(2):
         with pytest.raises(ModelError, match="there are no weights") as refused:
             embedded(models, version(), "x")
@@ -115,14 +115,14 @@ class Closable:
 
 
 def served(folder: Path, opened: dict[str, Closable]) -> ServedIndex:
-    def opener(path: Path) -> tuple[Closable, Version]:
+    def opener(path: Path) -> tuple[Closable, VersionInfo]:
         name = (path / "CURRENT").read_text()
         if name == "damaged":
             raise InputError("it is damaged")
         return opened.setdefault(name, Closable()), version(name)
 
     (folder / "CURRENT").write_text("one")
-    return ServedIndex(name="x", modality="text", path=folder, opener=opener, counted=lambda _: None)  # type: ignore[arg-type]
+    return ServedIndex(name="x", modality="text", path=folder, opener=opener, count_rows=lambda _: None)  # type: ignore[arg-type]
 
 
 def publish(folder: Path, name: str) -> None:
@@ -139,7 +139,7 @@ def test_an_old_version_stays_open_for_those_who_use_it(tmp_path: Path) -> None:
         publish(tmp_path, "two")
         assert index.refresh()
         with index.use() as third:
-            assert (first.version.name, second.version.name, third.version.name) == ("one", "one", "two")
+            assert (first.info.name, second.info.name, third.info.name) == ("one", "one", "two")
         assert not opened["one"].closed
     assert opened["one"].closed
     assert not opened["two"].closed
