@@ -1,7 +1,7 @@
-"""Whether the rows of a cut text are its chunks: all of them once, where they say that they stand, nothing left out.
+"""Checks the rows of a chunked text: each chunk once, at its stated offsets, and no text left out.
 
-Nothing of the product's splitters is used: what chunks must be follows from the text itself. The words that a stub
-model counts are counted here again.
+The splitters of the product are not used: chunks are checked against the text itself, and the words of a stub model are
+counted again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS = ("document", "chunk", "chunks", "char_start", "char_end")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row of a cut text, as it stands in the output."""
+    """One row of a chunked text, as stored."""
 
     key: str
     document: str
@@ -31,10 +31,10 @@ class Part:
 
 
 class Documents:
-    """The rows and failures of one unit by the text that they are of.
+    """The rows and failures of one unit, grouped by text.
 
     Args:
-        words: the chunking of a stub model, which is recomputed; None for a model whose tokens are not known here.
+        words: the chunking of a stub model, which is recomputed; None for other models.
     """
 
     def __init__(self, rows: pa.Table, failures: pa.Table, words: Chunking | None) -> None:
@@ -52,7 +52,7 @@ class Documents:
         return {*self.parts, *self.failed}
 
     def check(self, ordinal: int, key: str, text: str | None) -> str:
-        """What is wrong with the rows and failures of one text, or "".
+        """The first fault in the rows and failures of one text, or "".
 
         Args:
             key: the key of the text in the source.
@@ -69,7 +69,7 @@ class Documents:
         return self._numbers(key, parts, failed) or ("" if text is None else self._content(text, parts, bool(failed)))
 
     def _numbers(self, key: str, parts: Sequence[Part], failed: Sequence[str]) -> str:
-        """Each number below that of the chunks once; without a row, nobody says how many there are."""
+        """Check that chunk numbers are complete and unique; without a row their total is not known."""
         numbers = [part.chunk for part in parts]
         for name in failed:
             document, _, number = name.rpartition("#")
@@ -83,7 +83,7 @@ class Documents:
         return ""
 
     def _content(self, text: str, parts: Sequence[Part], incomplete: bool) -> str:
-        """Every chunk is the slice that it says, and only white space stands between them."""
+        """Check that each chunk is the slice it states, with only white space in between."""
         end = 0
         for part in parts:
             if part.text != text[part.start : part.end] or not part.text or part.text != part.text.strip():

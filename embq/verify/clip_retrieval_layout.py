@@ -1,7 +1,7 @@
-"""Whether an npy output is what clip-retrieval's readers take it for, who see file names and neither commits nor ids.
+"""Checks that clip-retrieval's readers, which know neither commits nor ids, read an npy output correctly.
 
-They list all files below a folder, sort them by name, and take the i-th vector of all .npy files for the one of the
-i-th row of all .parquet files. So one file too many, or of another length, shifts every later row without an error.
+They list all files below a folder, sort them by name, and pair the i-th vector of all .npy files with the i-th row of
+all .parquet files. So one file too many, or of another length, shifts every later row without an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = re.compile(r"_(\d{8})\.(?:npy|parquet)$")
 
 
 def check_clip_retrieval(layout: Layout, info: RunInfo, findings: Findings) -> None:
-    """Check the folders as those readers see them; InputError where the output is not in that layout at all."""
+    """Check the folders; InputError where the output does not have that layout."""
     root = layout.root
     if info.format != "npy" or not isinstance(root, Path):
         raise InputError(
@@ -50,7 +50,7 @@ def check_clip_retrieval(layout: Layout, info: RunInfo, findings: Findings) -> N
 
 
 def _seen_by_readers(folder: Path) -> list[Path]:
-    """What a search of the folder finds, in the order of the readers."""
+    """The files of a folder in the order of the readers."""
     return sorted((*folder.rglob("*.npy"), *folder.rglob("*.parquet")), key=str)
 
 

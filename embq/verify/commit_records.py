@@ -1,4 +1,4 @@
-"""Whether the commit records follow each other: numbers, hashes, epochs, totals, units, fingerprint."""
+"""Checks the chain of commit records: numbers, hashes, epochs, totals, units, fingerprint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Records:
     Attributes:
         count: records read.
         done: number of different units committed.
-        totals: units, rows, failures, quarantined units, truncated texts and tokens, added up here.
+        totals: sums of units, rows, failures, quarantined units, truncated texts and tokens.
         fingerprint: of the run, "" before its first rows.
-        broken: whether a number is missing, so that sums over the whole log say nothing.
+        broken: whether a number is missing, so that sums over the whole log cannot be checked.
         after_gap: whether the record just read follows a missing one.
         closed_by: name of the record that closed the log, or "" where there is none or units were added since.
         grew: whether units were added after the log was closed.
@@ -50,7 +50,7 @@ class Records:
         self._widths: dict[str, int] = {}
 
     def read(self) -> Iterator[Commit]:
-        """Every record, checked against those before it; OutputError where one is damaged in itself."""
+        """Every record, checked against those before it; OutputError where one cannot be parsed."""
         for number in range(1, self._last_number() + 1):
             name = f"{number:08d}.json"
             try:
@@ -71,7 +71,7 @@ class Records:
             self.after_gap = False
 
     def is_known(self, u: int, unit_id: str) -> bool:
-        """Whether the manifest has this unit under this index."""
+        """Whether the manifest has this unit at this index."""
         manifest = self._manifest
         return manifest is not None and 0 <= u < len(manifest) and manifest.unit_id(u) == unit_id
 
@@ -151,8 +151,8 @@ class Records:
         }
         for what, count in added.items():
             self.totals[what] += count
-            # Records of versions that did not count truncated texts, or tokens, say nothing of them.
-            said = commit.totals.get(what, 0 if what in ("truncated", "tokens") else None)
-            if self._baseline is not None and said != (sum_ := self._baseline.get(what, 0) + count):
-                self._findings.add("log_totals", name, f"it says {said} {what} in total, they add up to {sum_}")
+            # Records of earlier versions do not have totals of truncated texts or tokens.
+            recorded = commit.totals.get(what, 0 if what in ("truncated", "tokens") else None)
+            if self._baseline is not None and recorded != (sum_ := self._baseline.get(what, 0) + count):
+                self._findings.add("log_totals", name, f"it says {recorded} {what} in total, they add up to {sum_}")
         self._baseline = dict(commit.totals)

@@ -1,4 +1,4 @@
-"""Whether the files that records name are there, whole, of one schema, and with ids that follow each other."""
+"""Checks committed files: existence, size, hash, schema and consecutive ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from embq.verify.findings import Findings
 from embq.verify.metadata import columns_of
 
 SHARED_NONCE = ".shared"
-"""By this file in the staging folder workers know that they share storage with the writer; it stays."""
+"""Marker file in the staging folder that tells workers that they share storage with the writer; it is not litter."""
 
 
 class Files:
@@ -41,11 +41,11 @@ class Files:
         self._next_id: int | None = 0
 
     def forget_ids(self) -> None:
-        """A record is missing: the next part may begin with any id."""
+        """Accept any id at the start of the next part: a record is missing."""
         self._next_id = None
 
     def rows(self, commit: Commit) -> Cursor | None:
-        """The record's rows, to be read in order; None where a file of them cannot be relied on."""
+        """The record's rows, to be read in order; None where one of their files is damaged."""
         parts = _parts(commit)[0]
         for files in parts:
             self._check_first_id(files[0])
@@ -53,14 +53,14 @@ class Files:
         return Cursor(table for files in parts for table in self._read(files)) if all(sound) else None
 
     def failures(self, commit: Commit) -> Cursor | None:
-        """The record's failures, likewise."""
+        """The record's failures, to be read in order; None where one of their files is damaged."""
         parts = _parts(commit)[1]
         sound = [self._is_whole(commit, files) for files in parts]
         tables = (table for files in parts for table in part_tables(self._layout.root, files))
         return Cursor(tables) if all(sound) else None
 
     def look_at(self, commit: Commit) -> None:
-        """Check the record's files by their sizes and by what they say of themselves; their rows are not read."""
+        """Check sizes and footers of the record's files; rows are not read."""
         rows, failures = _parts(commit)
         for files in rows:
             self._check_first_id(files[0])
@@ -69,13 +69,13 @@ class Files:
             if all(sizes):
                 self._look_into(commit, files)
         units = {"rows": sum(unit.rows for unit in commit.units), "failures": sum(u.failures for u in commit.units)}
-        for kind, said in units.items():
-            if (there := sum(file.rows for file in commit.files if file.kind == kind)) != said:
+        for kind, recorded in units.items():
+            if (there := sum(file.rows for file in commit.files if file.kind == kind)) != recorded:
                 name = f"{commit.n:08d}.json"
-                self._findings.add("counts", name, f"its files have {there} {kind}, its units {said}")
+                self._findings.add("counts", name, f"its files have {there} {kind}, its units {recorded}")
 
     def unnamed(self) -> list[str]:
-        """Files that no record names: among parts and failures, unfinished ones, and results that nobody took."""
+        """Files that are in no record: parts, failures, temporary files, and staged results that were not accepted."""
         layout = self._layout
         there = (
             f"{folder.name}/{name}"
@@ -93,7 +93,7 @@ class Files:
             yield table
 
     def _check_size(self, commit: Commit, file: CommittedFile) -> bool:
-        """Whether the file is there, named once, with as many bytes as its record says."""
+        """Check that the file exists, is in one record only, and has the recorded size."""
         add = self._findings.add
         if file.path in self._named:
             add("file_once", file.path, f"record {commit.n} names it, and an earlier record does too")
@@ -128,7 +128,7 @@ class Files:
         return all(whole) and self._look_into(commit, files)
 
     def _look_into(self, commit: Commit, files: list[CommittedFile]) -> bool:
-        """Whether what aligned files say of themselves is what their record and run say: rows, columns, ids, model."""
+        """Check the footers of aligned files against record and run: rows, columns, ids, model."""
         try:
             with opened(self._layout.root, files) as part:
                 return self._check_part(commit, files, part)
@@ -146,11 +146,11 @@ class Files:
             self._findings.add("file_rows", files[0].path, f"its rows and those of the files beside it: {part.rows}")
             return False
         if files[0].kind == "rows":
-            self._check_ids_said(files[0], part.ids())
+            self._check_footer_ids(files[0], part.ids())
         return self._check_schema(commit, files[0], part.schema)
 
     def _check_schema(self, commit: Commit, file: CommittedFile, schema: pa.Schema) -> bool:
-        """Whether the columns are there with their types; also that rows have one schema and one fingerprint."""
+        """Check columns and types, and that all rows have one schema and one fingerprint."""
         wanted = {"unit_id": pa.string(), "key": pa.string(), "ordinal": pa.int32()}
         if file.kind == "failures":
             wanted |= {field.name: field.type for field in FAILURE_SCHEMA}
@@ -186,14 +186,14 @@ class Files:
         return not wrong
 
     def _holds_vectors(self, type_: pa.DataType) -> bool:
-        """Whether a column of this type can hold what the run stores of a vector."""
+        """Whether a column of this type can hold the stored form of a vector."""
         rows = self._info.rows
         if not pa.types.is_fixed_size_list(type_) or type_.value_type != ARROW_DTYPES[rows.dtype]:
             return False
         return not rows.truncate_dim or type_.list_size == rows.width(rows.truncate_dim)
 
-    def _check_ids_said(self, file: CommittedFile, groups: list[tuple[int, tuple[int, int]]]) -> None:
-        """Whether the lowest and highest ids that a file names are those of rows that count up."""
+    def _check_footer_ids(self, file: CommittedFile, groups: list[tuple[int, tuple[int, int]]]) -> None:
+        """Check the lowest and highest ids in a file's footer."""
         first = file.first_id
         for rows, ids in groups:
             if ids != (first, first + rows - 1):
@@ -214,11 +214,11 @@ class Files:
 
 
 def _parts(commit: Commit) -> tuple[list[list[CommittedFile]], list[list[CommittedFile]]]:
-    """The files of a record that are to be opened together: those of its rows, and those of its failures."""
+    """The files of a record, grouped by what is opened together: of rows, and of failures."""
     rows = [file for file in commit.files if file.of_rows]
     return [rows] if rows else [], [[file] for file in commit.files if file.kind == "failures"]
 
 
 def read_failed(findings: Findings, commit: Commit, error: OutputError) -> None:
-    """Record that a file of `commit` could not be read to its end although its hash is right."""
+    """Add a violation: a file of `commit` could not be read to its end although its hash is right."""
     findings.add("file_readable", f"record {commit.n}", error.message)

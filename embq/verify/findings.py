@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 KEPT = 1000
-"""Violations that are kept in words; a run of millions of units with its source gone has one for each."""
+"""Violations that are stored; a run of millions of units whose source is gone has one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +32,5 @@ class Findings:
             self.violations.append(Violation(invariant, where, message))
 
     def note(self, message: str) -> None:
-        """Something a user should know that breaks nothing."""
+        """An observation that is not a violation."""
         self.notes.append(message)

@@ -1,4 +1,7 @@
-"""Compressed inputs as the second reading opens them: by the standard library, to the end of the last member."""
+"""Opens input files for the second reading: local copies of remote files, decompression, starts of lines.
+
+Decompression uses the standard library and reads to the end of the last member.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ EVERY = 1_000
 
 
 class SourceLines:
-    """The starts of lines of the one source that was asked for last."""
+    """Byte offsets of lines of a text file that was changed after planning; of the last source only."""
 
     def __init__(self) -> None:
         self._of: tuple[str, str] | None = None
         self._starts: list[int] = []
 
     def placed(self, unit: Unit) -> Unit:
-        """A unit of lines with the bytes that its lines take now; as it is where the source cannot be read."""
+        """The unit with the current byte range of its lines; unchanged where the source cannot be read."""
         assert unit.samples is not None
         try:
             with _opened(unit) as file:
@@ -82,7 +85,7 @@ def _kept(unit: Unit) -> Iterator[IO[bytes]]:
 
 
 class Copies:
-    """The last file that was asked for, since the next slice of it is likely to be asked for next."""
+    """Local copies of remote inputs, one plain download each; only the last is kept, for its next slice."""
 
     def __init__(self) -> None:
         self._kept = ExitStack()
@@ -91,7 +94,7 @@ class Copies:
         atexit.register(self._kept.close)
 
     def of(self, unit: Unit) -> Unit:
-        """A unit of a URL as the same unit of a local copy, which stays until the copy of another is asked for.
+        """The unit with a local copy as its source. The copy is deleted when that of another file is made.
 
         Raises OSError where it cannot be fetched. Images of a folder that are gone are left out.
         """
@@ -226,7 +229,7 @@ def compression_of(path: str) -> str:
 
 
 class _Kept:
-    """The one file that was read last, so that slices of it are not each reached from its beginning."""
+    """The decompressed file that was read last, so that each slice does not start from its beginning."""
 
     def __init__(self) -> None:
         self._key: tuple[str, str] | None = None
@@ -235,7 +238,7 @@ class _Kept:
         atexit.register(self.close)
 
     def open(self, unit: Unit) -> IO[bytes]:
-        """The text, decompressed; anywhere in it."""
+        """The decompressed text, at any position."""
         key = (unit.source, unit.etag)
         if self._file is None or self._key != key:
             self.close()
@@ -243,7 +246,7 @@ class _Kept:
         return self._file
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file = self._key = self.rows = None

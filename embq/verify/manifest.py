@@ -1,4 +1,4 @@
-"""Whether the manifest is the one that run.json describes, and whether its units cover their sources."""
+"""Checks the manifest against run.json, and that its units cover their sources without gaps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_manifest(layout: Layout, info: RunInfo, findings: Findings) -> Manifes
 
 
 def check_digests(layout: Layout, info: RunInfo, findings: Findings) -> Manifest | None:
-    """The manifest, of which only the ids of its units were compared with run.json; None where it cannot be read."""
+    """Compare the unit ids of the manifest with run.json; None where it cannot be read."""
     try:
         manifest = Manifest(layout)
         if len(manifest) != info.units:
@@ -87,17 +87,17 @@ def _check_digest(found: str, wanted: str, where: str, findings: Findings) -> No
 
 
 def _selected(info: RunInfo) -> bool:
-    """Whether only some of the inputs were taken, so that there are gaps between units."""
+    """Whether only a part of the inputs was selected, so that there are gaps between units."""
     options = [info.options, *(generation.options for generation in info.added)]
     return any(name in ("exclude", "include", "limit", "sample") for pairs in options for name, _ in pairs)
 
 
 class Coverage:
-    """Follows the units of each source, which stand one after the other, and reports gaps between them.
+    """Reports gaps between the units of each source, which are consecutive in the manifest.
 
     Args:
-        mended: sources that were retried; only these can have got more units in a later generation.
-        whole: every input was taken whole, so that there are none.
+        mended: sources that were retried; only these can have more units in a later generation.
+        whole: every input was selected as a whole, so that there are no gaps.
     """
 
     def __init__(self, findings: Findings, mended: Set[str], *, whole: bool) -> None:
@@ -110,7 +110,7 @@ class Coverage:
         self._folders: Counter[str] = Counter()
 
     def take(self, u: int, unit: Unit) -> None:
-        """The next unit; of retries only what they say of units that could not be planned before."""
+        """Check the next unit. Of retries, only those of units that could not be planned before count."""
         if unit.retry is not None:
             if not unit.retry.only:
                 self._reach(unit)
@@ -135,7 +135,7 @@ class Coverage:
             self._ends[unit.source] = max(self._ends[unit.source], unit.first + (unit.samples or 0))
 
     def _beginning(self, unit: Unit) -> tuple[int, int]:
-        """The byte and the ordinal at which the units of a generation must begin in the source of `unit`."""
+        """The byte and the ordinal at which the units of a generation must start in the source of `unit`."""
         first = self._ends.get(unit.source, 0)
         if not first:
             return 0, self._folders[unit.source]
@@ -144,12 +144,12 @@ class Coverage:
         return unit.start, first
 
     def next_generation(self) -> None:
-        """The units to come were added later."""
+        """Start the units of the next generation."""
         self._end_of_source()
         self._last = None
 
     def end(self) -> None:
-        """All units have been taken."""
+        """Check the end of the last source, and count the images of folders."""
         self._end_of_source()
         if not self._whole:
             return
@@ -173,7 +173,7 @@ class Coverage:
             )
 
     def _count_rows(self, last: Unit) -> None:
-        """Compare with the rows that an independent reading finds, where the source is as it was planned."""
+        """Compare with the row count of an independent reading, where the source is unchanged."""
         planned = self._at[1]
         there = count(last) if last.samples is not None else planned
         if there is not None and there != planned:
@@ -181,7 +181,7 @@ class Coverage:
 
 
 def _by_bytes(unit: Unit) -> bool:
-    """Whether the units of this source are slices of its bytes, without gaps from the first to the last."""
+    """Whether the units of this source are consecutive byte ranges."""
     if unit.kind in LINES:  # one that could not be planned has no slice
         return unit.samples is not None and "compression" not in dict(unit.options)
     return unit.kind == "tar"

@@ -1,6 +1,6 @@
-"""Whether the metadata of rows are those of their source: columns and JSON text, put together again.
+"""Compares stored metadata, columns and JSON text together, with the source.
 
-Nothing of the product's own code for columns is used here: what they must hold follows from the source alone.
+The product's code for columns is not used: expected values come from the source alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Path = tuple[str, ...]
 
 
 class StoredMetadata:
-    """The metadata of some rows, as they stand in the output.
+    """The stored metadata of some rows.
 
     Attributes:
-        beside: rows with something that is in no column.
+        beside: rows with values that are in no column.
     """
 
     def __init__(self, rows: pa.Table, columns: tuple[Column, ...]) -> None:
@@ -31,7 +31,7 @@ class StoredMetadata:
         self.beside = sum(text is not None for text in self._texts)
 
     def differs(self, position: int, source: dict[str, Any] | None) -> str:
-        """What a row has otherwise than its sample in the source, or "".
+        """The first difference between a row and its sample in the source, or "".
 
         Args:
             source: the fields of the sample, None where it has none.
@@ -74,7 +74,7 @@ def columns_of(info: RunInfo) -> dict[str, pa.DataType]:
 
 
 def leaves(values: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """(names that lead to it, value) of all that is in an object and its objects; null is as if it were not there."""
+    """(path, value) of all values in an object and nested objects, without nulls."""
     waiting: list[tuple[Path, Any]] = [((name,), value) for name, value in values.items()]
     while waiting:
         path, value = waiting.pop()
@@ -99,7 +99,7 @@ def _fits(value: Any, type_: str) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """As JSON has it: 1 and 1.0 are one number, true is none, and objects have no order."""
+    """Equality of JSON values: 1 equals 1.0, true is not a number, and objects have no order."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

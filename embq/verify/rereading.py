@@ -1,9 +1,7 @@
-"""The inputs read a second time, by other code than `sources`: standard library only, a few plain rules.
+"""A second, independent reader of inputs: standard library only, none of the readers in `sources`.
 
-Remote inputs are copied here first; only their version is asked for by the product's own code.
-
-What `sources` and this file have in common is what the documentation promises about keys, nothing else. So a mistake
-in the product's readers shows up as a difference instead of being made twice.
+It shares with `sources` only what the documentation promises about keys, so that a mistake in the product's readers
+shows up as a difference. Remote inputs are copied first; only their version is read by the product's own code.
 """
 
 from __future__ import annotations
@@ -43,26 +41,26 @@ _MEMBER = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 
 
 ERRORS: tuple[type[Exception], ...] = (*COMPRESSION_ERRORS, tarfile.TarError, LookupError)
-"""Raised for a source that cannot be read as what it is said to be."""
+"""Raised for a source that cannot be read as its kind."""
 
 
 class SourceChangedError(Exception):
-    """The source is no longer what was planned, so the unit cannot be checked against it."""
+    """The source changed since planning, so the unit cannot be checked against it."""
 
 
 class SourceUnreadableError(Exception):
-    """The source is unchanged, and this second reading cannot make sense of it."""
+    """The source is unchanged, and the second reader cannot read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One sample as it stands in the source.
+class SourceSample:
+    """One sample of the source.
 
     Attributes:
         key: its key.
         image: encoded bytes; None where there is none, or where images were not asked for.
         text: caption or text; None where there is none that is UTF-8.
-        metadata: further fields; None where there are none, or nothing that is an object.
+        metadata: further fields; None where there are none, or they are not an object.
         changed: why this one sample cannot be checked, or "".
     """
 
@@ -73,13 +71,13 @@ class Found:
     changed: str = ""
 
 
-def reread(unit: Unit, *, images: bool) -> Iterator[Found]:
+def reread(unit: Unit, *, images: bool) -> Iterator[SourceSample]:
     """The samples of a unit in order of their ordinals; `images` says whether to read the bytes of images.
 
     Raises SourceChangedError where the source is missing or of another version, SourceUnreadableError where it cannot
-    be read as what it is said to be.
+    be read as its kind.
     """
-    readers: dict[str, Callable[[Unit, bool], Iterator[Found]]] = {
+    readers: dict[str, Callable[[Unit, bool], Iterator[SourceSample]]] = {
         "tar": _tar,
         "files": _files,
         "jsonl": _jsonl,
@@ -100,7 +98,7 @@ def reread(unit: Unit, *, images: bool) -> Iterator[Found]:
 
 
 def count(unit: Unit) -> int | None:
-    """All rows of the unit's source, which is no plain text, tar or folder; None where that cannot be told any more."""
+    """All rows of the unit's source, a table or JSON lines; None where it changed or cannot be read."""
     whole = replace(unit, start=0, stop=sys.maxsize, first=0, samples=sys.maxsize)
     try:
         return sum(1 for _ in reread(whole, images=False))
@@ -155,7 +153,7 @@ def _of_file(data: bytes | None) -> str | None:
 
 
 class _Member(tarfile.TarInfo):
-    """A member as POSIX says: a prefix of the name is in ustar headers alone, an empty PAX record withdraws it."""
+    """A tar member by POSIX rules: only ustar headers have a prefix, an empty PAX record removes the name."""
 
     stored = ""
 
@@ -176,7 +174,7 @@ class _Member(tarfile.TarInfo):
         super()._apply_pax_info(given, encoding, errors)  # type: ignore[misc]
 
 
-def _tar(unit: Unit, images: bool) -> Iterator[Found]:
+def _tar(unit: Unit, images: bool) -> Iterator[SourceSample]:
     """Members by key. A repeated image is a sample of its own, and so is a repeated text of a key without image."""
     named = dict(unit.options)
     images_of = tuple(named.get("image_keys", ";".join(IMAGES)).split(";"))
@@ -208,7 +206,7 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
             caption = next((of_key[extension] for extension in captions if extension in of_key), None)
             if again in captions and image is not None:
                 continue
-            yield Found(
+            yield SourceSample(
                 key=_stored(key),
                 image=_content(tar, image) if images and not again else None,
                 text=None if again else _of_file(_content(tar, caption)),
@@ -218,7 +216,7 @@ def _tar(unit: Unit, images: bool) -> Iterator[Found]:
 
 @contextmanager
 def _archive(path: str) -> Iterator[IO[bytes]]:
-    """A shard, decompressed into a temporary file: its members are not asked for in their order."""
+    """A shard, decompressed into a temporary file, since members are not read in order."""
     compression = compression_of(path)
     with opened(path, compression) as file:
         if not compression:
@@ -237,7 +235,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo | None) -> bytes | No
     return None if file is None else file.read()
 
 
-def _files(unit: Unit, images: bool) -> Iterator[Found]:
+def _files(unit: Unit, images: bool) -> Iterator[SourceSample]:
     """The planned files, each checked for its planned size."""
     named = dict(unit.options)
     captions = named.get("caption_keys", "txt").split(";")
@@ -248,16 +246,18 @@ def _files(unit: Unit, images: bool) -> Iterator[Found]:
         try:
             now = os.stat(path).st_size
         except OSError as error:
-            yield Found(key=key, changed=f"cannot be checked: {path}: {error.strerror}")
+            yield SourceSample(key=key, changed=f"cannot be checked: {path}: {error.strerror}")
             continue
         if now != size:
-            yield Found(key=key, changed=f"cannot be checked: changed: {path} had {size} bytes when planned, now {now}")
+            yield SourceSample(
+                key=key, changed=f"cannot be checked: changed: {path} had {size} bytes when planned, now {now}"
+            )
             continue
         ending = next((f".{one}" for one in endings if path.lower().endswith(f".{one}")), os.path.splitext(path)[1])
         beside = (f"{path.removesuffix(path[len(path) - len(ending) :])}.{caption}" for caption in captions)
         text = next((data for name in beside if (data := _whole(name)) is not None), None)
         metadata = _object(_of_file(_whole(f"{path.removesuffix(path[len(path) - len(ending) :])}.json")))
-        yield Found(key=key, image=_whole(path) if images else None, text=_of_file(text), metadata=metadata)
+        yield SourceSample(key=key, image=_whole(path) if images else None, text=_of_file(text), metadata=metadata)
 
 
 def _whole(path: str) -> bytes | None:
@@ -267,10 +267,10 @@ def _whole(path: str) -> bytes | None:
         return file.read()
 
 
-def _rows_of(read: Callable[[Unit, bool], Iterator[Row]]) -> Callable[[Unit, bool], Iterator[Found]]:
-    def rows(unit: Unit, images: bool) -> Iterator[Found]:
+def _rows_of(read: Callable[[Unit, bool], Iterator[Row]]) -> Callable[[Unit, bool], Iterator[SourceSample]]:
+    def rows(unit: Unit, images: bool) -> Iterator[SourceSample]:
         for key, image, text, metadata in read(unit, images):
-            yield Found(key=_stored(key), image=image, text=_decoded(text), metadata=metadata)
+            yield SourceSample(key=_stored(key), image=image, text=_decoded(text), metadata=metadata)
 
     return rows
 
@@ -285,20 +285,20 @@ def _text_of(unit: Unit) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _lines(unit: Unit, _images: bool) -> Iterator[Found]:
+def _lines(unit: Unit, _images: bool) -> Iterator[SourceSample]:
     name = os.path.basename(unit.source)
     with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
-            yield Found(key=_stored(f"{name}:{number}"), text=_decoded(line))
+            yield SourceSample(key=_stored(f"{name}:{number}"), text=_decoded(line))
 
 
-def _jsonl(unit: Unit, _images: bool) -> Iterator[Found]:
+def _jsonl(unit: Unit, _images: bool) -> Iterator[SourceSample]:
     name = os.path.basename(unit.source)
     named = dict(unit.options)
     with _text_of(unit) as file:
         for number, line in enumerate(_cut(file, unit.start, unit.stop), start=unit.first + 1):
             key, text, metadata = _parts_of(_object(_decoded(line)) or {}, named)
-            yield Found(key=_stored(key or f"{name}:{number}"), text=text, metadata=metadata)
+            yield SourceSample(key=_stored(key or f"{name}:{number}"), text=text, metadata=metadata)
 
 
 def _object(text: str | None) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
-"""Tables read a second time: whole files through pyarrow and h5py, a few plain rules.
+"""Second reader of tables: parquet and Arrow through pyarrow, HDF5 through h5py, csv by the standard library.
 
-As in `rereading`, nothing of `sources` is used here but what the documentation promises about columns and keys.
+As in `rereading`, the readers in `sources` are not used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _first_of(line: str) -> str:
 
 
 def _records(reader: Any, columns: int) -> Iterator[list[str] | None]:
-    """The rows; None for one that is not as the header says."""
+    """The rows; None for one that does not fit the header."""
     while True:
         try:
             fields = next(reader)
@@ -242,7 +242,7 @@ def linked(folder: str, link: str) -> bytes | None:
 
 
 def key_of(value: Any) -> str:
-    """The key that an id makes; "" where the row's number stands for it."""
+    """The key from an id; "" where the row number is the key."""
     if isinstance(value, bytes):
         try:
             return value.decode("utf-8")

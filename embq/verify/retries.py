@@ -1,4 +1,4 @@
-"""Retries as verification sees them: what each may replace, and how sources are since they were mended."""
+"""Checks which failures each retry replaces, and gives units with their sources as of the last retry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embq.verify.input_files import LINES, SourceLines
 
 
 class Retried:
-    """The retries of a run. Holds what of the inputs was retried, and nothing of the rest."""
+    """The retries of a run; memory grows with the retried inputs only."""
 
     def __init__(self, layout: Layout, manifest: Manifest, findings: Findings) -> None:
         self._layout = layout
@@ -36,7 +36,7 @@ class Retried:
                 self._versions[unit.source] = unit.etag
 
     def now(self, unit: Unit) -> Unit:
-        """The unit as its source was when a retry looked at it last; a source that cannot be read is left as it is."""
+        """The unit with its source as of the last retry; unchanged where the source cannot be read."""
         if unit.kind == "files":
             items = tuple((path, self._sizes.get((unit.source, path), size)) for path, size in unit.items)
             return replace(unit, items=items)
@@ -51,7 +51,7 @@ class Retried:
         return [retry for _, retry in self._retries.of(u)]
 
     def check(self, where: str, said: CommittedUnit, retry: Retry | None) -> None:
-        """A retry takes the place of failures that are there, and of each once; any other unit of none."""
+        """Check that a retry replaces existing failures, each once, and that other units replace none."""
         wanted = (0, 0) if retry is None else (retry.replaces, retry.lifts)
         if (said.supersedes, said.lifts) != wanted:
             self._findings.add(

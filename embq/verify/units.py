@@ -1,4 +1,4 @@
-"""Whether a unit's rows and failures are those of its source: every sample once, under its key, with its vector."""
+"""Checks the rows and failures of a unit against its source: each sample once, with its key and its vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from core.units import Retry, Unit
 from embq.verify.chunks import Documents
 from embq.verify.findings import Findings
 from embq.verify.metadata import StoredMetadata
-from embq.verify.rereading import Found, SourceChangedError, SourceUnreadableError, reread
+from embq.verify.rereading import SourceChangedError, SourceSample, SourceUnreadableError, reread
 from embq.verify.vectors import COSINE_OFF, differing, wrong_cosines, wrong_norms
 from worker.embedders.stub import stub_digest, stub_vectors
 
@@ -69,7 +69,7 @@ class Content:
         self._rows = rows
         self._stubs = stubs
 
-    def take(self, ordinal: int, found: Found) -> None:
+    def take(self, ordinal: int, found: SourceSample) -> None:
         """One sample that has a row."""
         position = self._rows.position[ordinal]
         captions = self._rows.captions
@@ -79,7 +79,7 @@ class Content:
         self.take_metadata(position, found)
         self._digest(position, found.image, text)
 
-    def take_metadata(self, position: int, found: Found) -> None:
+    def take_metadata(self, position: int, found: SourceSample) -> None:
         """The metadata of one row."""
         if why := self._rows.metadata.differs(position, found.metadata):
             self.metadata.append(f"{self._rows.names[position][1]!r}: {why}")
@@ -120,7 +120,7 @@ def some(samples: Iterable[tuple[int, str]]) -> str:
 
 
 class Units:
-    """Checks units one at a time; nothing is kept from one to the next but counts.
+    """Checks units one at a time; only counts are kept.
 
     Attributes:
         keys: samples whose keys were compared with the source.
@@ -361,7 +361,7 @@ class Units:
         return [rows.names[check.positions[i]] for i in np.flatnonzero(~good).tolist()]
 
 
-def numbered(unit: Unit, *, images: bool) -> Iterator[tuple[int, Found]]:
+def numbered(unit: Unit, *, images: bool) -> Iterator[tuple[int, SourceSample]]:
     """(ordinal, sample) of what a second reading of the unit finds; of a retry of files, only those are named."""
     found = reread(unit, images=images)
     return zip(unit.wanted, found, strict=True) if unit.wanted and unit.kind == "files" else enumerate(found)

@@ -1,4 +1,4 @@
-"""Recomputes by other formulas than `core.rows.vectors`, in float64, what must be stored of vectors."""
+"""Expected stored vectors, computed in float64 by other formulas than those of the product."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import numpy as np
 from core.rows.spec import RowSpec
 
 NORM_OFF = 1e-3
-"""A vector of length 1 in float16 is off by 0.0005 at most: each of its numbers by half a unit in the eleventh bit."""
+"""Largest error of the length of a unit vector: 0.0005 in float16, half a unit in the eleventh bit of each number."""
 
 STEP_OFF = 0.501
-"""Of int8, in steps: half of one by rounding, and what float32 adds."""
+"""Largest error of int8 in steps: half a step by rounding, and the error of float32."""
 
 COSINE_OFF = {"float16": 2e-3, "float32": 1e-5}
-"""Between a cosine and that of the two vectors as they are stored."""
+"""Largest difference between a stored cosine and that of the two stored vectors."""
 
 SHORT = 1e-3
-"""Of such a vector the numbers are so small that float16 has few bits for them."""
+"""Length below which float16 has too few bits for the numbers of a vector."""
 
 BIT_VALUES = np.array([128, 64, 32, 16, 8, 4, 2, 1])
 FLOAT_DTYPES = {"float16": np.float16, "float32": np.float32}
 LAST_PLACE = {"float16": (2.0**-10, 2.0**-24), "float32": (2.0**-23, 2.0**-149)}
-"""The unit in the last place of 1, and the least number that there is."""
+"""The unit in the last place of 1, and the smallest positive number."""
 
 
 def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
-    """Which of some stored vectors cannot come from one of length 1: bool of shape (n,).
+    """Mask of stored vectors that cannot come from one of length 1: bool of shape (n,).
 
     Of int8, each number may be off by half a step, and where one stands for all that are larger, the vector may be
     shorter. Binary vectors have no length.
@@ -45,7 +45,7 @@ def wrong_norms(values: np.ndarray, rows: RowSpec) -> np.ndarray:
 
 
 def differing(values: np.ndarray, given: np.ndarray, rows: RowSpec) -> np.ndarray:
-    """Which of some stored vectors are not what is stored of those that a model gives: bool of shape (n,).
+    """Mask of stored vectors that differ from the stored form of `given`: bool of shape (n,).
 
     Floats that are only cut are compared bit for bit, and so are the signs of binary. What was divided by its length
     may be off by one unit in the last place, int8 by half a step.
@@ -77,7 +77,7 @@ def differing(values: np.ndarray, given: np.ndarray, rows: RowSpec) -> np.ndarra
 
 
 def wrong_cosines(cosines: np.ndarray, images: np.ndarray, texts: np.ndarray, off: float) -> np.ndarray:
-    """Which of some cosines are none, or more than `off` from those of their vectors: bool of shape (n,).
+    """Mask of values that are not cosines, or differ from those of their vectors by more than `off`: bool (n,).
 
     Vectors shorter than `SHORT` have lost too much of their direction to tell.
     """
