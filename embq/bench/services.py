@@ -1,4 +1,4 @@
-"""Resident services around a private server, whose workers stay loaded while one run after the other is measured."""
+"""Private services of an experiment: broker, writer, producer and workers that stay loaded between measured runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sources.options import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class WorkerShare:
     """What one worker process did.
 
     Attributes:
@@ -51,13 +51,13 @@ class Traces:
         self.folder = folder
         self._read: dict[str, int] = {}
 
-    def shares(self, workers: Sequence[tuple[str, str]], *, since: float) -> tuple[Share, ...]:
+    def shares(self, workers: Sequence[tuple[str, str]], *, since: float) -> tuple[WorkerShare, ...]:
         """One share for each (name, device) of `workers`, of what began after `since` (Unix seconds)."""
         return tuple(self._share(name, device, since) for name, device in workers)
 
-    def _share(self, name: str, device: str, since: float) -> Share:
+    def _share(self, name: str, device: str, since: float) -> WorkerShare:
         lines = [line for line in self._new_lines(name) if line["began"] >= since]
-        return Share(
+        return WorkerShare(
             device=device,
             rows=sum(line["rows"] for line in lines),
             tokens=sum(line["tokens"] for line in lines),
@@ -94,16 +94,16 @@ def memory_mb(processes: Iterable[int]) -> float | None:
 
 POLL_S = 0.05
 BARE = {"EMBQ_ROOTS": "", "EMBQ_BROKER_PASSWORD_FILE": ""}
-"""Settings of the user's own services that the private ones must not have."""
+"""Settings of the user's services that the private ones must not inherit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is measured.
+    """A model with its compute precision.
 
     Attributes:
         spec: of the model, as a user writes it.
-        precision: what it computes in.
+        precision: compute precision.
     """
 
     spec: str
@@ -111,8 +111,8 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
-    """The worker processes of a condition: `per_device` on each of `devices`, which are named as in `--devices`."""
+class WorkerSet:
+    """The worker processes of a condition: `per_device` on each of `devices`, named as in `--devices`."""
 
     devices: tuple[str, ...]
     per_device: int = 1
@@ -128,17 +128,17 @@ class Replicate:
     """One measured run.
 
     Attributes:
-        records: that went in; as many came out, as rows or as failures.
-        failures: those that have no row.
-        seconds: from the first unit's beginning to the last commit, by the broker's clock.
-        shares: what each worker process did, in the order of the devices.
-        memory_mb: of the worker processes together, after the run; None where that is not known.
+        records: of the input, equal to rows plus failures.
+        failures: records without a row.
+        seconds: from the start of the first unit to the last commit, by the broker's clock.
+        shares: work of each worker process, in the order of the devices.
+        memory_mb: of all worker processes together, after the run; None where it is not known.
     """
 
     records: int
     failures: int
     seconds: float
-    shares: tuple[Share, ...]
+    shares: tuple[WorkerShare, ...]
     memory_mb: float | None
 
     @property
@@ -148,27 +148,29 @@ class Replicate:
 
 
 class Services:
-    """Server, writer, workers and producer in a folder; a context manager that leaves no process behind.
+    """Broker, writer, workers and producer in a folder; a context manager that ends all their processes.
 
-    A run that rests, the keeper, needs the model as long as the services are there, so that no worker unloads it
-    between two measured runs. The producer is started when the last worker is ready, so that all begin together.
+    A paused run, the keeper, requires the model while the services run, so that no worker unloads it between two
+    measured runs. The producer is started when the last worker is ready, so that all start together.
 
     Args:
-        folder: an empty one, for everything that the services write.
-        keeper: records for the keeper; none is embedded.
-        look: called again and again while something is waited for; what it raises ends the wait.
+        folder: empty, for all files of the services.
+        keeper: records of the keeper, which are not embedded.
+        poll: called repeatedly while waiting; an exception that it raises ends the wait.
 
-    Entering raises ModelError where the model cannot be loaded, and what else a service ends with.
+    Entering raises ModelError where the model cannot be loaded, and errors of services that end.
     """
 
-    def __init__(self, folder: Path, crew: Crew, model: Model, *, keeper: Records, look: Callable[[], None]) -> None:
-        self.crew = crew
+    def __init__(
+        self, folder: Path, worker_set: WorkerSet, model: Model, *, keeper: Records, poll: Callable[[], None]
+    ) -> None:
+        self.worker_set = worker_set
         self.model = model
         self.load_s = 0.0
         self.device_names: dict[str, str] = {}
         self._folder = folder
         self._keeper = keeper
-        self._look = look
+        self._poll = poll
         self._stack = ExitStack()
         self._children: list[ServiceProcess] = []
         self._traces = Traces(folder / "trace")
@@ -198,10 +200,15 @@ class Services:
         keeper, _ = self._announce(self._keeper, unit_size=1)
         self._spec = keeper.model.spec
         self._start_child("writer", url)
-        crew = ("--devices", ",".join(self.crew.devices), "--workers-per-device", str(self.crew.per_device))
-        # Whoever interrupts an experiment does not wait for units to be finished.
-        worker = self._start_child("worker", url, *crew, "--drain-timeout", "1")
-        while len(live := self._live()) < self.crew.size:
+        worker_set = (
+            "--devices",
+            ",".join(self.worker_set.devices),
+            "--workers-per-device",
+            str(self.worker_set.per_device),
+        )
+        # An interrupted experiment does not wait for units to finish.
+        worker = self._start_child("worker", url, *worker_set, "--drain-timeout", "1")
+        while len(live := self._live()) < self.worker_set.size:
             if refused := worker.refused_model():
                 raise refused
             self._wait()
@@ -220,17 +227,17 @@ class Services:
             broker_url=url,
             environment={**BARE, "EMBQ_TRACE": str(self._traces.folder)},
         )
-        # Stopped in the order opposite to this one: the writer last, for it takes what workers still publish.
+        # Stopped in reverse order: the writer last, since it commits what workers still publish.
         self._stack.callback(child.stop, 30.0)
         child.start()
         self._children.append(child)
         return child
 
     def measure(self, records: Records, *, unit_size: int) -> Replicate:
-        """Embed the records in units of `unit_size`, and give what it took.
+        """Embed the records in units of `unit_size`, and measure it.
 
-        Raises OutputError where the count is not exact, and ConfigError where a process was replaced meanwhile: what
-        such a run took says nothing.
+        Raises OutputError where the count is not exact, and ConfigError where a process was replaced meanwhile, which
+        makes the measurement invalid.
         """
         while any(said.get("held") for said in self._live()):
             self._wait()
@@ -248,7 +255,7 @@ class Services:
         if done.rows + done.failures != records.count:
             raise OutputError(
                 f"{records.count:,} records went in, {done.rows:,} rows and {done.failures:,} failures came out",
-                next_step="this must never be: report it",
+                next_step="this is a bug: report it",
             )
         live = self._live()
         return Replicate(
@@ -279,7 +286,7 @@ class Services:
 
     def _live(self) -> list[dict[str, Any]]:
         """What the workers that have loaded the model say of themselves, in the order of the devices."""
-        order = {device: position for position, device in enumerate(self.crew.devices)}
+        order = {device: position for position, device in enumerate(self.worker_set.devices)}
         said = [one for one in live_workers(self._client) if one.get("model") == self._spec]
         return sorted(said, key=lambda one: (order.get(str(one["device"]), 0), str(one["name"])))
 
@@ -289,7 +296,7 @@ class Services:
         return (*services, *(str(said["name"]) for said in self._live()))
 
     def _wait(self) -> None:
-        self._look()
+        self._poll()
         for child in self._children:
             child.supervise()
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Repeated measurements: means with deviations, what follows of them, and when two of them tell no difference."""
+"""Repeated measurements: mean, standard deviation, derived quantities, and comparison."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A figure that was measured several times, or that follows from such figures.
+    """A figure that was measured several times, or derived from such figures.
 
     Attributes:
         mean: of the replicates.
-        sd: their standard deviation (n - 1); 0 for a single one, which says nothing of how it varies.
+        sd: their standard deviation (n - 1); 0 for a single replicate.
         n: replicates.
     """
 
@@ -38,17 +38,17 @@ class Measured:
         return Measured(mean=self.mean * factor, sd=self.sd * abs(factor), n=self.n)
 
     def over(self, other: Measured) -> Measured:
-        """The quotient of two figures; relative deviations add as squares, for both were measured apart."""
+        """The quotient of two independent figures; relative deviations add as squares."""
         mean = self.mean / other.mean
         relative = math.hypot(self.sd / self.mean if self.mean else 0.0, other.sd / other.mean)
         return Measured(mean=mean, sd=abs(mean) * relative, n=min(self.n, other.n))
 
     def differs(self, other: Measured) -> bool:
-        """Whether the two lie further apart than both deviations together; else nothing is said of which is larger."""
+        """Whether the difference is larger than both deviations together; otherwise the order is unknown."""
         return abs(self.mean - other.mean) > self.sd + other.sd
 
     def describe(self) -> dict[str, float]:
-        """JSON-ready, with digits enough."""
+        """JSON-ready, with six digits."""
         return {"mean": significant(self.mean), "sd": significant(self.sd), "n": self.n}
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Measured:
 
 
 def together(parts: Sequence[Measured]) -> Measured:
-    """The sum of figures that were measured apart."""
+    """The sum of independent figures."""
     return Measured(
         mean=sum(part.mean for part in parts),
         sd=math.hypot(*(part.sd for part in parts)),
@@ -74,9 +74,9 @@ class UnitCost:
     """The fit `seconds of a unit = t0 + records * t1`.
 
     Attributes:
-        t0_s: what a unit costs however few records it holds.
+        t0_s: fixed cost of a unit.
         t0_error_s: standard error of `t0_s`.
-        t1_s: what a record costs.
+        t1_s: cost of a record.
     """
 
     t0_s: float
@@ -85,7 +85,7 @@ class UnitCost:
 
     @property
     def is_seen(self) -> bool:
-        """Whether a cost per unit is told apart from none: twice the standard error."""
+        """Whether the fixed cost is significant: above twice its standard error."""
         return self.t0_s > 2 * self.t0_error_s
 
     @property
@@ -94,7 +94,7 @@ class UnitCost:
         return str(Measured(mean=1000 * self.t0_s, sd=1000 * self.t0_error_s, n=2))
 
     def size_for(self, efficiency: float) -> int:
-        """The least records per unit that reach this part of the best speed."""
+        """The smallest number of records per unit with this fraction of the best speed."""
         return max(1, math.ceil(self.t0_s / self.t1_s * efficiency / (1 - efficiency) - 1e-9))
 
     def rate(self, size: float) -> float:
@@ -103,7 +103,7 @@ class UnitCost:
 
 
 def unit_cost(measured: Sequence[tuple[int, float]]) -> UnitCost | None:
-    """The cost of a unit from (records per unit, records per second) of each replicate; None where it cannot be told.
+    """The cost of a unit from (records per unit, records per second) of each replicate; None where it cannot be fitted.
 
     Least squares of seconds per record, `t1 + t0 / size`, with relative errors: weights are 1 / seconds squared.
     """

@@ -1,4 +1,4 @@
-"""The texts that the experiments embed: the user's own, or docstrings of the standard library."""
+"""Texts for the experiments: a user's file, or docstrings of the standard library."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sources.options import ReadOptions
 from sources.unit_reader import read
 
 LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "__pycache__"})
-"""Folders of the standard library without prose of their own, and the packages that are installed beside it."""
+"""Folders that are skipped: those without prose, and installed packages."""
 
 
 def docstrings(limit: int, *, installed: bool = False) -> list[tuple[str, str]]:
     """Up to `limit` docstrings of the standard library, as ("json.dumps", text), ordered by file and line.
 
     The source is parsed, never imported. With `installed`, the docstrings of installed packages follow, which gives
-    far more texts but other ones on other machines. A key occurs once: the first definition of a name counts.
+    far more texts, but different ones on each machine. Keys are unique: the first definition of a name counts.
     """
     folders = [Path(sysconfig.get_path("stdlib"))]
     if installed:
@@ -81,7 +81,7 @@ def _docstrings_of(file: Path, module: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_clean(text: str) -> bool:
-    """Whether a text has words, and no characters that UTF-8 or a line of a file cannot hold."""
+    """Whether a text is not blank and can be written as a line of UTF-8."""
     if not text.strip() or "\0" in text:
         return False
     try:
@@ -92,13 +92,13 @@ def _is_clean(text: str) -> bool:
 
 
 BUILT_IN = 2_000
-"""Docstrings that are taken; 60 tokens on average, some of them long, as documents are."""
+"""Number of docstrings; 60 tokens on average, some of them long."""
 MOST = 100_000
-"""Texts of a user's file that are taken, and held in memory."""
+"""Most texts of a user's file; held in memory."""
 
 
 def texts_for(file: str, *, seed: int) -> list[str]:
-    """The texts of a file, or the built-in ones where `file` is "", in an order that `seed` gives.
+    """The texts of a file, or docstrings where `file` is "", shuffled by `seed`.
 
     Raises InputError where the file cannot be read or holds no text.
     """
@@ -123,7 +123,7 @@ def _read(file: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """A file that embq can embed.
+    """An input file.
 
     Attributes:
         path: .jsonl, one record a line.
@@ -135,7 +135,7 @@ class Records:
 
 
 def write_records(folder: Path, texts: Sequence[str], count: int) -> Records:
-    """A file of `count` texts, each with a key of its own; the texts are repeated as often as that takes."""
+    """Write a file of `count` texts with unique keys, repeating the texts as needed."""
     path = folder / f"{count}.jsonl"
     if not path.exists():
         with path.open("w", encoding="utf-8") as file:

@@ -1,127 +1,48 @@
-"""Measures conditions: crews in shuffled order, their runs shuffled as well, and all of it warm before the first."""
+"""Measures the conditions of an experiment: worker sets and their runs in random order, after a warm-up."""
 
 from __future__ import annotations
 
 import math
 import random
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
 
 from core.errors import UsageError
-from embq.bench.progress import Course
-from embq.bench.services import Crew, Model, Replicate, Services
-from embq.bench.statistics import Measured, days_for, number, significant
+from core.process.limits import cores
+from core.service.progress_line import duration
+from embq.bench.outcomes import Condition, Outcome
+from embq.bench.services import Model, Replicate, Services, WorkerSet
 from embq.bench.texts import write_records
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """One experiment, done.
-
-    Attributes:
-        name: of the experiment, and of its files.
-        header, rows: of the table.
-        figures: JSON-ready, beyond what `of_condition` says of each condition.
-        findings: sentences that follow from the figures alone.
-        draw: draws the plot to a file; raises ModuleNotFoundError where matplotlib is not installed.
-    """
-
-    name: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    figures: dict[str, Any]
-    findings: tuple[str, ...]
-    draw: Callable[[Path], None]
-
-
-def of_condition(outcome: Outcome, chunks: int) -> dict[str, Any]:
-    """The figures of one condition, JSON-ready."""
-    records = sum(one.records for one in outcome.replicates)
-    tokens, rows = (sum(getattr(s, name) for r in outcome.replicates for s in r.shares) for name in ("tokens", "rows"))
-    memory = outcome.memory_mb
-    return {
-        "name": outcome.condition.name,
-        "devices": list(outcome.condition.crew.devices),
-        "device_names": outcome.device_names,
-        "workers_per_device": outcome.condition.crew.per_device,
-        "unit_size": outcome.condition.unit_size,
-        "records": [one.records for one in outcome.replicates],
-        "failures": sum(one.failures for one in outcome.replicates),
-        "embedded_twice": rows - records,
-        "seconds": [one.seconds for one in outcome.replicates],
-        "records_per_s": outcome.rate.describe(),
-        "tokens_per_record": significant(tokens / rows) if rows else None,
-        "device_busy": outcome.busy.describe(),
-        "memory_mb": memory.describe() if memory is not None else None,
-        "load_s": outcome.load_s,
-        "days": days_for(chunks, outcome.rate).describe(),
-    }
-
-
-def days_sentence(outcome: Outcome, chunks: int) -> str:
-    """How long a large corpus would take at the speed of one condition."""
-    days = days_for(chunks, outcome.rate)
-    tokens = sum(share.tokens for one in outcome.replicates for share in one.shares)
-    rows = sum(share.rows for one in outcome.replicates for share in one.shares)
-    return (
-        f"At the rate of {outcome.condition.name}, {outcome.rate} records/s, {chunks:,} chunks take {time_text(days)}"
-        f", if they have {number(tokens / rows) if rows else '?'} tokens each, as these records on average."
-    )
-
-
-def time_text(days: Measured) -> str:
-    """Days, or hours or minutes where they are few."""
-    for unit, factor in (("days", 1.0), ("hours", 24.0)):
-        if days.mean * factor >= 1:
-            return f"{days.scaled(factor)} {unit}"
-    return f"{days.scaled(24 * 60)} minutes"
-
-
-def names(texts: Sequence[str]) -> str:
-    """a, b and c."""
-    *first, last = texts
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 WARM_UP_SHARE = 0.4
-"""The warm-up goes on until a run has taken this part of `Setup.seconds`: a shorter one tells no speed."""
+"""The warm-up ends with a run of this fraction of `Setup.seconds`: a shorter one does not give a speed."""
+
+
 GROWTH = 4
-"""From one run of the warm-up to the next; a slow device is done with the first."""
+"""Growth of the runs of the warm-up."""
+
+
 MOST_RECORDS = 5_000_000
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """What is compared with what.
-
-    Attributes:
-        name: unique among the conditions of an experiment.
-        unit_size: records per unit.
-        grain: records of a replicate are a multiple of this; 0 takes two units for each worker process.
-    """
-
-    name: str
-    crew: Crew
-    unit_size: int
-    grain: int = 0
-
-    @property
-    def least(self) -> int:
-        """Records of which a replicate is a multiple: then every worker process has work."""
-        return self.grain or 2 * self.unit_size * self.crew.size
+BETWEEN_S = 1.5
+"""Assumed seconds between two runs, before any was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How an experiment is done.
+    """Settings of an experiment.
 
     Attributes:
-        texts: that are embedded, in turn.
-        records: of each replicate; 0 takes as many as `seconds` allow, by the speed of the warm-up.
-        seconds: that a replicate takes, about.
+        texts: to embed, in turn.
+        records: of each replicate; 0 for as many as fit in `seconds`, by the speed of the warm-up.
+        seconds: approximate duration of a replicate.
         replicates: of each condition.
         seed: of the order of conditions.
     """
@@ -134,93 +55,61 @@ class Setup:
     seed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What was measured of one condition.
-
-    Attributes:
-        model: that was measured.
-        load_s: what the slowest of its worker processes needed to load the model; part of no other figure.
-        device_names: device -> what its maker calls it.
-    """
-
-    condition: Condition
-    model: Model
-    replicates: tuple[Replicate, ...]
-    load_s: float
-    device_names: dict[str, str]
-
-    @property
-    def rate(self) -> Measured:
-        """Records per second."""
-        return Measured.of([replicate.rate for replicate in self.replicates])
-
-    @property
-    def busy(self) -> Measured:
-        """Part of the time in which a device had a batch in hand, over all worker processes."""
-        size = self.condition.crew.size
-        return Measured.of([sum(s.busy_s for s in one.shares) / size / one.seconds for one in self.replicates])
-
-    @property
-    def memory_mb(self) -> Measured | None:
-        """Megabytes of all worker processes together; None where that is not known."""
-        known = [one.memory_mb for one in self.replicates if one.memory_mb is not None]
-        return Measured.of(known) if known else None
-
-
 def check_records(conditions: Sequence[Condition], setup: Setup) -> None:
-    """Raise UsageError where the records asked for are too few to keep the workers of every condition busy."""
+    """Raise UsageError where --records is too small to keep the workers of every condition busy."""
     needed = max(condition.least for condition in conditions)
     if 0 < setup.records < needed:
         raise UsageError(
-            f"--records {setup.records:,} are too few: every worker has units to do only from {needed:,} records on",
+            f"--records {setup.records:,} are too few: every worker has units only from {needed:,} records on",
             next_step=f"give --records {needed:,} or more, or leave it out",
         )
 
 
-def measure(conditions: Sequence[Condition], setup: Setup, course: Course, look: Callable[[], None]) -> list[Outcome]:
+def measure(
+    conditions: Sequence[Condition], setup: Setup, progress: Progress, poll: Callable[[], None]
+) -> list[Outcome]:
     """The outcomes of all conditions, in their order.
 
     Args:
-        course: is told what goes on.
-        look: called again and again; what it raises ends everything, and all processes with it.
+        progress: shows the progress.
+        poll: called repeatedly; an exception that it raises ends the experiment and all its processes.
     """
     chance = random.Random(setup.seed)
-    crews = list(dict.fromkeys(condition.crew for condition in conditions))
-    chance.shuffle(crews)
+    worker_sets = list(dict.fromkeys(condition.worker_set for condition in conditions))
+    chance.shuffle(worker_sets)
     measured: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="embq-bench-", ignore_cleanup_errors=True) as folder:
-        for number, crew in enumerate(crews):
-            mine = [condition for condition in conditions if condition.crew == crew]
-            inside = Path(folder) / f"crew-{number}"
+        for number, worker_set in enumerate(worker_sets):
+            mine = [condition for condition in conditions if condition.worker_set == worker_set]
+            inside = Path(folder) / f"worker_set-{number}"
             inside.mkdir()
-            measured |= _measure_crew(crew, mine, setup, chance, inside, course, look)
+            measured |= _measure_set(worker_set, mine, setup, chance, inside, progress, poll)
     return [measured[condition.name] for condition in conditions]
 
 
-def _measure_crew(
-    crew: Crew,
+def _measure_set(
+    worker_set: WorkerSet,
     conditions: list[Condition],
     setup: Setup,
     chance: random.Random,
     folder: Path,
-    course: Course,
-    look: Callable[[], None],
+    progress: Progress,
+    poll: Callable[[], None],
 ) -> dict[str, Outcome]:
-    course.loading(crew.size)
+    progress.loading(worker_set.size)
     keeper = write_records(folder, setup.texts, 1)
-    with Services(folder, crew, setup.model, keeper=keeper, look=look) as services:
-        course.loaded(crew.size)
+    with Services(folder, worker_set, setup.model, keeper=keeper, poll=poll) as services:
+        progress.loaded(worker_set.size)
         rate = _warm_up(services, conditions[0], setup, folder)
         trials = [(condition, i) for condition in conditions for i in range(setup.replicates)]
         chance.shuffle(trials)
         found: dict[str, list[Replicate]] = {condition.name: [] for condition in conditions}
         for condition, _ in trials:
             count = setup.records or _count(rate * setup.seconds, condition.least)
-            course.begins(condition.name)
+            progress.begins(condition.name)
             records = write_records(folder, setup.texts, count)
             found[condition.name].append(services.measure(records, unit_size=condition.unit_size))
-            course.ended(found[condition.name][-1].rate)
+            progress.ended(found[condition.name][-1].rate)
         return {
             condition.name: Outcome(
                 condition=condition,
@@ -234,8 +123,8 @@ def _measure_crew(
 
 
 def _warm_up(services: Services, condition: Condition, setup: Setup, folder: Path) -> float:
-    """Records per second, of runs that grow until one is long enough to tell."""
-    count = 2 * services.crew.size * min(condition.unit_size, 16)
+    """Records per second, measured by runs that grow until one is long enough."""
+    count = 2 * services.worker_set.size * min(condition.unit_size, 16)
     while True:
         took = services.measure(write_records(folder, setup.texts, count), unit_size=min(condition.unit_size, 16))
         enough = took.seconds >= WARM_UP_SHARE * setup.seconds or count * GROWTH > MOST_RECORDS
@@ -245,5 +134,100 @@ def _warm_up(services: Services, condition: Condition, setup: Setup, folder: Pat
 
 
 def _count(wanted: float, grain: int) -> int:
-    """The multiple of `grain` next to what is wanted, at least one of it."""
+    """The multiple of `grain` nearest to `wanted`, at least one."""
     return grain * max(1, min(MOST_RECORDS // grain, math.ceil(wanted / grain - 0.5)))
+
+
+# --- progress ---
+
+
+class Progress:
+    """Shows progress on stderr: a line for each measured run, with the time left.
+
+    The time left is known once the first worker set is loaded, estimated from the durations so far.
+
+    Args:
+        worker_sets: processes of each worker set that will be loaded.
+        runs: to measure.
+        seconds: assumed duration of a run, before any was measured.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_sets: list[int],
+        runs: int,
+        seconds: float,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runs = runs
+        self.done = 0
+        self._sets = list(worker_sets)
+        self._seconds = seconds
+        self._clock = clock
+        self._console = console or Console(stderr=True, highlight=False)
+        self._status: Status | None = None
+        self._now = ""
+        self._at = clock()
+        self._load_s: list[float] = []
+        self._run_s: list[float] = []
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def loading(self, processes: int) -> None:
+        """The model is loading in this many worker processes."""
+        self._next(f"loading the model into {processes} worker process{'es' if processes > 1 else ''}")
+
+    def loaded(self, processes: int) -> None:
+        """The model is loaded; the warm-up starts."""
+        self._sets.remove(processes)
+        self._load_s.append((self._clock() - self._at) / _rounds(processes))
+        self._next("warming up")
+
+    def begins(self, condition: str) -> None:
+        """A run of a condition starts."""
+        self._next(f"{condition}, run {self.done + 1} of {self.runs}")
+
+    def ended(self, rate: float) -> None:
+        """A run has ended."""
+        self.done += 1
+        self._run_s.append(self._clock() - self._at)
+        left = f"; about {duration(self.left_s() or 0.0)} left" if self.done < self.runs else ""
+        self._console.print(f"{self._now}: {rate:,.1f} records/s{left}", markup=False)
+
+    def left_s(self) -> float | None:
+        """Seconds until the end; None before the first load."""
+        if not self._load_s:
+            return None
+        load = sum(self._load_s) / len(self._load_s)
+        run = sum(self._run_s) / len(self._run_s) if self._run_s else self._seconds + BETWEEN_S
+        # A worker set is loaded, and warmed up for about half a run.
+        return sum(load * _rounds(size) + run / 2 for size in self._sets) + (self.runs - self.done) * run
+
+    def update(self) -> None:
+        """Update the shown time."""
+        if self._status is not None:
+            left = self.left_s()
+            about = f"; about {duration(left)} left" if left is not None else ""
+            self._status.update(f"{self._now}, {self._clock() - self._at:.0f} s{about}")
+
+    def _next(self, what: str) -> None:
+        self._now, self._at = what, self._clock()
+        self.update()
+
+
+def _rounds(processes: int) -> int:
+    """Factor by which this many processes load slower than one: they share the cores."""
+    return math.ceil(processes / cores())

@@ -1,4 +1,4 @@
-"""The experiment with units: how many records a worker should take from the queue at once."""
+"""Experiment `unit-size`: speed against the number of records per unit."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from embq.bench.services import Crew
+from embq.bench.outcomes import Condition, ExperimentResult, Outcome, condition_figures, days_sentence, names
+from embq.bench.services import WorkerSet
 from embq.bench.statistics import UnitCost, days_for, number, significant, unit_cost
-from embq.bench.trials import Account, Condition, Outcome, days_sentence, names, of_condition
 
 SIZES = (1, 10, 100, 1000)
 EFFICIENCY = 0.9
 
 
 def conditions(devices: Sequence[str], sizes: Sequence[int]) -> list[Condition]:
-    """A condition for each size, all with the same workers and as many records."""
-    crew = Crew(devices=tuple(devices))
+    """A condition for each size, all with the same workers and number of records."""
+    worker_set = WorkerSet(devices=tuple(devices))
     return [
         Condition(
             name=f"{size:,} record{'s' if size > 1 else ''} per unit",
-            crew=crew,
+            worker_set=worker_set,
             unit_size=size,
-            grain=max(sizes) * crew.size,
+            grain=max(sizes) * worker_set.size,
         )
         for size in sizes
     ]
 
 
-def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
-    """What came of it."""
+def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
+    """The result of the outcomes."""
     best = _best(outcomes)
     cost = _cost(outcomes)
     rows = tuple(
@@ -43,12 +43,12 @@ def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
         )
         for one in outcomes
     )
-    return Account(
+    return ExperimentResult(
         name="unit-size",
         header=("records per unit", "records/s", "of the best", "units/s", "device busy", f"days for {chunks:,}"),
         rows=rows,
         figures={
-            "conditions": [of_condition(one, chunks) for one in outcomes],
+            "conditions": [condition_figures(one, chunks) for one in outcomes],
             "fit": None
             if cost is None
             else {
@@ -64,7 +64,7 @@ def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
 
 
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
-    """Sentences that the figures bear out."""
+    """Conclusions from the figures."""
     best, smallest = _best(outcomes), min(outcomes, key=lambda one: one.condition.unit_size)
     said = []
     if smallest is not best:

@@ -1,4 +1,4 @@
-"""The experiment with workers: what more processes on one device bring, and what they take."""
+"""Experiment `workers`: speed and memory against the number of worker processes on one device."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from core.errors import UsageError
-from embq.bench.services import Crew
+from embq.bench.outcomes import Condition, ExperimentResult, Outcome, condition_figures, days_sentence
+from embq.bench.services import WorkerSet
 from embq.bench.statistics import Measured, days_for, number
-from embq.bench.trials import Account, Condition, Outcome, days_sentence, of_condition
 
 COUNTS = (1, 2, 4, 8)
 
@@ -25,7 +25,7 @@ def conditions(devices: Sequence[str], counts: Sequence[int], unit_size: int) ->
     return [
         Condition(
             name=f"{count} worker{'s' if count > 1 else ''}",
-            crew=Crew(devices=tuple(devices), per_device=count),
+            worker_set=WorkerSet(devices=tuple(devices), per_device=count),
             unit_size=unit_size,
             grain=grain,
         )
@@ -33,12 +33,12 @@ def conditions(devices: Sequence[str], counts: Sequence[int], unit_size: int) ->
     ]
 
 
-def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
-    """What came of it; the first condition is the one that the others are compared with."""
+def result(outcomes: Sequence[Outcome], chunks: int) -> ExperimentResult:
+    """The result of the outcomes; the first condition is the baseline."""
     first = outcomes[0]
     rows = tuple(
         (
-            str(one.condition.crew.size),
+            str(one.condition.worker_set.size),
             str(one.rate),
             str(one.rate.over(first.rate)) if one is not first else "1",
             f"{one.busy.mean:.0%}",
@@ -48,7 +48,7 @@ def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
         )
         for one in outcomes
     )
-    return Account(
+    return ExperimentResult(
         name="workers",
         header=(
             "workers",
@@ -60,14 +60,14 @@ def account(outcomes: Sequence[Outcome], chunks: int) -> Account:
             f"days for {chunks:,}",
         ),
         rows=rows,
-        figures={"conditions": [of_condition(one, chunks) for one in outcomes]},
+        figures={"conditions": [condition_figures(one, chunks) for one in outcomes]},
         findings=findings(outcomes, chunks),
         draw=partial(_draw, outcomes),
     )
 
 
 def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
-    """Sentences that the figures bear out."""
+    """Conclusions from the figures."""
     first, *others = outcomes
     best = max(outcomes, key=lambda one: one.rate.mean)
     said = [f"{_more(one, first)}." for one in others]
@@ -79,7 +79,7 @@ def findings(outcomes: Sequence[Outcome], chunks: int) -> tuple[str, ...]:
 
 
 def _more(one: Outcome, first: Outcome) -> str:
-    device = one.condition.crew.devices[0]
+    device = one.condition.worker_set.devices[0]
     ratio = one.rate.over(first.rate)
     told = "" if one.rate.differs(first.rate) else ", which is no difference beyond the deviations"
     memory = _memory_ratio(one, first)
@@ -94,7 +94,7 @@ def _memory_ratio(one: Outcome, first: Outcome) -> Measured | None:
 
 def _enough(outcomes: Sequence[Outcome]) -> int:
     best = max(outcomes, key=lambda one: one.rate.mean)
-    return min(one.condition.crew.size for one in outcomes if not best.rate.differs(one.rate))
+    return min(one.condition.worker_set.size for one in outcomes if not best.rate.differs(one.rate))
 
 
 def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -104,9 +104,9 @@ def _draw(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def title(outcomes: Sequence[Outcome]) -> str:
-    """Of the picture: what more workers bring, or take away."""
+    """Title of the plot: the gain or loss by more workers."""
     first, last = outcomes[0], outcomes[-1]
-    device = first.condition.crew.devices[0]
+    device = first.condition.worker_set.devices[0]
     if len(outcomes) == 1:
         return f"{first.condition.name} on {device}: {first.rate} records/s"
     best = max(outcomes, key=lambda one: one.rate.mean)

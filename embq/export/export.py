@@ -1,4 +1,4 @@
-"""Plain files for other tools from the committed rows of a run, by the stores that write its parts."""
+"""Writes the committed rows of a run as plain files in a new folder, with the stores that write parts."""
 
 from __future__ import annotations
 
@@ -30,134 +30,30 @@ from core.storage.durable import fsync_folder, output_error, publish, write_new
 from core.storage.paths import Place
 from embq.export.row_order import Places, sorted_tables
 
-SMALLER = {
-    "float32": ("float32", "float16", "int8", "binary"),
-    "float16": ("float16", "int8", "binary"),
-    "int8": ("float32", "float16", "int8", "binary"),
-    "binary": ("binary",),
-}
-"""What a run stores -> what an export of it can store: nothing finer, but for the numbers that int8 stands for."""
-
-
-def wanted_rows(rows: RowSpec, dtype: str, int8_range: float | None) -> RowSpec:
-    """What the rows of an export hold, where `dtype` is asked for; InputError where that cannot be made of `rows`."""
-    if dtype == rows.dtype:
-        return rows
-    if dtype not in SMALLER[rows.dtype]:
-        known = ", ".join(SMALLER[rows.dtype])
-        raise InputError(
-            f"the run stores {rows.dtype}, of which {dtype} cannot be made",
-            next_step=f"use --dtype {known}" if known != rows.dtype else "leave out --dtype",
-            code="dtype_lost",
-        )
-    # Vectors are cut already. Floats stay as long as they are; int8 has its own rule, and binary has only signs.
-    normalize = rows.normalize if dtype == "int8" else None
-    if dtype == "int8" and normalize is False and int8_range is None:
-        raise UsageError(
-            "--dtype int8 of vectors that are of any length needs --int8-range",
-            next_step="add --int8-range with the largest number that they hold",
-        )
-    range_ = INT8_RANGE if int8_range is None else int8_range
-    return replace(rows, dtype=dtype, truncate_dim=0, normalize=normalize, int8_range=range_)
-
-
-def converted(table: pa.Table, have: RowSpec, want: RowSpec) -> pa.Table:
-    """The table with its vectors as `want` stores them; InputError where one of them has no such form."""
-    if have.dtype == want.dtype:
-        return table
-    for at, field in enumerate(table.schema):
-        if not pa.types.is_fixed_size_list(field.type):
-            continue
-        values, faults = stored(restored(vectors(table, field.name), have), want)
-        if faults:
-            row = min(faults)
-            raise InputError(
-                f"row {table['id'][row].as_py()} ({table['key'][row].as_py()!r}) cannot be stored as {want.dtype}: "
-                f"{faults[row].message}",
-                next_step="export with the run's own --dtype",
-                code=faults[row].code,
-            )
-        type_ = pa.list_(ARROW_DTYPES[want.dtype], values.shape[1])
-        flat = pa.array(values.reshape(-1), type_.value_type)
-        column = pa.FixedSizeListArray.from_arrays(flat, type=type_)
-        table = table.set_column(at, pa.field(field.name, type_, field.nullable), column)
-    return table
-
-
-UNFINISHED = ".unfinished-"
-"""Within the name of a folder beside the one that is to be made. One that stays is of a process that was killed."""
-
-_NEXT_STEPS = {
-    "no_space": "make room, then export again",
-    "not_writable": "give write permission, or name another folder",
-}
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write in, which becomes `path` when the block ends, durably; where it fails, it is removed.
-
-    Raises InputError where `path` is there and not an empty folder, OutputError where it cannot be made.
-    """
-    refuse_used(path)
-    unfinished = path.with_name(f"{path.name}{UNFINISHED}{secrets.token_hex(4)}")
-    try:
-        unfinished.mkdir(parents=True)
-    except OSError as error:
-        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
-    try:
-        yield unfinished
-        for folder, _, _ in os.walk(unfinished):
-            fsync_folder(Path(folder))
-        refuse_used(path)
-        os.rename(unfinished, path)  # over an empty folder, but not over one that is in use
-        fsync_folder(path.parent)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
-    except OutputError as error:  # of a store, which speaks of a run's folder
-        shutil.rmtree(unfinished, ignore_errors=True)
-        error.next_step = _NEXT_STEPS.get(error.code, error.next_step)
-        raise
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-
-
-def refuse_used(path: Path) -> None:
-    """Raise InputError where `path` is there and not an empty folder."""
-    if not path.exists():
-        return
-    if path.is_mount():
-        raise InputError(f"{path} is a file system of its own", next_step="name a new folder in it")
-    if not path.is_dir() or any(path.iterdir()):
-        raise InputError(f"{path} is not empty", next_step="choose an empty or a new folder", code="foreign_output")
-
-
 FILE_BYTES = 128 * 1024 * 1024
-"""Of vectors in one file, and of rows in memory while they are put in order, unless the user asks for other files."""
+"""Default bytes of vectors in one file, and of rows in memory while they are sorted."""
 
 MOST_ROWS = 1_000_000
-"""Of one file, unless the user asks for others."""
+"""Default upper bound of the rows of one file."""
 
 ACCOUNT = "export.json"
-"""What an export says of itself, beside its files."""
+"""File with the `ExportResult`."""
 
 ALWAYS = ("id", "key")
-"""Columns that are there whatever the user leaves out, with the vectors."""
+"""Columns that are always exported, with the vectors."""
 
 Order = Literal["committed", "manifest"]
-"""By id, or by unit and ordinal. The latter is the same for every run of the same input, but for the ids in it."""
+"""By id, or by unit and ordinal. The latter is the same for every run of the same input, except for the ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is asked for.
+class ExportOptions:
+    """Options of `embq export`.
 
     Attributes:
         format: of the files, one of `core.rows.spec.FORMATS`.
         order: of the rows.
-        dtype: what is stored of a vector; "" for what the run stores.
+        dtype: of stored vectors; "" for that of the run.
         int8_range: where the run stores floats and `dtype` is int8: the number that is stored as 127; None for
             the 1 that suits vectors of length 1.
         rows_per_file: most rows of a file; 0 for as many as `FILE_BYTES` hold.
@@ -173,11 +69,11 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """What was exported.
+class ExportResult:
+    """A finished export.
 
     Attributes:
-        records: commit records whose rows are in it; a later export may have more.
+        records: commit records whose rows are included; a later export may have more.
         state: "complete" where every unit of the run was committed, else "incomplete".
         ids: "committed": a row has the id that it has in the run. They count from 0 in the order of commits.
         columns: of a row, in order.
@@ -199,49 +95,51 @@ class Export:
     files: tuple[dict[str, Any], ...]
 
 
-def export(root: Place, folder: Path, wish: Wish, *, on_rows: Callable[[int, int], None] | None = None) -> Export:
-    """Write the rows that are committed now as files in a new folder.
+def export(
+    root: Place, folder: Path, options: ExportOptions, *, on_rows: Callable[[int, int], None] | None = None
+) -> ExportResult:
+    """Write all committed rows as files in a new folder.
 
-    Holds one file's rows in memory, and, in the manifest's order, as much again while they are put in order.
+    Holds the rows of one file in memory, and with order "manifest" as much again for sorting.
 
     Args:
-        on_rows: told (rows written, rows in all) after each file.
+        on_rows: called with (rows written, all rows) after each file.
 
-    Raises InputError where `folder` is in use, the run holds no rows, or the wish cannot be met; OutputError where the
-    run cannot be read, or the folder not be written. Nothing is left of it then.
+    Raises InputError where `folder` is in use, the run holds no rows, or the options do not fit the run; OutputError
+    where the run cannot be read, or the folder not be written. The folder is removed then.
     """
     info = load_run(root)
     _refuse_inside(root, folder)
     state, places = _committed(root, info, Manifest(Layout(root)))
     if not places.parts:
-        raise InputError(f"{root} holds no committed rows", next_step="run it, and export then", code="empty_input")
-    rows = wanted_rows(info.rows, wish.dtype or info.rows.dtype, wish.int8_range)
-    _refuse_npy(wish.format, rows.dtype)
+        raise InputError(f"{root} holds no committed rows", next_step="run it first", code="empty_input")
+    rows = wanted_rows(info.rows, options.dtype or info.rows.dtype, options.int8_range)
+    _refuse_npy(options.format, rows.dtype)
     with opened(root, places.parts[0]) as part:
         schema = part.schema
     if rows.dtype == "binary" != info.rows.dtype:
         for one in _vector_types(schema):
             rows.check(info.model.spec, one.list_size)
-    columns = _columns(schema, wish.columns)
-    per_file = wish.rows_per_file or min(MOST_ROWS, _rows_within(FILE_BYTES, schema))
-    as_run = replace(info, format=wish.format, rows=_rows_of(rows, columns))
+    columns = _columns(schema, options.columns)
+    per_file = options.rows_per_file or min(MOST_ROWS, _rows_within(FILE_BYTES, schema))
+    as_run = replace(info, format=options.format, rows=_rows_of(rows, columns))
     notes = replace(info, rows=rows).notes(fingerprint=state.fingerprint, version=info.version)
     window_rows = _rows_within(FILE_BYTES, schema)
-    with closing(_tables(root, places, wish.order, window_rows)) as tables, new_folder(folder) as unfinished:
+    with closing(_tables(root, places, options.order, window_rows)) as tables, new_folder(folder) as unfinished:
         made = (converted(table.select(columns), info.rows, rows) for table in tables)
         files: list[CommittedFile] = []
         for written in _files(made, Layout(unfinished), as_run, per_file, notes):
             files += written
             if on_rows is not None:
                 on_rows(sum(file.rows for file in files if file.kind == "rows"), state.rows)
-        done = _account(as_run, state, wish.order, columns, files)
+        done = _account(as_run, state, options.order, columns, files)
         text = json.dumps({"schema": 1, **asdict(done)}, indent=1).encode() + b"\n"
         write_new(unfinished / ACCOUNT, text, temporary=unfinished / f"_{ACCOUNT}")
     return done
 
 
 def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState, Places]:
-    """What the log says now, and where it says that rows are."""
+    """The state of the log, and the places of all rows."""
     log, state, places = CommitLog(Layout(root)), LogState(units=info.units), Places()
     for commit in log.read():
         log.advance(state, commit)
@@ -254,9 +152,9 @@ def _committed(root: Place, info: RunInfo, manifest: Manifest) -> tuple[LogState
 
 def _account(
     as_run: RunInfo, state: LogState, order: Order, columns: Sequence[str], files: Sequence[CommittedFile]
-) -> Export:
-    """What is said of an export: the run with the format and the rows that were asked for, and what was written."""
-    return Export(
+) -> ExportResult:
+    """The result of an export; `as_run` is the run with the format and the rows of the export."""
+    return ExportResult(
         run=as_run.run,
         model=as_run.model.spec,
         fingerprint=state.fingerprint,
@@ -284,7 +182,7 @@ def _tables(root: Place, places: Places, order: Order, window_rows: int) -> Gene
 def _files(
     tables: Iterator[pa.Table], layout: Layout, info: RunInfo, per_file: int, notes: dict[str, str]
 ) -> Iterator[list[CommittedFile]]:
-    """Write the rows as files numbered from 0, and give what was written of each number."""
+    """Write the rows as files numbered from 0; yields the files of each number."""
     store, cursor, number = store_for(info), Cursor(tables), 0
     of_rows: list[CommittedFile] = []
     layout.temporary.mkdir()
@@ -307,7 +205,7 @@ def _files(
 
 
 def _columns(schema: pa.Schema, wanted: Sequence[str] | None) -> list[str]:
-    """The columns to keep, in the order of the run; InputError where one is not there."""
+    """The columns to keep, in the order of the run; InputError where one does not exist."""
     if wanted is None:
         return list(schema.names)
     if absent := [name for name in wanted if name not in schema.names]:
@@ -325,7 +223,7 @@ def _rows_of(rows: RowSpec, columns: Sequence[str]) -> RowSpec:
 
 
 def _rows_within(size: int, schema: pa.Schema) -> int:
-    """How many rows have `size` bytes of vectors; by the columns alone, so that equal runs give equal files."""
+    """Rows that have `size` bytes of vectors; by the columns alone, so that equal runs give equal files."""
     row_bytes: int = sum(one.list_size * one.value_type.bit_width // 8 for one in _vector_types(schema))
     return max(1, size // max(1, row_bytes))
 
@@ -338,7 +236,7 @@ def _refuse_npy(format: str, dtype: str) -> None:
     assert format in FORMATS
     if format == "npy" and not dtype.startswith("float"):
         raise InputError(
-            f"readers of npy files know floats only, and the rows would hold {dtype}",
+            f"readers of npy files accept floats only, and the rows would hold {dtype}",
             next_step="use --dtype float16, or another --to" if dtype == "int8" else "use another --to",
             code="format_dtype",
         )
@@ -346,4 +244,112 @@ def _refuse_npy(format: str, dtype: str) -> None:
 
 def _refuse_inside(root: Place, folder: Path) -> None:
     if isinstance(root, Path) and folder.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{folder} lies in the output folder", next_step="choose a folder outside of it")
+        raise InputError(f"{folder} is inside the output folder", next_step="choose a folder outside of it")
+
+
+# --- conversion of vectors ---
+
+SMALLER = {
+    "float32": ("float32", "float16", "int8", "binary"),
+    "float16": ("float16", "int8", "binary"),
+    "int8": ("float32", "float16", "int8", "binary"),
+    "binary": ("binary",),
+}
+"""dtype of a run -> dtypes of its exports: none finer, but int8 can be converted back to floats."""
+
+
+def wanted_rows(rows: RowSpec, dtype: str, int8_range: float | None) -> RowSpec:
+    """The row spec of an export with `dtype`; InputError where `rows` cannot be converted to it."""
+    if dtype == rows.dtype:
+        return rows
+    if dtype not in SMALLER[rows.dtype]:
+        known = ", ".join(SMALLER[rows.dtype])
+        raise InputError(
+            f"the run stores {rows.dtype}, which cannot be converted to {dtype}",
+            next_step=f"use --dtype {known}" if known != rows.dtype else "leave out --dtype",
+            code="dtype_lost",
+        )
+    # Vectors are truncated already. Floats keep their length, int8 has its own rule, and binary has signs only.
+    normalize = rows.normalize if dtype == "int8" else None
+    if dtype == "int8" and normalize is False and int8_range is None:
+        raise UsageError(
+            "--dtype int8 needs --int8-range for vectors that are not of length 1",
+            next_step="add --int8-range with the largest number that they hold",
+        )
+    range_ = INT8_RANGE if int8_range is None else int8_range
+    return replace(rows, dtype=dtype, truncate_dim=0, normalize=normalize, int8_range=range_)
+
+
+def converted(table: pa.Table, have: RowSpec, want: RowSpec) -> pa.Table:
+    """The table with its vectors converted to `want`; InputError where one of them cannot be."""
+    if have.dtype == want.dtype:
+        return table
+    for at, field in enumerate(table.schema):
+        if not pa.types.is_fixed_size_list(field.type):
+            continue
+        values, faults = stored(restored(vectors(table, field.name), have), want)
+        if faults:
+            row = min(faults)
+            raise InputError(
+                f"row {table['id'][row].as_py()} ({table['key'][row].as_py()!r}) cannot be stored as {want.dtype}: "
+                f"{faults[row].message}",
+                next_step="export with the run's own --dtype",
+                code=faults[row].code,
+            )
+        type_ = pa.list_(ARROW_DTYPES[want.dtype], values.shape[1])
+        flat = pa.array(values.reshape(-1), type_.value_type)
+        column = pa.FixedSizeListArray.from_arrays(flat, type=type_)
+        table = table.set_column(at, pa.field(field.name, type_, field.nullable), column)
+    return table
+
+
+# --- the folder ---
+
+UNFINISHED = ".unfinished-"
+"""Part of the name of the temporary folder; a process that is killed leaves it behind."""
+
+_NEXT_STEPS = {
+    "no_space": "make room, then export again",
+    "not_writable": "give write permission, or name another folder",
+}
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder, renamed to `path` at the end of the block, durably; removed where the block fails.
+
+    Raises InputError where `path` exists and is not an empty folder, OutputError where it cannot be made.
+    """
+    refuse_used(path)
+    unfinished = path.with_name(f"{path.name}{UNFINISHED}{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
+    try:
+        yield unfinished
+        for folder, _, _ in os.walk(unfinished):
+            fsync_folder(Path(folder))
+        refuse_used(path)
+        os.rename(unfinished, path)  # replaces an empty folder, but not one that is in use
+        fsync_folder(path.parent)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise output_error(error, path, next_steps=_NEXT_STEPS) from error
+    except OutputError as error:  # of a store, whose next step is for a run
+        shutil.rmtree(unfinished, ignore_errors=True)
+        error.next_step = _NEXT_STEPS.get(error.code, error.next_step)
+        raise
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def refuse_used(path: Path) -> None:
+    """Raise InputError where `path` exists and is not an empty folder."""
+    if not path.exists():
+        return
+    if path.is_mount():
+        raise InputError(f"{path} is a mount point", next_step="name a new folder in it")
+    if not path.is_dir() or any(path.iterdir()):
+        raise InputError(f"{path} is not empty", next_step="choose an empty or a new folder", code="foreign_output")

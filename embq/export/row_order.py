@@ -1,8 +1,8 @@
-"""Committed rows in the order of the manifest, whatever the order in which they were committed, in bounded memory.
+"""Sorts committed rows into the order of the manifest in bounded memory.
 
-The commit log says where in which part the rows of each unit stand. Units that follow each other in the manifest are
-gathered in windows of a bounded number of rows, and each part is read once for every window that has rows in it. Units
-are committed about in the order of the manifest, so that a part has rows in one window or two.
+The commit log has the position of each unit's rows in the parts. Consecutive units of the manifest are collected in
+windows of a bounded number of rows, and each part is read once for every window with rows in it. Units are committed
+roughly in the order of the manifest, so that a part has rows in one window or two.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from core.storage.paths import Place
 
 @dataclass(slots=True)
 class Places:
-    """Where the rows of units are; one entry for each unit that has rows, twenty bytes each.
+    """Positions of rows in parts; one entry of twenty bytes for each unit with rows.
 
     Attributes:
         parts: the files of each part.
         unit: index in the manifest of the unit that was planned first, also for rows of a retry.
         part: index in `parts`.
         first: the first row, within the part.
-        rows: number of rows, which follow each other.
+        rows: number of consecutive rows.
     """
 
     parts: list[tuple[CommittedFile, ...]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Places:
     rows: array[int] = field(default_factory=lambda: array("i"))
 
     def take(self, commit: Commit, manifest: Manifest) -> None:
-        """Note the rows of one record."""
+        """Add the rows of one record."""
         files = tuple(file for file in commit.files if file.of_rows)
         if not files:
             return
@@ -54,7 +54,7 @@ class Places:
 
 
 def sorted_tables(root: Place, places: Places, *, window_rows: int) -> Iterator[pa.Table]:
-    """The rows by unit, ordinal and chunk, some windows of at most `window_rows` at a time, or of one larger unit.
+    """The rows by unit, ordinal and chunk, in windows of at most `window_rows`, or of one larger unit.
 
     Raises OutputError where a file is missing or cannot be read.
     """
@@ -84,7 +84,7 @@ def _windows(units: np.ndarray, rows: np.ndarray, most: int) -> Iterator[tuple[i
 
 
 def _gather(root: Place, places: Places, entries: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """The rows of some entries in the order of their parts, and of each the unit that was planned first."""
+    """The rows of some entries in the order of their parts, and the unit of each that was planned first."""
     parts = np.asarray(places.part)[entries]
     tables: list[pa.Table] = []
     units: list[np.ndarray] = []

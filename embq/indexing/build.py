@@ -17,7 +17,7 @@ from core.storage.paths import Place, place
 from embq.cli.authorization import authorized_client
 from embq.cli.options import settings_with
 from embq.indexing.changes import change, grown
-from embq.indexing.progress import Shown
+from embq.indexing.progress import BuildProgress
 from indexer.build.build import Built, build
 from indexer.build.queue_runner import QueueRunner
 from indexer.build.report import summary, write_report
@@ -96,7 +96,7 @@ def index(options: Mapping[str, Any]) -> int:
         )
 
     with runner_of(options, wish) as runner:
-        progress = Shown(quiet=quiet)
+        progress = BuildProgress(quiet=quiet)
         built = build(folder, collection, asked, spec, runner, progress, write_report, rebuild=options["rebuild"])
     return account(built, collection, as_json=options["as_json"])
 

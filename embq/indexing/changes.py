@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from core.errors import Exit, InputError, UsageError
-from embq.indexing.progress import Shown
+from embq.indexing.progress import BuildProgress
 from indexer.build.runners import Runner
 from indexer.change.compaction import Compaction, compact
 from indexer.change.deletes import NAMED, Deletion, delete
@@ -27,7 +27,7 @@ def grown(index: Path, collection: Collection, options: Mapping[str, Any], runne
         index,
         collection,
         runner,
-        Shown(quiet=quiet),
+        BuildProgress(quiet=quiet),
         drop_invalid=options["drop_invalid"],
         memory_bytes=memory_bytes,
     )
@@ -47,7 +47,7 @@ def change(options: Mapping[str, Any], runner: AbstractContextManager[Runner]) -
         raise UsageError("--delete and --compact are two steps", next_step="delete first, then compact")
     if options["compact"]:
         with runner as opened:
-            came = compact(index, opened, Shown(quiet=options["quiet"] or options["as_json"]))
+            came = compact(index, opened, BuildProgress(quiet=options["quiet"] or options["as_json"]))
         return _say_compaction(came, options)
     return _say_deletion(delete(index, keys), options)
 

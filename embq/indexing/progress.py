@@ -30,7 +30,7 @@ SAY_S = 10.0
 """Least time between two lines on a stage in a log."""
 
 
-class Shown:
+class BuildProgress:
     """A course on stderr.
 
     Args:

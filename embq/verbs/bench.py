@@ -1,4 +1,4 @@
-"""`embq bench`."""
+"""`embq bench`: measures the speed of this machine against workers, devices, unit size and images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embq.cli.options import devices_option, json_option, option_group, precisio
 from embq.verbs.bench_images import command as images
 
 CHUNKS = 20_648_877
-"""Chunks of the English Wikipedia that were embedded on three cards when the queue was first tried."""
+"""Chunks of the English Wikipedia, as in the first trial of the queue on three cards."""
 
 
 experiment_options = option_group(
@@ -21,21 +21,21 @@ experiment_options = option_group(
         "-m",
         default="",
         metavar="SPEC",
-        help="What embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
+        help="Model that embeds the texts.  [minilm where it is installed, else stub:384?ms_per_sample=10]",
     ),
     precision_option,
     click.option(
         "--texts",
         default="",
         metavar="FILE",
-        help="Texts to embed, in any form that `embq run` reads.  [docstrings of Python's own library]",
+        help="Texts to embed, in any format of `embq run`.  [docstrings of Python's standard library]",
     ),
     click.option(
         "--records",
         type=click.IntRange(min=1),
         default=None,
         metavar="N",
-        help="Records of each run; texts are repeated if need be.  [as many as --seconds allow]",
+        help="Records of each run; texts are repeated as needed.  [as many as fit in --seconds]",
     ),
     click.option(
         "--seconds",
@@ -43,7 +43,7 @@ experiment_options = option_group(
         default=8.0,
         show_default=True,
         metavar="S",
-        help="What each run takes, about, by the speed of the warm-up.",
+        help="Approximate duration of each run.",
     ),
     click.option(
         "--replicates",
@@ -60,20 +60,27 @@ experiment_options = option_group(
         default=CHUNKS,
         show_default=True,
         metavar="N",
-        help="Say how long so many would take.",
+        help="Corpus size for the estimate in days.",
     ),
-    click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Of the order of runs and texts."),
+    click.option(
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Random seed for the order of runs and texts.",
+    ),
     click.option(
         "--out",
         "-o",
         default="embq-bench",
         show_default=True,
         type=click.Path(file_okay=False),
-        help="Folder for the figures and the picture; those of an earlier time are replaced.",
+        help="Folder for the figures and the plot; earlier ones are replaced.",
     ),
     json_option,
 )
-"""What all experiments have in common."""
+"""Options of every experiment."""
 
 unit_size_option = click.option(
     "--unit-size",
@@ -105,11 +112,11 @@ def numbers(most: int) -> Callable[[click.Context, click.Parameter, str], tuple[
     epilog="Examples: embq bench workers | embq bench devices --devices cuda:0,cuda:1,cuda:2 | embq bench unit-size",
 )
 def command() -> None:
-    """Measure this machine: what more workers bring, what several devices do together, how large units should be.
+    """Measure the speed of this machine against workers, devices and unit size.
 
-    `images` says what limits your own images. Each other experiment runs the services of `embq run` in a temporary
-    folder. The model is loaded, and has embedded something, before the first run is timed. A table goes to stdout;
-    figures and a picture go to a folder.
+    `images` finds the bottleneck for your own images. Each other experiment runs the services of `embq run` in a
+    temporary folder; the model is loaded and warmed up before the first measurement. A table is printed, and figures
+    and a plot are written to a folder.
     """
 
 
@@ -125,11 +132,11 @@ def command() -> None:
 @unit_size_option
 @experiment_options
 def workers(counts: tuple[int, ...], unit_size: int, **options: Any) -> int:
-    """What 1, 2, 4 and 8 workers do on one device: speed, and memory."""
+    """Measure speed and memory of 1, 2, 4 and 8 workers on one device."""
     from embq.bench import conduct, workers
 
     devices, model = conduct.on_one(options["devices"], options["model"])
-    return conduct.conduct(workers.conditions(devices, counts, unit_size), workers.account, model, options)
+    return conduct.conduct(workers.conditions(devices, counts, unit_size), workers.result, model, options)
 
 
 @command.command(
@@ -138,14 +145,14 @@ def workers(counts: tuple[int, ...], unit_size: int, **options: Any) -> int:
 @unit_size_option
 @experiment_options
 def devices(unit_size: int, **options: Any) -> int:
-    """Whether several devices, one worker on each, are as fast together as the sum of what each does alone.
+    """Measure several devices together, one worker on each, and compare with the sum of their speeds alone.
 
-    Where there is only one device, three are simulated: sim:10,sim:1,sim:1, one ten times as fast as the others.
+    Where there is only one device, three are simulated: sim:10,sim:1,sim:1, the first ten times as fast as the others.
     """
     from embq.bench import conduct, devices
 
     chosen, model = conduct.on_several(options["devices"], options["model"])
-    return conduct.conduct(devices.conditions(chosen, unit_size), devices.account, model, options)
+    return conduct.conduct(devices.conditions(chosen, unit_size), devices.result, model, options)
 
 
 @command.command("unit-size", epilog="Example: embq bench unit-size --model minilm --sizes 1,10,100,1000")
@@ -159,11 +166,11 @@ def devices(unit_size: int, **options: Any) -> int:
 )
 @experiment_options
 def unit_size(sizes: tuple[int, ...], **options: Any) -> int:
-    """How the speed depends on the number of records that a worker takes from the queue at once."""
+    """Measure the speed against the number of records per unit."""
     from embq.bench import conduct, unit_size
 
     devices, model = conduct.on_all(options["devices"], options["model"])
-    return conduct.conduct(unit_size.conditions(devices, sizes), unit_size.account, model, options)
+    return conduct.conduct(unit_size.conditions(devices, sizes), unit_size.result, model, options)
 
 
 command.add_command(images)

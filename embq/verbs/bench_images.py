@@ -1,4 +1,4 @@
-"""`embq bench images`."""
+"""`embq bench images`: finds the bottleneck for a user's images, and the cores needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embq.cli.run_options import INPUT_FORMATS
     epilog="Example: embq bench images 'shards/*.tar' -m open_clip:ViT-B-32/laion2b_s34b_b79k --decode cpu-fast",
 )
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("--model", "-m", required=True, metavar="SPEC", help="What embeds the images.")
+@click.option("--model", "-m", required=True, metavar="SPEC", help="Model that embeds the images.")
 @precision_option
 @decode_option
 @devices_option
@@ -33,7 +33,7 @@ from embq.cli.run_options import INPUT_FORMATS
     default=2000,
     show_default=True,
     metavar="N",
-    help="Images that are taken from all over the inputs, at most; 512 MB of them at most.",
+    help="Most images to sample from the inputs; at most 512 MB.",
 )
 @click.option(
     "--seconds",
@@ -41,29 +41,31 @@ from embq.cli.run_options import INPUT_FORMATS
     default=6.0,
     show_default=True,
     metavar="S",
-    help="What each stage alone is measured for, about; all together take twice as long.",
+    help="Approximate duration for each stage; all together twice as long.",
 )
 @prepare_threads_option
 @batch_size_option
-@click.option("--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="What the inputs are.  [by their names]")
+@click.option(
+    "--input-format", type=click.Choice(sorted(INPUT_FORMATS)), help="Format of the inputs.  [by their names]"
+)
 @click.option("--image-key", default="", metavar="LIST", help="Extensions of images in shards and folders.  [all]")
-@click.option("--image-column", default="", metavar="NAME", help="Column of images, or of their paths.")
+@click.option("--image-column", default="", metavar="NAME", help="Column of images or of image paths.")
 @json_option
 def command(inputs: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """What limits embedding the images of INPUT here: reading, decoding or the device.
+    """Find the bottleneck of embedding the images of INPUT on this machine: reading, decoding or the device.
 
-    Measures each alone and all together, in this process and by the code that workers run, with a sample of the images;
-    it takes about a minute. The broker and the writer take no part. Nothing is written.
+    Measures each stage alone and all together with a sample of the images, in this process and with the code of
+    workers, but without broker and writer. Takes about a minute and writes nothing.
     """
     from core import benchmark_record
     from core.errors import Exit
     from core.service.stopping import StopFlag
     from embq.bench import conduct
-    from embq.bench.images import Asked, measure
+    from embq.bench.images import ImageBenchOptions, measure
     from sources.options import ReadOptions, extension_list
 
     (device, *_), _ = conduct.on_one(options["devices"], options["model"])
-    asked = Asked(
+    asked = ImageBenchOptions(
         inputs=inputs,
         model=options["model"],
         precision=conduct.chosen_precision(options["precision"], [device]),

@@ -1,4 +1,4 @@
-"""`embq export`."""
+"""`embq export`: committed rows as plain files for other tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.errors import UsageError
 from embq.cli.options import json_option
 
 if TYPE_CHECKING:
-    from embq.export.export import Export
+    from embq.export.export import ExportResult
 
 
 @click.command("export", epilog="Example: embq export ./out ./for-clip-retrieval --to npy --sorted")
@@ -22,58 +22,58 @@ if TYPE_CHECKING:
     "order",
     flag_value="manifest",
     default="committed",
-    help="In the order of the inputs, not of the commits.",
+    help="Sort rows in the order of the inputs.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "int8", "binary"]),
     default=None,
-    help="What is stored of a vector.  [what the run stores]",
+    help="Type of stored vectors.  [that of the run]",
 )
 @click.option(
     "--int8-range",
     type=float,
     default=None,
     metavar="X",
-    help="int8 stores numbers from -X to X in equal steps, and those beyond as if they were X.  [1]",
+    help="Range of int8: numbers from -X to X are stored in equal steps, larger ones as X.  [1]",
 )
 @click.option(
     "--rows-per-file",
     type=click.IntRange(min=1),
     default=None,
     metavar="N",
-    help="Rows of each file but the last; they are held in memory.  [as many as have 128 MB of vectors]",
+    help="Rows of each file but the last; held in memory.  [128 MB of vectors]",
 )
 @click.option(
     "--columns",
     default=None,
     metavar="LIST",
-    help="Columns to keep, beside id, key and the vectors.  [all]",
+    help="Columns to keep besides id, key and vectors, separated by commas.  [all]",
 )
 @json_option
-def command(output: str, folder: str, columns: str | None, as_json: bool, **wishes: Any) -> int:
+def command(output: str, folder: str, columns: str | None, as_json: bool, **options: Any) -> int:
     """Write the committed rows of OUT as files in DIR, which is new or empty.
 
-    Rows keep their ids, and stand in the order of these; with --sorted, in the order of the inputs. DIR is there when
-    all of it is written, with an account of it in export.json. An unfinished run is exported as far as it got.
+    Rows keep their ids and are ordered by id, or with --sorted in the order of the inputs. DIR appears when all files
+    are written, with a summary in export.json. Of an unfinished run, the committed rows are exported.
     """
     from pathlib import Path
 
     from core.service.progress_line import ProgressLine
     from core.storage.paths import place, refuse_unnameable
-    from embq.export.export import Wish, export
+    from embq.export.export import ExportOptions, export
 
     kept = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    if wishes["int8_range"] is not None and wishes["dtype"] != "int8":
+    if options["int8_range"] is not None and options["dtype"] != "int8":
         raise UsageError("--int8-range needs --dtype int8", next_step="add it, or leave --int8-range out")
-    wish = Wish(columns=kept, **{name: value for name, value in wishes.items() if value is not None})
+    wanted = ExportOptions(columns=kept, **{name: value for name, value in options.items() if value is not None})
     refuse_unnameable(folder)
     with ProgressLine() as line:
 
         def show(rows: int, total: int) -> None:
             line.show(f"{rows:,} of {total:,} rows")
 
-        done = export(place(output), Path(folder), wish, on_rows=show)
+        done = export(place(output), Path(folder), wanted, on_rows=show)
     if as_json:
         import json
         from dataclasses import asdict
@@ -84,7 +84,7 @@ def command(output: str, folder: str, columns: str | None, as_json: bool, **wish
     return 0
 
 
-def _print_account(folder: str, done: Export) -> None:
+def _print_account(folder: str, done: ExportResult) -> None:
     if done.state == "incomplete":
-        click.echo("note: the run is not complete; what is committed now was exported", err=True)
+        click.echo("note: the run is not complete; the rows committed so far were exported", err=True)
     click.echo(f"{done.rows:,} rows in {len(done.files):,} files ({done.bytes / 1e6:,.1f} MB), {done.dtype}: {folder}")

@@ -37,7 +37,7 @@ from core.settings import Settings
 from core.storage.durable import drop_in
 from core.units import canonical_json
 from embq.cli.entry_point import cli
-from embq.export.export import Wish, export
+from embq.export.export import ExportOptions, export
 from embq.gc.collect import collect
 from embq.gc.orphans import Orphan, Orphans, find_orphans, remove_orphans
 from embq.local.service_process import ServiceProcess
@@ -189,7 +189,7 @@ def test_an_entry_that_is_a_link_is_refused_by_every_reader_and_deleter(out: Pat
         lambda: collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=False),
         lambda: verify(out),
         lambda: verify(out, mode="quick"),
-        lambda: export(out, out.parent / "exported", Wish(format="parquet")),
+        lambda: export(out, out.parent / "exported", ExportOptions(format="parquet")),
         lambda: layout.make(layout.parts),
     ]
     for use in uses:
@@ -256,7 +256,7 @@ def test_a_record_that_names_a_file_elsewhere_is_damaged(out: Path, path: str) -
     for use in (
         lambda: verify(out),
         lambda: verify(out, mode="quick"),
-        lambda: export(out, out.parent / "exported", Wish(format="parquet")),
+        lambda: export(out, out.parent / "exported", ExportOptions(format="parquet")),
         lambda: list(row_tables(out)),
     ):
         with pytest.raises(OutputError, match="is damaged") as caught:
@@ -274,7 +274,7 @@ def test_a_part_that_is_a_link_is_neither_verified_nor_exported(out: Path) -> No
     assert not verify(out, mode="quick").ok
     assert not verify(out).ok
     with pytest.raises(OutputError, match="is a symbolic link"):
-        export(out, out.parent / "exported", Wish(format="parquet"))
+        export(out, out.parent / "exported", ExportOptions(format="parquet"))
 
 
 @pytest.mark.parametrize("entry", ["run.json", "control.json", "commits/00000001.json", "_writer/checkpoint.json"])
@@ -446,7 +446,7 @@ def test_every_reader_takes_any_name_of_an_output_folder(tmp_path: Path, name: s
     assert verify(out).ok
     assert verify(out, mode="quick").ok
     assert collect(out, Settings(), asked=False, older_than_s=0.0, dry_run=True).found.litter
-    assert export(out, tmp_path / f"{name} exported", Wish(format="npy")).rows == 2
+    assert export(out, tmp_path / f"{name} exported", ExportOptions(format="npy")).rows == 2
     index = out / "index" / "embedding"
     index.mkdir(parents=True)
     (index / "CURRENT").write_text("v0001\n")

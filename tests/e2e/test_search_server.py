@@ -382,7 +382,7 @@ def test_a_certificate_that_is_not_trusted_and_a_server_without_tls_are_told_apa
 ) -> None:
     status, code, said = refusal(capsys, server.url.replace("http://", "https://"), "words")
     assert (status, code) == (Exit.UNAVAILABLE, "other_server")
-    assert "no TLS" in said
+    assert "not speak TLS" in said
     certificate = self_signed(tmp_path)
     with tls(certificate, server) as url:
         status, code, said = refusal(capsys, url, "words")

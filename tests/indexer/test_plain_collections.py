@@ -28,7 +28,7 @@ from collections_made import (
 
 from core.errors import InputError, UsageError
 from core.rows.spec import RowSpec
-from embq.export.export import Wish, export
+from embq.export.export import ExportOptions, export
 from indexer.collection.opening import Collection, open_collection
 
 
@@ -167,7 +167,7 @@ def test_exports_of_two_models_are_refused_with_both(tmp_path: Path, format: str
     eight = build(tmp_path / "eight", inputs, model="stub:8", rows=RowSpec(normalize=True))
     sixteen = build(tmp_path / "sixteen", inputs, model="stub:16", rows=RowSpec(truncate_dim=8))
     for out in (eight, sixteen):
-        export(out, tmp_path / "to" / out.name, Wish(format=format, rows_per_file=30))
+        export(out, tmp_path / "to" / out.name, ExportOptions(format=format, rows_per_file=30))
     one = open_collection(tmp_path / "to/eight")
     run = open_collection(eight)
     assert (one.fingerprint, one.dim, one.n) == (run.fingerprint, 8, ROWS)

@@ -16,23 +16,31 @@ from rich.console import Console
 from core import benchmark_record
 from core.errors import InputError, OutputError, UsageError
 from embq.bench import conduct, devices, unit_size, workers
-from embq.bench.progress import Course
-from embq.bench.services import Model, Replicate, Share, Traces, memory_mb
+from embq.bench.outcomes import Condition, ExperimentResult, Outcome, time_text
+from embq.bench.services import Model, Replicate, Traces, WorkerShare, memory_mb
 from embq.bench.statistics import Measured, days_for, number, together, unit_cost
 from embq.bench.texts import texts_for, write_records
-from embq.bench.trials import Account, Condition, Outcome, Setup, check_records, time_text
+from embq.bench.trials import Progress, Setup, check_records
 
 CHUNKS = 20_648_877
 
 
 def outcome(condition: Condition, rates: Sequence[float], *, memory_mb: float = 100.0) -> Outcome:
     """An outcome in which every device did as much as every other."""
-    crew = condition.crew
-    shares = [Share(device=d, rows=600, tokens=6000, busy_s=3.0) for d in crew.devices for _ in range(crew.per_device)]
-    records = 600 * crew.size
+    worker_set = condition.worker_set
+    shares = [
+        WorkerShare(device=d, rows=600, tokens=6000, busy_s=3.0)
+        for d in worker_set.devices
+        for _ in range(worker_set.per_device)
+    ]
+    records = 600 * worker_set.size
     runs = [
         Replicate(
-            records=records, failures=0, seconds=records / rate, shares=tuple(shares), memory_mb=memory_mb * crew.size
+            records=records,
+            failures=0,
+            seconds=records / rate,
+            shares=tuple(shares),
+            memory_mb=memory_mb * worker_set.size,
         )
         for rate in rates
     ]
@@ -272,8 +280,8 @@ def test_a_share_counts_each_batch_of_its_run_once(tmp_path: Path) -> None:
     traces, file = Traces(tmp_path), tmp_path / "w.jsonl"
     file.write_text(line(10.0, 1) + line(11.0, 2) + '{"half of a li')
     assert traces.shares([("w", "cpu"), ("none", "cpu")], since=10.5) == (
-        Share(device="cpu", rows=2, tokens=4, busy_s=0.5),
-        Share(device="cpu", rows=0, tokens=0, busy_s=0.0),
+        WorkerShare(device="cpu", rows=2, tokens=4, busy_s=0.5),
+        WorkerShare(device="cpu", rows=0, tokens=0, busy_s=0.0),
     )
     file.write_text(line(10.0, 1) + line(11.0, 2) + line(12.0, 4))
     (share,) = traces.shares([("w", "cpu")], since=10.5)
@@ -295,7 +303,9 @@ def test_memory_is_known_of_processes_that_are_there() -> None:
 def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
     now = [0.0]
     out = io.StringIO()
-    course = Course(crews=[1, 1], runs=4, seconds=10.0, console=Console(file=out, width=200), clock=lambda: now[0])
+    course = Progress(
+        worker_sets=[1, 1], runs=4, seconds=10.0, console=Console(file=out, width=200), clock=lambda: now[0]
+    )
     assert course.left_s() is None, "nothing was seen yet"
     course.loading(1)
     now[0] += 20
@@ -304,7 +314,7 @@ def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
         course.begins("one")
         now[0] += 6
         course.ended(100.0)
-    # One more crew: 20 s to load, half a run to warm up; and two runs.
+    # One more worker_set: 20 s to load, half a run to warm up; and two runs.
     assert course.left_s() == 20 + 3 + 2 * 6
     assert out.getvalue().splitlines()[-1] == "one, run 2 of 4: 100.0 records/s; about 35 s left"
     course.loading(1)
@@ -321,16 +331,16 @@ def test_what_is_left_follows_from_what_loading_and_runs_took() -> None:
 # --- files and pictures ---
 
 
-def accounts() -> list[Account]:
+def accounts() -> list[ExperimentResult]:
     return [
-        workers.account(worker_outcomes([100, 101, 99], [101, 100, 102], [99, 98, 97], [80, 85, 90]), CHUNKS),
-        devices.account(fleet_outcomes(1000.0, 100.0, [1170, 1200, 1190]), CHUNKS),
-        unit_size.account(unit_outcomes({1: [90, 92, 88], 10: [99, 100, 101], 1000: [100, 101, 99]}), CHUNKS),
+        workers.result(worker_outcomes([100, 101, 99], [101, 100, 102], [99, 98, 97], [80, 85, 90]), CHUNKS),
+        devices.result(fleet_outcomes(1000.0, 100.0, [1170, 1200, 1190]), CHUNKS),
+        unit_size.result(unit_outcomes({1: [90, 92, 88], 10: [99, 100, 101], 1000: [100, 101, 99]}), CHUNKS),
     ]
 
 
 @pytest.mark.parametrize("account", accounts(), ids=lambda account: account.name)
-def test_every_experiment_has_a_table_figures_and_a_picture(account: Account, tmp_path: Path) -> None:
+def test_every_experiment_has_a_table_figures_and_a_picture(account: ExperimentResult, tmp_path: Path) -> None:
     assert {len(row) for row in account.rows} == {len(account.header)}
     path = benchmark_record.write(tmp_path / "it.json", benchmark_record.described(account.name, account.figures))
     data = json.loads(path.read_text())

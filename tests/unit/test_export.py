@@ -30,7 +30,7 @@ from core.run.reader import row_tables
 from core.run.run_info import load_run
 from embq.cli.entry_point import run
 from embq.export import export as exporting
-from embq.export.export import Export, Wish, export
+from embq.export.export import ExportOptions, ExportResult, export
 from worker.embedders.registry import load
 from writer.commit import Committer
 
@@ -100,7 +100,7 @@ def test_an_export_holds_every_row_under_its_id_and_is_read_by_the_plain_library
 ) -> None:
     table = pa.concat_tables(row_tables(out))
 
-    done = export(out, tmp_path / "plain", Wish(format=format, rows_per_file=PER_FILE))
+    done = export(out, tmp_path / "plain", ExportOptions(format=format, rows_per_file=PER_FILE))
 
     keys, ids, matrix = read_plainly(tmp_path / "plain", format)
     assert (keys, ids) == (table["key"].to_pylist(), list(range(40)))
@@ -120,7 +120,7 @@ def below(folder: Path) -> list[Path]:
 
 
 def test_the_account_names_every_file_with_its_hash(out: Path, tmp_path: Path) -> None:
-    done = export(out, tmp_path / "plain", Wish(format="npy"))
+    done = export(out, tmp_path / "plain", ExportOptions(format="npy"))
 
     account = json.loads((tmp_path / "plain" / "export.json").read_text())
     assert account["run"] == done.run == load_run(out).run
@@ -138,7 +138,7 @@ def test_sorted_exports_of_runs_that_committed_in_other_orders_are_equal_but_for
     out: Path, source: Path, tmp_path: Path, format: str
 ) -> None:
     other = committed_in(tmp_path / "other", source, range(14), 14)
-    wish = Wish(format=format, order="manifest", rows_per_file=PER_FILE)
+    wish = ExportOptions(format=format, order="manifest", rows_per_file=PER_FILE)
 
     export(out, tmp_path / "a", wish)
     export(other, tmp_path / "b", wish)
@@ -160,14 +160,14 @@ def test_rows_are_put_in_order_in_windows_of_any_size(
 ) -> None:
     monkeypatch.setattr(exporting, "FILE_BYTES", window_rows * 8 * 2)
 
-    done = export(out, tmp_path / "plain", Wish(format="parquet", order="manifest"))
+    done = export(out, tmp_path / "plain", ExportOptions(format="parquet", order="manifest"))
 
     assert read_plainly(tmp_path / "plain", "parquet")[0] == [f"k{n:03d}" for n in range(40)]
     assert max(file["rows"] for file in done.files) == min(window_rows, 40)
 
 
 def test_columns_can_be_left_out(out: Path, tmp_path: Path) -> None:
-    done = export(out, tmp_path / "plain", Wish(format="parquet", columns=["caption"]))
+    done = export(out, tmp_path / "plain", ExportOptions(format="parquet", columns=["caption"]))
 
     assert done.columns == ("id", "key", "embedding", "caption")
     assert tuple(pq.read_schema(tmp_path / "plain" / "parts" / "part-00000000.parquet").names) == done.columns
@@ -191,7 +191,7 @@ def test_an_unfinished_run_is_exported_as_far_as_it_got(
 def exported(tmp_path: Path, source: Path, have: str, want: str) -> np.ndarray:
     """Vectors of a run that stores `have`, as they are exported as `want`."""
     out = build(tmp_path / "out", [source], rows=RowSpec(dtype=have))
-    export(out, tmp_path / "plain", Wish(format="hdf5", dtype=want))
+    export(out, tmp_path / "plain", ExportOptions(format="hdf5", dtype=want))
     return read_plainly(tmp_path / "plain", "hdf5")[2]
 
 
@@ -209,7 +209,7 @@ def test_floats_become_int8_of_length_1_and_binary(tmp_path: Path, source: Path)
     floats /= np.linalg.norm(floats, axis=1, keepdims=True)
     assert matrix.dtype == np.int8
     assert np.abs(matrix / 127 - floats).max() <= 0.5 / 127 + 1e-6
-    export(tmp_path / "out", tmp_path / "signs", Wish(format="hdf5", dtype="binary"))
+    export(tmp_path / "out", tmp_path / "signs", ExportOptions(format="hdf5", dtype="binary"))
     assert np.array_equal(read_plainly(tmp_path / "signs", "hdf5")[2], np.packbits(floats > 0, axis=1))
 
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_made_of_what_is_stored_is_refused(
     out = build(tmp_path / "out", [source], rows=have)
 
     with pytest.raises(EmbqError) as caught:
-        export(out, tmp_path / "plain", Wish(format=format, dtype=want))
+        export(out, tmp_path / "plain", ExportOptions(format=format, dtype=want))
 
     assert caught.value.code == code
     assert caught.value.next_step
@@ -252,7 +252,7 @@ def test_int8_becomes_the_floats_that_it_stands_for(tmp_path: Path, source: Path
 def test_an_empty_folder_may_be_there(out: Path, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
 
-    assert export(out, tmp_path / "plain", Wish(format="parquet")).rows == 40
+    assert export(out, tmp_path / "plain", ExportOptions(format="parquet")).rows == 40
 
 
 @pytest.mark.parametrize("where", ["used", "file", "out/inside"])
@@ -263,7 +263,7 @@ def test_a_folder_that_is_in_use_is_refused_and_nothing_changes(out: Path, tmp_p
     before = sorted(below(tmp_path))
 
     with pytest.raises(InputError) as caught:
-        export(out, tmp_path / where, Wish(format="parquet"))
+        export(out, tmp_path / where, ExportOptions(format="parquet"))
 
     assert caught.value.next_step
     assert sorted(below(tmp_path)) == before
@@ -271,14 +271,14 @@ def test_a_folder_that_is_in_use_is_refused_and_nothing_changes(out: Path, tmp_p
 
 def test_a_column_that_is_not_there_is_named(out: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column mood"):
-        export(out, tmp_path / "plain", Wish(format="parquet", columns=["caption", "mood"]))
+        export(out, tmp_path / "plain", ExportOptions(format="parquet", columns=["caption", "mood"]))
 
 
 def test_a_run_without_rows_is_refused(source: Path, tmp_path: Path) -> None:
     out = build(tmp_path / "out", [source], only=0)
 
     with pytest.raises(InputError, match="no committed rows"):
-        export(out, tmp_path / "plain", Wish(format="parquet"))
+        export(out, tmp_path / "plain", ExportOptions(format="parquet"))
 
 
 @pytest.mark.parametrize("order", ["committed", "manifest"])
@@ -287,7 +287,7 @@ def test_a_part_that_is_gone_is_one_error_and_leaves_nothing(out: Path, tmp_path
     parts[-1].unlink()
 
     with pytest.raises(OutputError) as caught:
-        export(out, tmp_path / "plain", Wish(format="parquet", order=order, rows_per_file=5))  # type: ignore[arg-type]
+        export(out, tmp_path / "plain", ExportOptions(format="parquet", order=order, rows_per_file=5))  # type: ignore[arg-type]
 
     assert caught.value.code == "part_missing"
     assert {path.name for path in tmp_path.iterdir()} == {"texts.jsonl", "out"}
@@ -301,7 +301,7 @@ def test_a_disk_that_fills_up_is_one_error_and_leaves_nothing(source: Path, tmp_
         pytest.skip(str(error))
     try:
         with pytest.raises(EmbqError) as caught:
-            export(out, disk.path / "plain", Wish(format="parquet", rows_per_file=10))
+            export(out, disk.path / "plain", ExportOptions(format="parquet", rows_per_file=10))
         assert caught.value.code == "no_space"
         assert caught.value.next_step == "make room, then export again"
         assert list(disk.path.iterdir()) == []
@@ -313,11 +313,11 @@ def test_an_export_that_is_killed_leaves_no_folder_that_looks_finished(out: Path
     script = """
 import os, signal, sys
 from pathlib import Path
-from embq.export.export import Wish, export
+from embq.export.export import ExportOptions, export
 def die(rows, total):
     if rows > total // 2:
         os.kill(os.getpid(), signal.SIGKILL)
-export(Path(sys.argv[1]), Path(sys.argv[2]), Wish(format="npy", rows_per_file=5), on_rows=die)
+export(Path(sys.argv[1]), Path(sys.argv[2]), ExportOptions(format="npy", rows_per_file=5), on_rows=die)
 """
     killed = subprocess.run([sys.executable, "-c", script, str(out), str(tmp_path / "plain")], check=False)
 
@@ -325,7 +325,7 @@ export(Path(sys.argv[1]), Path(sys.argv[2]), Wish(format="npy", rows_per_file=5)
     assert not (tmp_path / "plain").exists()
     (left,) = tmp_path.glob("plain.unfinished-*")
     assert not (left / "export.json").exists()
-    done: Export = export(out, tmp_path / "plain", Wish(format="npy", rows_per_file=5))
+    done: ExportResult = export(out, tmp_path / "plain", ExportOptions(format="npy", rows_per_file=5))
     assert read_plainly(tmp_path / "plain", "npy")[1] == list(range(done.rows))
 
 
