@@ -1,4 +1,4 @@
-"""How many hints wait in a queue, and which run's hints are next. Pure: time and counts come in as arguments."""
+"""Policy of the feeder: number of hints that wait in a queue, and the run whose hint is next. No I/O, no clock."""
 
 from __future__ import annotations
 

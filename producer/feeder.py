@@ -256,7 +256,7 @@ def serve(
     beat: Callable[[], None] = lambda: None,
     outputs: Outputs = ANYWHERE,
 ) -> None:
-    """Feed until `stopped()` says so; `beat` is called in each round."""
+    """Feed until `stopped()`; `beat` is called in each round."""
     feeder = Feeder(client, lease_s=lease_s, only=only, outputs=outputs)
     feeder.log.info("started", server=str(reach(client, "")).replace(" ", "-"), run=only or "all")
     while not stopped():

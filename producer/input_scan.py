@@ -10,11 +10,11 @@ from typing import Any
 
 from core.errors import InputError, SourceError
 from core.service.log import Events
+from core.storage.paths import is_url
 from core.units import Unit, canonical_json
 from producer.selection import Selection
 from sources.access.files import stat_file
-from sources.access.urls import is_url
-from sources.kinds import SOURCES, detect, kind_of
+from sources.kinds import SOURCES, detect
 from sources.options import ReadOptions
 from sources.unusable import COLUMN_CODES, UNUSABLE_CODES
 
@@ -58,7 +58,7 @@ class InputScan:
         """Scan one path: a file, or the inputs in a folder."""
         self._paths += 1
         try:
-            for kind, found in self._detect(path):
+            for kind, found in detect(path, self._options.kind, self._options.image_keys):
                 self._add_input(kind, found)
         except SourceError as error:
             if error.code != "source_missing":
@@ -97,12 +97,6 @@ class InputScan:
                 yield unit.describe()
         elif kind == "files" or stat_file(path).size or kind not in _BARE:
             yield [kind, path]
-
-    def _detect(self, path: str) -> list[tuple[str, str]]:
-        wanted = self._options.kind
-        return (
-            [("tar", path)] if not wanted and kind_of(path) == "tar" else detect(path, wanted, self._options.image_keys)
-        )
 
     def _inspect(self, kind: str, path: str) -> None:
         """Find the modalities of a kind from the first input of it that can be read."""

@@ -15,12 +15,13 @@ from core.models import MODALITIES
 from core.rows.metadata import find_columns
 from core.rows.spec import Column
 from core.service.log import Events
+from core.storage.paths import is_url
 from core.units import Unit
 from producer.input_scan import InputScan
 from producer.selection import Selection
 from sources.access.files import absolute, has_magic, match
 from sources.access.listings import listed_once
-from sources.access.urls import check_source, is_url
+from sources.access.urls import check_source
 from sources.kinds import SUPPORTED
 from sources.options import ReadOptions
 from sources.unit_reader import first_metadata, may_have_metadata

@@ -156,19 +156,19 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
     sent = 0
     kept: bool | None = False
     kept_since = 0.0
-    began, heard = time.monotonic(), False
+    began, attended = time.monotonic(), False
     while True:
-        said = uploads.state(client, upload.name)
+        state = uploads.state(client, upload.name)
         if (end := uploads.outcome_of(client, upload.name)) is not None:
             uploads.drop_pieces(client, upload.name)
             if end.end == "refused":
                 raise _refusal(end, parcel)
             return Delivered(end=end, kept=kept)
-        if pieces.count > FEW_PIECES and not heard and time.monotonic() - began < LISTEN_S:
-            heard = uploads.has_writer(client, upload.name)
+        if pieces.count > FEW_PIECES and not attended and time.monotonic() - began < LISTEN_S:
+            attended = uploads.has_writer(client, upload.name)
             time.sleep(LOOK_S)
             continue
-        taken = said.taken
+        taken = state.taken
         sent = max(sent, taken)
         if _forgotten(client, upload):
             uploads.announce(client, upload)
@@ -180,7 +180,7 @@ def deliver(client: redis.Redis, parcel: Parcel, report: Callable[[int, int, str
         while sent < min(pieces.count, taken + WINDOW):
             uploads.send(client, upload.name, sent, _read(parcel, pieces, sent))
             sent += 1
-        report(pieces.bytes_before(taken), pieces.bytes_before(pieces.count), said.why)
+        report(pieces.bytes_before(taken), pieces.bytes_before(pieces.count), state.why)
         if sent == pieces.count and kept is False:
             kept, kept_since = _on_disk(client, upload.name), time.monotonic()
         elif kept and time.monotonic() - kept_since > ACCEPT_S:

@@ -34,7 +34,7 @@ class Column:
 
     Attributes:
         name: as the table has it.
-        role: "text", "integer", "exact" (a UUID, decimal, date or time, which text says exactly), "bytes", "image" (a
+        role: "text", "integer", "exact" (a UUID, decimal, date or time, which text gives exactly), "bytes", "image" (a
             struct of bytes and path), "opaque" (with bytes among other values) or "other".
         type: the type's name in the table's own words, for messages.
     """
@@ -164,7 +164,7 @@ def _text(columns: Sequence[Column], wanted: Mapping[str, str], path: str, image
     if by_name := _first(texts, TEXT_COLUMNS):
         return by_name.name
     if image:
-        return ""  # which of the other strings is a caption, only the user can say
+        return ""  # only the user knows which of the other strings is a caption
     others = [column for column in texts if column.name.lower() not in ID_COLUMNS]
     if len(columns) == 1:
         others = texts  # a list of texts, whatever it is called; beside other columns, ids are no texts

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from core.errors import InputError, SourceError
+from core.storage.paths import is_url
 from sources.access.files import is_folder, join, list_names
-from sources.access.urls import is_url, path_of
+from sources.access.urls import path_of
 from sources.formats import compressed
 from sources.formats.arrow import ARROW, saved_files
 from sources.formats.arrow import SUFFIXES as ARROW_SUFFIXES
@@ -92,6 +93,8 @@ def detect(path: str, wanted: str = "", image_keys: tuple[str, ...] = ()) -> lis
     a file's name tells no kind.
     """
     kind = wanted or kind_of(path)
+    if kind == "tar" and not wanted:  # planning looks at each of very many shards once
+        return [(kind, path)]
     if not is_folder(path):
         if kind is None:
             raise InputError(

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import SampleError, SourceError
+from core.storage.paths import is_url
 from core.units import Sample, Unit
 from sources.access.files import base_name, join, read_inside
 from sources.access.ranged_reads import fetch_all
-from sources.access.urls import check_url, is_inside, is_url
+from sources.access.urls import check_url, is_inside
 from sources.columns import Choice
 from sources.decode import compact_json, decode_text
 from sources.interface import SAMPLE_MAX_BYTES, Moved, unwatched

@@ -11,10 +11,11 @@ from sys import getsizeof
 
 from core.errors import SourceError
 from core.process.limits import unit_bytes
+from core.storage.paths import is_url
 from core.units import Retry, Sample, Unit, key_digest
 from sources.access import urls
 from sources.access.files import source_errors
-from sources.access.urls import check_source, is_url
+from sources.access.urls import check_source
 from sources.interface import Moved, unwatched
 from sources.kinds import GUARDED, SOURCES, source_for
 from sources.reader_process import client

@@ -22,8 +22,8 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, Any
 
+from core.storage.paths import is_url
 from core.units import Unit
-from sources.access.urls import is_url
 
 LINES = ("jsonl", "lines")
 EVERY = 1_000

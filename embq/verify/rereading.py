@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from core.errors import InputError
+from core.storage.paths import is_url
 from core.units import Unit
 from embq.verify.input_files import COPIES, KEPT, compression_of, opened
 from embq.verify.input_files import ERRORS as COMPRESSION_ERRORS
 from embq.verify.rereading_tables import Row, csv_rows, hdf5_rows, table_rows
 from sources.access.listings import stat
-from sources.access.urls import is_url
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif")
 """Extensions of images; where a key has several, the first in this order is embedded."""

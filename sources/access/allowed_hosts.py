@@ -17,7 +17,8 @@ from braceexpand import braceexpand
 
 from core.errors import SourceError
 from core.networks import Hosts, is_public
-from sources.access.urls import is_inside, is_url
+from core.storage.paths import is_url
+from sources.access.urls import is_inside
 
 _PORTS = {"http": 80, "https": 443, "webhdfs": 50070, "hdfs": 8020, "sftp": 22}
 

@@ -10,14 +10,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from core.errors import SampleError, SourceError
 from core.process.limits import decoded_bytes
 from core.storage.objects import RangedFile
+from core.storage.paths import is_url
 from core.units import Unit
 from sources.access import listings, ranged_reads, read_ahead, urls
-from sources.access.urls import is_url
 from sources.interface import FILE_UNITS_MAX, FileStatus, Memory, Moved
 from sources.interface import SAMPLE_MAX_BYTES as SAMPLE_MAX_BYTES
 
@@ -197,22 +198,32 @@ def open_unchanged(unit: Unit, code: str, moved: Moved) -> Iterator[io.BufferedR
 
     Raises SourceError with `code` where the file differs from `unit.etag`, else as `source_errors` does.
     """
+    with open_current(unit, code, moved) as (version, file):
+        require_same(unit, version, code)
+        yield file
+
+
+@contextmanager
+def open_current(unit: Unit, code: str, moved: Moved) -> Iterator[tuple[str, io.BufferedReader[Any]]]:
+    """The version of the unit's file as it is now, and the file, which must not change in the block.
+
+    Args and errors are those of `open_unchanged`.
+    """
     if is_url(unit.source):
         status = listings.stat(unit.source)
-        require_same(unit, status.version, code)
         last = unit.stop or status.size
         ranges = ranged_reads.RangesAhead(unit.source, status.size, first=unit.start, last=last, moved=moved)
         with io.BufferedReader(RangedFile(ranges, status.size), PIECE_BYTES) as file:
-            yield file
-        require_same(unit, listings.stat(unit.source).version, code)
+            yield status.version, file
+        require_same(replace(unit, etag=status.version), listings.stat(unit.source).version, code)
         return
     with source_errors(unit.source):
-        # Looked at before opening: opening a named pipe would wait for its writer.
+        # Before opening it, which would wait for the writer of a named pipe.
         _require_regular(unit.source, os.stat(unit.source))
         with io.BufferedReader(WatchedFile(unit.source, moved), PIECE_BYTES) as local:
-            require_same(unit, etag(os.fstat(local.fileno())), code)
-            yield local
-            require_same(unit, etag(os.fstat(local.fileno())), code)
+            version = etag(os.fstat(local.fileno()))
+            yield version, local
+            require_same(replace(unit, etag=version), etag(os.fstat(local.fileno())), code)
 
 
 def load_unchanged(unit: Unit, code: str, moved: Moved) -> Memory:

@@ -13,8 +13,9 @@ from typing import Any
 
 from core.errors import SourceError
 from core.storage.object_clients import own_status, s3_client
+from core.storage.paths import is_url
 from sources.access.allowed_hosts import RefusedHost, current, endpoint
-from sources.access.urls import SCHEMES, check_url, host_of, is_url, names_host, scheme_of
+from sources.access.urls import SCHEMES, check_url, host_of, names_host, scheme_of
 
 CONNECT_S, ANSWER_S = 10, 20
 """Seconds without a connection, and without an answer, after which a request has failed."""

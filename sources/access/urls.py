@@ -10,6 +10,7 @@ import posixpath
 from urllib.parse import unquote, urlsplit
 
 from core.errors import SourceError
+from core.storage.paths import is_url
 
 SCHEMES = {
     "http": "embq[http]",
@@ -32,11 +33,6 @@ SCHEMES = {
 
 _WITH_HOST = ("hdfs", "webhdfs", "sftp")
 """Schemes whose file systems are of one host, and name files without it."""
-
-
-def is_url(path: str) -> bool:
-    """Whether a source is a URL and no path of this machine."""
-    return "://" in path
 
 
 def scheme_of(url: str) -> str:

@@ -154,7 +154,7 @@ def _walk(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
 def _footer_batches(file: io.BufferedIOBase, path: str) -> tuple[list[_Message], bool]:
     """The record batches of a file in the order of its footer, and whether there are dictionaries.
 
-    Raises SourceError `table_damaged` where there is no footer, or it does not say what the file has: a batch that is
+    Raises SourceError `table_damaged` where there is no footer, or it does not match the file: a batch that is
     none, two that overlap, or one that is left out.
     """
     size = file.seek(0, os.SEEK_END)
@@ -298,7 +298,7 @@ def saved_files(path: str, names: list[str]) -> list[str] | None:
         path: the folder.
         names: what it holds.
 
-    Raises InputError where the folder does not hold what its own list says.
+    Raises InputError where files of its own list are missing.
     """
     if DICTIONARY in names:
         splits = _listed(path, DICTIONARY, "splits")

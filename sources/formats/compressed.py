@@ -41,7 +41,7 @@ OUTPUT_BYTES = 1 << 20
 _XZ_MEMORY_BYTES = 256 << 20
 """What decompressing may take: a header can ask for 4 GB. zstd's own limit is a window of 128 MiB."""
 _BEYOND_WINDOW = ("Memory usage limit exceeded", "requires too much memory for decoding")
-"""Ends of what xz and zstd say of a header that asks for more."""
+"""Ends of the messages of xz and zstd about a header that asks for more."""
 
 
 class _Decoder(Protocol):
@@ -178,7 +178,7 @@ class Members(io.RawIOBase):
         return data
 
     def _refused(self, error: Exception) -> SourceError:
-        """What a library said about the content."""
+        """The error for a library's complaint about the content."""
         if not str(error).endswith(_BEYOND_WINDOW):
             return self._damage(f"it is damaged: {error}")
         return SourceError(

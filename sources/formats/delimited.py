@@ -1,4 +1,4 @@
-"""Kind "csv": .csv and .tsv files with a header, quoted as RFC 4180 says, as units of consecutive rows.
+"""Kind "csv": .csv and .tsv files with a header, quoted as in RFC 4180, as units of consecutive rows.
 
 A row that does not fit the header is a failure of its own. A blank line is no row, except where there is only one
 column. Fields are split before they are decoded, so that one that is not UTF-8 harms no other.
@@ -16,9 +16,10 @@ from itertools import chain, islice
 from core.errors import InputError, SampleError, SourceError
 from core.process.limits import decoded_bytes
 from core.service.log import Events
+from core.storage.paths import is_url
 from core.units import Sample, Unit
-from sources.access.files import stat_file
-from sources.access.urls import is_url, path_of
+from sources.access.files import require_same, stat_file
+from sources.access.urls import path_of
 from sources.columns import Choice, Column, choose, refuse_doubled
 from sources.decode import decode_text
 from sources.formats.compressed import SUFFIXES as COMPRESSED
@@ -61,8 +62,7 @@ class DelimitedSource(Source):
 
     def holds(self, path: str, options: ReadOptions) -> tuple[str, ...]:
         """The modalities that the samples of this file can have, from its header; SourceError where it has none."""
-        unit = self._whole(path, options)
-        with open_planned(unit) as (unit, text):
+        with open_planned(Unit(kind=self.kind, source=path, options=options.columns)) as (unit, text):
             names, _, _ = _read_header(text, path)
         return _choice(names, unit).modalities
 
@@ -71,7 +71,7 @@ class DelimitedSource(Source):
 
         A file that has no header, or is compressed and damaged, gives one unit that fails.
         """
-        unit = self._whole(path, options)
+        unit = Unit(kind=self.kind, source=path, options=options.columns)
         first = 0
         try:
             with open_planned(unit) as (unit, text):
@@ -92,7 +92,7 @@ class DelimitedSource(Source):
             if first or error.code not in UNUSABLE_CODES:
                 raise
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield failing_unit(unit, error.code)
+            yield failing_unit(unit if unit.etag else replace(unit, etag=stat_file(path).version), error.code)
             return
         if not first:
             raise InputError(f"{path}: has a header and no row", code="empty_input", next_step="leave it out")
@@ -137,14 +137,12 @@ class DelimitedSource(Source):
                 if sample.metadata is not None:
                     yield sample.metadata
 
-    def _whole(self, path: str, options: ReadOptions) -> Unit:
-        return Unit(kind=self.kind, source=path, etag=stat_file(path).version, options=options.columns)
-
 
 @lru_cache(maxsize=8)
 def _header(whole: Unit) -> tuple[list[str], str]:
     """Names and delimiter of a file's version; every unit needs them, and few files are open at a time."""
-    with open_planned(whole) as (_, text):
+    with open_planned(whole) as (now, text):
+        require_same(whole, now.etag, "source_changed")
         names, delimiter, _ = _read_header(text, whole.source)
     return names, delimiter
 

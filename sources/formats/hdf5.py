@@ -40,7 +40,7 @@ _CACHE_BYTES = 64 << 20
 
 
 class Hdf5Source(Source):
-    """Strings in units of at most `unit_samples`, each of which says its datasets and its first row.
+    """Strings in units of at most `unit_samples`, each of which names its datasets and its first row.
 
     The key is the value of a dataset of ids with as many rows beside the texts, else "<file name>:<row from 1>", where
     rows are counted through the whole file.

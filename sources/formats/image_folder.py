@@ -13,11 +13,11 @@ from itertools import repeat
 
 from core.errors import InputError, SampleError, SourceError
 from core.service.log import Events
+from core.storage.paths import is_url
 from core.units import UNIT_SPEC_MAX_BYTES, Sample, Unit
 from sources.access import listings
 from sources.access.files import join, read_inside, source_errors
 from sources.access.ranged_reads import fetch_all
-from sources.access.urls import is_url
 from sources.decode import decode_file, decode_metadata
 from sources.extensions import ALL, Extensions, extensions_of
 from sources.interface import SAMPLE_MAX_BYTES, Moved, Source, unwatched
@@ -114,7 +114,7 @@ def cut(empty: Unit, items: Iterable[tuple[str, int]], most: int, *, first: int 
     """Units of at most `most` of the files `items`, (path relative to the folder, size in bytes), in their order.
 
     Args:
-        empty: a unit of the folder; what is said of single files in it is replaced.
+        empty: a unit of the folder, whose items are replaced.
         first: ordinal of the first file.
     """
     empty = replace(empty, items=(), samples=None, first=0)
@@ -280,7 +280,7 @@ def _walk_local(path: str, others: Counter[str]) -> Iterator[tuple[str, int]]:
 
 
 def _size(entry: os.DirEntry[str]) -> int:
-    """The file's size, or 0 where the entry is a link to nothing: reading it then says so."""
+    """The file's size, or 0 for a broken link, which fails when it is read."""
     try:
         return entry.stat().st_size
     except OSError:

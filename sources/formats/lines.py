@@ -15,7 +15,7 @@ from typing import Any
 
 from core.errors import SampleError, SourceError
 from core.units import Sample, Unit, is_unicode
-from sources.access.files import base_name, stat_file
+from sources.access.files import base_name
 from sources.columns import ID_COLUMNS, TEXT_COLUMNS
 from sources.decode import compact_json, decode_text, parse_object
 from sources.formats.text_files import open_planned, open_text, read_lines, split_lines
@@ -108,9 +108,8 @@ _LOOK_LINES, _LOOK_BYTES = 1_000, 1 << 22
 def _first_fields(path: str) -> Counter[str]:
     """The fields of the first lines, with the number of lines that have each; lines that are no objects have none."""
     there: Counter[str] = Counter()
-    status = stat_file(path)
     try:
-        with open_planned(Unit(kind="jsonl", source=path, stop=status.size, etag=status.version)) as (_, file):
+        with open_planned(Unit(kind="jsonl", source=path)) as (_, file):
             left = _LOOK_BYTES
             for number in range(_LOOK_LINES):
                 line = file.readline(left)

@@ -52,7 +52,7 @@ class ParquetTable:
             batch_size=self._batch_rows(group),
             row_groups=list(range(group, metadata.num_row_groups)),
             columns=names,
-            use_threads=False,  # the file is read by whoever asks, so that storage errors come out where they belong
+            use_threads=False,  # read in the calling thread, so that storage errors are raised there
         )
 
     def _batch_rows(self, group: int) -> int:

@@ -230,7 +230,7 @@ def table_errors(path: str, *more: type[Exception]) -> Iterator[None]:
     except (pa.ArrowException, ValueError, OverflowError, OSError, SystemError, *more) as error:
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise
-        if "allocation failed" in str(error):  # as HDF5 says it
+        if "allocation failed" in str(error):  # message of HDF5
             raise beyond_memory(path) from error
         raise SourceError(
             f"{path}: cannot be read as what its name says: {' '.join(str(error).split())[:300]}",

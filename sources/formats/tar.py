@@ -13,9 +13,9 @@ from typing import NamedTuple
 from core.errors import SampleError, SourceError
 from core.process.limits import decoded_bytes
 from core.service.log import Events
+from core.storage.paths import is_url
 from core.units import Sample, Unit
 from sources.access.files import forget_cached, load_unchanged, source_errors, stat_file
-from sources.access.urls import is_url
 from sources.decode import decode_file, decode_metadata
 from sources.extensions import ALL, Extensions, extensions_of
 from sources.formats.compressed import beginning, unpack
@@ -35,7 +35,7 @@ MEMBER_BYTES = 1500
 """Memory that a member takes beside its content: itself, its name, and its entry in a sample."""
 
 _AGAIN = DAMAGE_CODES | {"source_truncated", "source_damaged"}
-"""What is read once more before it is believed."""
+"""Codes after which a shard is read once more."""
 
 
 class TarSource(Source):
@@ -102,7 +102,7 @@ class TarSource(Source):
 
 
 def _require(path: str, options: ReadOptions) -> None:
-    """SourceError `missing_member` where no member of a shard ends as the user said; a damaged one is left to fail."""
+    """SourceError `missing_member` where no member has an extension that the user named; a damaged shard passes."""
     with source_errors(path), open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return
@@ -150,7 +150,7 @@ def unpacked(data: Memory, path: str, moved: Moved) -> tuple[Memory, list[Member
 def _load_again(unit: Unit, moved: Moved, damage: SourceError) -> tuple[Memory, list[Member]]:
     """The shard as the storage has it, not this machine's memory; SourceError `damage` where it is damaged as before.
 
-    Two reads that do not agree say something about the storage and nothing about the shard.
+    Two reads that differ are an error of the storage, not of the shard.
     """
     forget_cached(unit.source)
     try:

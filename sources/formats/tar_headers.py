@@ -98,7 +98,7 @@ def _walk(data: Memory, most: int = sys.maxsize) -> tuple[list[Member], int, _Da
                 at = _read_extension(data, at, header, shared, pending)
                 continue
             records = {**shared, **pending} if shared else pending
-            # POSIX: an empty value withdraws what the header, or a record before it, says.
+            # POSIX: an empty value withdraws the header's, or that of a record before it.
             member = _member(data, at, header, {keyword: value for keyword, value in records.items() if value})
             pending.clear()
             if member is None:  # a folder

@@ -18,7 +18,7 @@ from core.errors import InputError, SourceError
 from core.service.log import Events
 from core.units import Unit
 from sources.access.cursors import LastCursor
-from sources.access.files import base_name, beyond_units, open_unchanged, stat_file
+from sources.access.files import base_name, beyond_units, open_current, open_unchanged, stat_file
 from sources.formats.compressed import DECODERS, MAGICS, OUTPUT_BYTES, SUFFIXES, Members, compression_of
 from sources.interface import FILE_UNITS_MAX, SAMPLE_MAX_BYTES, Moved, unwatched
 from sources.unusable import COMPRESSION_CODES, failing_unit, readable_now, refuse_unreadable
@@ -27,7 +27,7 @@ log = Events("sources")
 
 
 OPTION = "compression"
-"""The option by which a unit says how its file is compressed; units of plain files have none."""
+"""Option of units of compressed files: the format of the compression."""
 
 
 Cut = tuple[int, int, int]
@@ -116,8 +116,9 @@ def open_text(unit: Unit, moved: Moved) -> Iterator[Text]:
 
 @contextmanager
 def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
-    """The whole text of a file that is being planned, and the unit, which now says how the file is compressed."""
-    with open_unchanged(unit, "source_changed", unwatched) as file:
+    """The whole text of a file that is being planned, and the unit with the file's version and compression."""
+    with open_current(unit, "source_changed", unwatched) as (version, file):
+        unit = replace(unit, etag=version)
         head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
         compression = compression_of(head, unit.source)
         if not compression:
@@ -133,7 +134,7 @@ def open_planned(unit: Unit) -> Iterator[tuple[Unit, Text]]:
 
 
 def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
-    """`unit`, which names kind, source and options, cut into units of `most` lines each. The last may have fewer, and
+    """A unit that names kind, source and options, cut into units of `most` lines each. The last one may have fewer, and
     so may one that reaches `most_bytes` before (0: none does).
 
     A compressed file that is damaged gives one unit without `samples`, which fails.
@@ -141,18 +142,16 @@ def split_lines(unit: Unit, most: int, most_bytes: int = 0) -> Iterator[Unit]:
     Raises InputError where the file is missing, empty, or changes while it is being planned.
     """
     path = unit.source
-    status = stat_file(path)
     first = 0
-    planned = replace(unit, stop=status.size, etag=status.version)
     try:
-        with open_planned(planned) as (planned, file):
-            for start, stop, lines in whole_first(planned, _cuts(file, most, most_bytes)):
-                yield replace(planned, start=start, stop=stop, first=first, samples=lines)
+        with open_planned(unit) as (unit, file):
+            for start, stop, lines in whole_first(unit, _cuts(file, most, most_bytes)):
+                yield replace(unit, start=start, stop=stop, first=first, samples=lines)
                 first += lines
     except SourceError as error:
         if error.code in COMPRESSION_CODES:
             log.warning("table_unusable", path=path, code=error.code, why=error.message)
-            yield failing_unit(replace(planned, start=0, stop=0), error.code)
+            yield failing_unit(unit if unit.etag else replace(unit, etag=stat_file(path).version), error.code)
             return
         if error.code != "source_changed":
             raise
@@ -277,11 +276,11 @@ def damage_of(file: Text, unit: Unit) -> SourceError:
 
 def _refuse_lost_head(path: str, head: bytes) -> None:
     """Raise SourceError for a file that is compressed by its name, and neither that nor a text by how it begins."""
-    said = next((name for suffix, name in SUFFIXES.items() if base_name(path).lower().endswith(suffix)), "")
-    begun = said and MAGICS[said][0].startswith(head[:2])
-    if said and head and (begun or not _TEXT.fullmatch(head) or not _is_utf8(head)):
+    named = next((name for suffix, name in SUFFIXES.items() if base_name(path).lower().endswith(suffix)), "")
+    begun = named and MAGICS[named][0].startswith(head[:2])
+    if named and head and (begun or not _TEXT.fullmatch(head) or not _is_utf8(head)):
         raise SourceError(
-            f"{path}: does not begin as a file compressed with {said} does: it is cut or damaged",
+            f"{path}: does not begin as a file compressed with {named} does: it is cut or damaged",
             code="source_damaged",
             next_step="copy or write the file again",
         )

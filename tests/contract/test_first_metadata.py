@@ -270,7 +270,10 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     process.close()
 
 
-def test_a_shard_that_ends_its_reader_says_nothing_and_the_next_one_does(tmp_path: Path, process: None) -> None:
+def test_a_table_that_ends_its_reader_says_nothing_and_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: None
+) -> None:
+    monkeypatch.setattr(plan, "LOOK_S", 120.0)  # four processes are started in it
     tables = [write_parquet(tmp_path).rename(tmp_path / f"{name}.parquet") for name in ("a-raises", "b")]
     assert prepare(request_of(tmp_path / "out", *tables, options=OPTIONS)).info.units == 4
     assert named(tmp_path / "out") == FOUND

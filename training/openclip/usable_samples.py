@@ -84,8 +84,8 @@ def count_usable(urls: Iterable[str]) -> UsableSamples:
 
 
 def _members(url: str) -> list[Member]:
+    from core.storage.paths import is_url
     from sources.access.files import source_errors
-    from sources.access.urls import is_url
     from sources.formats.compressed import beginning
     from sources.formats.tar import LOOKED_AT_BYTES, SUFFIX, TarSource, split_name
     from sources.formats.tar_headers import walk, walk_beginning

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from core.errors import InputError, SampleError
+from core.storage.paths import is_url
 from sources.access.files import source_errors
-from sources.access.urls import is_url
 from sources.decode import IMAGE_EXTENSIONS, compact_json, parse_object
 from training.shards.pictures import LeftOut, Listing, Picture, indices, numbered, require_pictures
 

@@ -117,7 +117,8 @@ def name_of(url: str) -> str:
 
 def folder_of(url: str) -> str:
     """The folder of a shard, local or remote."""
-    from sources.access.urls import is_url, path_of
+    from core.storage.paths import is_url
+    from sources.access.urls import path_of
 
     return path_of(url).rpartition("/")[0] if is_url(url) else os.path.dirname(url) or "."
 
@@ -140,7 +141,8 @@ def _part(text: str) -> Iterator[str]:
 
 def _check_kind(text: str) -> None:
     """InputError for anything but local paths and http(s), commands (`pipe:`) above all."""
-    from sources.access.urls import is_http, is_url
+    from core.storage.paths import is_url
+    from sources.access.urls import is_http
 
     if text.startswith("pipe:") or (is_url(text) and not is_http(text)):
         kind = text.partition(":")[0]
@@ -152,8 +154,9 @@ def _check_kind(text: str) -> None:
 
 def _matches(pattern: str) -> Iterator[str]:
     """The shards of one pattern without braces."""
+    from core.storage.paths import is_url
     from sources.access.files import has_magic, match
-    from sources.access.urls import is_url, path_of
+    from sources.access.urls import path_of
 
     if is_url(pattern):
         yield from _remote_folder(pattern) if path_of(pattern).endswith("/") else [_one(pattern)]

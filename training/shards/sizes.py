@@ -46,9 +46,9 @@ def rendered(value: Mapping[str, int] | list[str]) -> bytes:
 
 
 def _read(folder: str, name: str) -> Any:
+    from core.storage.paths import is_url
     from sources.access.files import source_errors
     from sources.access.ranged_reads import fetch_all
-    from sources.access.urls import is_url
 
     path = _there(folder, name)
     try:

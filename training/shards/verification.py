@@ -13,8 +13,8 @@ from pathlib import Path
 
 from core.errors import InputError, SampleError, SourceError, UsageError
 from core.storage.durable import overwrite
+from core.storage.paths import is_url
 from sources.access.files import load_unchanged
-from sources.access.urls import is_url
 from sources.decode import IMAGE_EXTENSIONS, decode_file, decode_metadata
 from sources.formats.tar import TarSource, split_name, unpacked
 from sources.formats.tar_headers import Member
