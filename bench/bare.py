@@ -17,7 +17,6 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,10 +41,8 @@ from worker.embedders.device.warm_up import warm_up
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
 from worker.meter.progress_board import ProgressBoard, Span
-from worker.stages.embed import EmbedStage
 from worker.stages.pipeline import Pipeline
 from worker.stages.publish import PublishStage
-from worker.stages.read import ReadStage
 from writer.accept import Acceptor
 from writer.commit import Buffer, Committer
 
@@ -122,25 +119,9 @@ def embed_all(root: Path, results: Results, loaded: Callable[[ModelConfig, str],
     warm_up(embedder, info.model.modalities)
     free = FreeLedger(results)
     ledger = cast("Ledger", free)
-    leases, stats, board = Leases(), Meter(), NoBoard()
-    pool = ThreadPoolExecutor(cores(), thread_name_prefix="prepare")
-    pipeline = Pipeline(
-        leases,
-        prefetch=PREFETCH,
-        pool=pool,
-        make_read=lambda put, upcoming: ReadStage(
-            embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming
-        ),
-        make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
-        publish=PublishStage(
-            leases,
-            stats,
-            board,
-            fingerprint=embedder.fingerprint,
-            dims=embedder.dims,
-            transport="auto",
-        ),
-    )
+    leases, meter = Leases(), Meter(cores(), board=NoBoard())
+    publish = PublishStage(meter, fingerprint=embedder.fingerprint, dims=embedder.dims, transport="auto")
+    pipeline = Pipeline(embedder, leases, meter, publish, prefetch=PREFETCH)
     pipeline.start()
     for u, unit in enumerate(Manifest(layout)):
         hint = Hint(run=info.run, gen="bare", u=u, unit=unit)

@@ -30,7 +30,7 @@ from worker.embedders.base import PendingVectors
 from worker.embedders.device.hardware import free_memory
 from worker.embedders.device.tuning import tune
 from worker.embedders.registry import load
-from worker.meter.throughput import Throughput
+from worker.meter.meter import Throughput
 from worker.stages.batching import Batcher, Waiting
 
 TOKENS, SHORTEST = 256, 4

@@ -12,6 +12,7 @@ from core.settings import Settings
 from worker.claim.input_locality import InputLocality
 from worker.claim.scheduler import Scheduler
 from worker.meter.progress_board import ProgressBoard
+from worker.supervisor.report_pipe import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,9 @@ class WorkerContext:
     Attributes:
         stopped: whether the process is to end.
         scheduler: says whose turn it is.
-        board: where the supervisor sees what is in hand.
-        sight: knows which inputs are on this machine.
+        board: steps in progress, which the supervisor reads.
+        report: pipe to the supervisor.
+        locality: knows which inputs are on this machine.
     """
 
     options: WorkerOptions
@@ -72,7 +74,8 @@ class WorkerContext:
     stopped: StopFlag
     scheduler: Scheduler
     board: ProgressBoard
-    sight: InputLocality
+    report: Report
+    locality: InputLocality
 
     def connect(self, answer_s: float = ANSWER_S) -> redis.Redis:
         """A client of its own for the caller, who closes it. It waits for a broker that is away.

@@ -1,7 +1,6 @@
-"""A worker process at work on the units of an index: leases and heartbeats are here, the work is another process's.
+"""Serves one build of an index: holds the lease on one unit at a time, while a child process does the work.
 
-One unit at a time. RQ's loop asks for room before each hint, and there is none while a unit is in hand; so that
-question is also where the unit is looked after, and all of it happens in one thread.
+The unit is looked after in the loop that receives hints, so everything happens in one thread.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ import importlib.util
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +23,38 @@ from core.queue.keys import VERSION
 from core.queue.ledger import Ledger, new_token
 from core.queue.scripts import load_scripts
 from core.service.log import Events
-from worker.claim.rq_worker import HintWorker
+from worker.claim.lease import Lease
+from worker.claim.rq_worker import HintReceiver
 from worker.claim.scheduler import Turn, TurnClock
 from worker.context import WorkerContext
 from worker.index_child import IndexChild
 from worker.meter.progress_board import Span
 
+LOOK_S = 0.25
+"""How long an answer is waited for at once; a request to stop is seen no earlier than after that."""
+IDLE_S = 1.0
+"""After so long without a unit or a hint, the scheduler is asked whether something else has work."""
+REPORT_S = 1.0
+ELSEWHERE = frozenset({"EmbqError", "ConfigError", "AwayError", "BrokerError"})
+"""Errors that may be this machine's own: the unit is tried again, and by others. All others are the unit's, or of what
+every worker shares, such as a full disk, and end the build."""
 LOOK_AGAIN_S = 2.0
 PATIENCE_S = 10.0
 """A folder that was just made may not be seen at once through a network file system."""
 
 
-LOOK_S = 0.25
-"""How long an answer is waited for at once; a request to stop is seen no earlier than after that."""
-REPORT_S = 1.0
-ELSEWHERE = frozenset({"EmbqError", "ConfigError", "AwayError", "BrokerError"})
-"""Errors that may be this machine's own: the unit is tried again, and by others. All others are the unit's, or of what
-every worker shares, such as a full disk, and end the build."""
-
-
 @dataclass(slots=True)
 class _InHand:
-    """A unit under a lease.
+    """A unit in hand.
 
     Attributes:
-        held: the board's step, open as long as the unit is in hand.
+        step: the board's step, open as long as the unit is in hand.
         answer: what to publish, once there is an answer.
     """
 
     hint: IndexHint
-    ledger: Ledger
-    token: str
-    held: ExitStack
-    since: float = field(default_factory=time.monotonic)
+    lease: Lease
+    step: ExitStack
     answer: dict[str, str | bytes | int] | None = None
 
 
@@ -68,26 +65,20 @@ class IndexService:
         turn: the right to do so.
     """
 
-    def __init__(
-        self, place: WorkerContext, turn: Turn, build: IndexBuild, *, finished: Callable[[], None] = lambda: None
-    ) -> None:
-        self.options = place.options
-        self.settings = place.settings
-        self.stopped = place.stopped
-        self.board = place.board
+    def __init__(self, context: WorkerContext, turn: Turn, build: IndexBuild) -> None:
+        self.context = context
         self.build = build
-        self.finished = finished
         self.log = Events("worker")
-        self._place = place
-        self._client = place.connect()
+        self._client = context.connect()
         self._scripts = load_scripts(self._client)
+        threads = context.settings.omp_threads
         self._child = IndexChild(
-            worker=self.options.name,
-            threads=int(self.settings.omp_threads) if self.settings.omp_threads.isdigit() else 1,
-            memory_bytes=build.memory_bytes // max(1, self.options.siblings),
-            on_gpu=self.options.device.startswith("cuda"),
+            worker=context.options.name,
+            threads=int(threads) if threads.isdigit() else 1,
+            memory_bytes=build.memory_bytes // max(1, context.options.siblings),
+            on_gpu=context.options.device.startswith("cuda"),
         )
-        self._slices = TurnClock(place.scheduler, turn, slice_s=self.settings.slice_s, stopped=self.stopped)
+        self._turns = TurnClock(context.scheduler, turn, slice_s=context.settings.slice_s, stopped=context.stopped)
         self._unit: _InHand | None = None
         self._units = 0
         self._beat_at = self._reported_at = 0.0
@@ -97,62 +88,76 @@ class IndexService:
 
         Raises what the broker refuses.
         """
-        client = self._place.connect()
-        worker = HintWorker(
+        client = self.context.connect()
+        receiver = HintReceiver(
             hints.hint_queue(client, self.build.queue_key),
-            name=self.options.name,
+            name=self.context.options.name,
             client=client,
             read=IndexHint.from_job,
-            room=self._room,
-            rest_s=lambda: 0.0,
-            fits=len,
-            take=self._take,
-            stopped=self._slices.over,
-            idle=self._idle,
         )
-        self._slices.begin()
+        self._turns.begin()
         try:
-            with self.board.pulse():
-                worker.work(logging_level="WARNING")
-                if worker.failed is not None:
-                    raise worker.failed
+            with self.context.board.pulse():
+                with receiver:
+                    self._work(receiver)
                 self._drain()
         finally:
             if self._unit is not None:
                 self._child.kill()
             self._child.close()
-        WORKER_REPORTS.sign_off(self._client, self.options.name)
-        self._slices.end()
+        WORKER_REPORTS.sign_off(self._client, self.context.options.name)
+        self._turns.end()
         client.close()
         self._client.close()
-        return self._slices.next
+        return self._turns.next
+
+    def _work(self, receiver: HintReceiver[IndexHint]) -> None:
+        idle_at = time.monotonic() + IDLE_S
+        while not self._turns.over():
+            receiver.beat()
+            self._report()
+            if self._unit is not None:
+                self._attend(self._unit)
+            else:
+                with receiver.receive(1) as found:
+                    for hint in found:
+                        self._claim(hint)
+            if self._unit is not None:
+                idle_at = time.monotonic() + IDLE_S
+            elif time.monotonic() >= idle_at:
+                idle_at += IDLE_S
+                self._turns.idle()
+
+    def _drain(self) -> None:
+        """Finish the unit in hand, however long it takes; after a stop for `drain_s` at most."""
+        while (unit := self._unit) is not None:
+            if self.context.stopped.longer_than(self.context.options.drain_s):
+                self._child.kill()
+                unit.lease.release()
+                self._let_go(unit)
+                return
+            self._report()
+            self._attend(unit)
 
     # --- one unit ---
 
-    def _room(self) -> int:
-        self._report()
-        if self._unit is not None:
-            self._attend(self._unit)
-        return 1 if self._unit is None else 0
-
-    def _take(self, found: Sequence[IndexHint]) -> None:
-        for hint in found:
-            if not self._is_ours(hint):
-                self.log.info("hint_not_ours", run=hint.run, u=hint.u)
-                continue
-            ledger = Ledger(self._client, hint.run, scripts=self._scripts)
-            token = new_token(hint.gen, self.options.name)
-            claim = ledger.claim(hint.u, token, lease_s=self.settings.lease_s, fingerprint=self.build.build)
-            if not claim.granted:
-                self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
-                continue
-            if ledger.start([(hint.u, token)]):
-                continue
-            held = ExitStack()
-            held.enter_context(self.board.step("index", [Span(token, hint.u)]))
-            self._unit = _InHand(hint, ledger, token, held)
-            self._beat_at = time.monotonic()
-            self._child.ask(hint.unit)
+    def _claim(self, hint: IndexHint) -> None:
+        if not self._is_ours(hint):
+            self.log.info("hint_not_ours", run=hint.run, u=hint.u)
+            return
+        ledger = Ledger(self._client, hint.run, scripts=self._scripts)
+        lease = Lease(hint.run, hint.gen, hint.u, new_token(hint.gen, self.context.options.name), ledger)
+        claim = ledger.claim(hint.u, lease.token, lease_s=self.context.settings.lease_s, fingerprint=self.build.build)
+        if not claim.granted:
+            self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
+            return
+        if not lease.begin():
+            return
+        step = ExitStack()
+        step.enter_context(self.context.board.step("index", [Span(lease.token, hint.u)]))
+        self._unit = _InHand(hint, lease, step)
+        self._beat_at = time.monotonic()
+        self._child.ask(hint.unit)
 
     def _is_ours(self, hint: IndexHint) -> bool:
         """Whether a unit is one of the build that is served, and so of a folder that this machine agreed to."""
@@ -161,9 +166,10 @@ class IndexService:
         return hint.run in runs and same
 
     def _attend(self, unit: _InHand) -> None:
+        """Wait a moment for the answer, publish it, and keep the lease."""
         if unit.answer is None:
             try:
-                told = self._child.answer(LOOK_S)
+                answer = self._child.answer(LOOK_S)
             except ChildEndedError as ended:
                 if self._child.leave_gpu():
                     # faiss ends the process on most errors of a GPU.
@@ -173,8 +179,8 @@ class IndexService:
                 why = f"the process that did the unit {ended}; where memory ran out, give the build less of it"
                 self._give_up(unit, "crash", why)
                 return
-            if told is not None:
-                self._answered(unit, told)
+            if answer is not None:
+                self._answered(unit, answer)
         else:
             time.sleep(LOOK_S)
         if unit.answer is not None:
@@ -182,65 +188,48 @@ class IndexService:
         if self._unit is not None:
             self._beat(unit)
 
-    def _answered(self, unit: _InHand, told: dict[str, Any]) -> None:
-        error = told.get("error")
+    def _answered(self, unit: _InHand, answer: dict[str, Any]) -> None:
+        error = answer.get("error")
         if error is not None and error.get("kind") in ELSEWHERE:
             self._give_up(unit, str(error.get("code")), str(error.get("message")))
             return
-        unit.answer = {"v": VERSION, "worker": self.options.name}
+        unit.answer = {"v": VERSION, "worker": self.context.options.name}
         if error is not None:
             unit.answer |= {name: str(error.get(name, "")) for name in ("kind", "code", "message", "next_step")}
 
     def _publish(self, unit: _InHand, answer: dict[str, str | bytes | int]) -> None:
-        size = sum(len(str(value)) for value in answer.values())
-        accepted = unit.ledger.publish(unit.hint.u, unit.token, answer, size=size)
+        accepted = unit.lease.publish(answer, size=sum(len(str(value)) for value in answer.values()))
         if accepted < 0:
             return  # no room now; asked again at the next look
         if accepted != 1:
             self.log.info("result_not_taken", run=unit.hint.run, u=unit.hint.u, answer=accepted)
         self._units += 1
-        self.finished()
+        self.context.report.finished()
         self._let_go(unit)
 
     def _beat(self, unit: _InHand) -> None:
+        board, settings, lease = self.context.board, self.context.settings, unit.lease
         if self._child.moved():
-            self.board.advance()
+            board.advance()
         now = time.monotonic()
-        if now - self._beat_at < self.settings.beat_s or self.board.stuck(self.settings.stall_s):
+        if now - self._beat_at < settings.beat_s or board.stuck(settings.stall_s):
             return
         self._beat_at = now
-        _, lost = unit.ledger.beat(unit.hint.gen, [(unit.hint.u, unit.token)], lease_s=self.settings.lease_s)
+        _, lost = lease.ledger.beat(lease.gen, [(lease.u, lease.token)], lease_s=settings.lease_s)
         if lost:
-            self.log.warning("lease_lost", run=unit.hint.run, u=unit.hint.u)
+            self.log.warning("lease_lost", run=lease.run, u=lease.u)
             self._child.kill()
             self._let_go(unit)
 
     def _give_up(self, unit: _InHand, code: str, message: str) -> None:
-        """The unit runs again, charged; the last attempt that is allowed ends the build with what is said here."""
+        """Have the unit run again, charged; the last attempt that is allowed ends the build with this error."""
         self.log.warning("index_unit_failed", run=unit.hint.run, u=unit.hint.u, code=code, why=message)
-        unit.ledger.release(unit.hint.u, unit.token, failed=(code, message))
+        unit.lease.release(failed=(code, message))
         self._let_go(unit)
 
     def _let_go(self, unit: _InHand) -> None:
-        unit.held.close()
+        unit.step.close()
         self._unit = None
-
-    # --- the turn ---
-
-    def _drain(self) -> None:
-        """Finish the unit in hand, however long it takes; after a stop for `drain_s` at most."""
-        while (unit := self._unit) is not None:
-            if self.stopped.longer_than(self.options.drain_s):
-                self._child.kill()
-                unit.ledger.release(unit.hint.u, unit.token)
-                self._let_go(unit)
-                return
-            self._report()
-            self._attend(unit)
-
-    def _idle(self) -> None:
-        if self._unit is None:
-            self._slices.idle()
 
     def _report(self) -> None:
         now = time.monotonic()
@@ -249,12 +238,12 @@ class IndexService:
         self._reported_at = now
         unit = self._unit
         fields = {
-            "name": self.options.name,
-            "device": self.options.device,
+            "name": self.context.options.name,
+            "device": self.context.options.device,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "model": "index",
-            "version": self.options.version,
+            "version": self.context.options.version,
             "serves": "",
             "units": self._units,
             "rows": 0,
@@ -264,13 +253,14 @@ class IndexService:
             "unit": f"{unit.hint.unit.get('stage')}-{unit.hint.unit.get('number')}" if unit is not None else "",
             "run": "",
             "stage": "index" if unit is not None else "idle",
-            "age_s": round(now - unit.since, 1) if unit is not None else 0.0,
+            "age_s": round(now - unit.lease.claimed_at, 1) if unit is not None else 0.0,
         }
-        WORKER_REPORTS.report(self._client, fields, life_s=self.settings.lease_s * 3, scripts=self._scripts)
+        life_s = self.context.settings.lease_s * 3
+        WORKER_REPORTS.report(self._client, fields, life_s=life_s, scripts=self._scripts)
 
 
 class IndexAccess:
-    """Says of each build whether this process may take part, and logs once why it may not.
+    """Decides for each build whether this process may take part, and logs once why it may not.
 
     Args:
         roots: folders that workers may read from or below; empty allows all.
@@ -282,11 +272,11 @@ class IndexAccess:
         self._able: set[IndexBuild] = set()
         self._first_seen: dict[IndexBuild, float] = {}
         self._looked: dict[IndexBuild, float] = {}
-        self._told: set[IndexBuild] = set()
+        self._logged: set[IndexBuild] = set()
         self._log = Events("worker")
 
     def able(self, build: IndexBuild) -> bool:
-        """Whether units of the build can be done here; looked at again from time to time where they cannot."""
+        """Whether units of the build can be done here; checked again every `LOOK_AGAIN_S` where they cannot."""
         now = time.monotonic()
         if build in self._able:
             return True
@@ -298,13 +288,13 @@ class IndexAccess:
         if not why:
             self._able.add(build)
             return True
-        if build not in self._told and (for_good or now - first > PATIENCE_S):
-            self._told.add(build)
+        if build not in self._logged and (for_good or now - first > PATIENCE_S):
+            self._logged.add(build)
             self._log.warning("index_refused", index=build.index, build=build.build, why=why)
         return False
 
     def _why_not(self, build: IndexBuild) -> tuple[str, bool]:
-        """Why not, and whether time will not mend it; "" where the build can be served."""
+        """(reason or "", whether the reason is permanent)."""
         if importlib.util.find_spec("faiss") is None:
             return "faiss is not installed here: pip install 'embq[index]'", True
         folder = Path(build.folder)

@@ -42,62 +42,63 @@ def run(options: WorkerOptions, settings: Settings, stopped: StopFlag, report: R
     with connect(settings.broker_url, password=settings.broker_password, patient=True, give_up=stopped) as client:
         # A simulated device computes nothing, and a process that serves one run has no part in anything else.
         can_index = None if options.run or simulated_speed(options.device) else IndexAccess(settings.roots).able
-        sight = InputLocality(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
+        locality = InputLocality(client, host=socket.gethostname(), roots=settings.roots, run=options.run)
         scheduler = Scheduler(
-            client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=sight.is_aside
+            client, run=options.run, slice_s=settings.slice_s, can_index=can_index, is_aside=locality.is_aside
         )
-        place = WorkerContext(
+        report = report or Report(options.report_fd)
+        context = WorkerContext(
             options=options,
             settings=settings,
             stopped=stopped,
             scheduler=scheduler,
             board=ProgressBoard(options.progress_fd),
-            sight=sight,
+            report=report,
+            locality=locality,
         )
-        report = report or Report(options.report_fd)
         PATHS.without, PATHS.tell = frozenset(options.without.split(",")), report.paths
-        _serve(place, report)
+        _serve(context)
 
 
-def _serve(place: WorkerContext, report: Report) -> None:
+def _serve(context: WorkerContext) -> None:
     """Turn after turn: each gives the one that comes after it, or None where the next has to be waited for."""
     turn: Turn | None = None
-    while not place.stopped():
+    while not context.stopped():
         if turn is None:
-            report.say(WAITING)
-            turn = place.scheduler.wait(place.stopped)
+            context.report.say(WAITING)
+            turn = context.scheduler.wait(context.stopped)
         if turn is None:
             return
-        place.board.reset()
+        context.board.reset()
         if isinstance(turn.model, IndexBuild):
             log.info("index_turn", index=turn.model.index, build=turn.model.build)
-            report.say(READY)
-            turn = IndexService(place, turn, turn.model, finished=report.finished).serve()
+            context.report.say(READY)
+            turn = IndexService(context, turn, turn.model).serve()
         else:
-            turn = _serve_model(place, turn, turn.model, report)
-            free_memory(place.options.torch_device)  # before the next model is loaded: a device may hold only one
+            turn = _serve_model(context, turn, turn.model)
+            free_memory(context.options.torch_device)  # before the next model is loaded: a device may hold only one
 
 
-def _serve_model(place: WorkerContext, turn: Turn, model: ModelConfig, report: Report) -> Turn | None:
+def _serve_model(context: WorkerContext, turn: Turn, model: ModelConfig) -> Turn | None:
     """Load a model and serve the runs that use it; where it cannot be loaded, this process is never asked again."""
     began = time.monotonic()
-    report.say(LOADING)
+    context.report.say(LOADING)
     PATHS.clear()
-    log.info("model_loading", model=model.spec, device=place.options.device)
+    log.info("model_loading", model=model.spec, device=context.options.device)
     try:
-        embedder = load_model(model, place)
+        embedder = load_model(model, context)
     except ModelError as error:
-        if place.options.run or (place.options.guest and error.code == DEVICE_FULL):
+        if context.options.run or (context.options.guest and error.code == DEVICE_FULL):
             raise
         # What one user misspelt must not end the workers of all the others.
-        place.scheduler.refuse(turn)
+        context.scheduler.refuse(turn)
         log.error("model_refused", model=model.spec, code=error.code, why=error.message, next=error.next_step)
-        report.refuse(model.spec, f"{error.message}; {error.next_step}", error.code)
+        context.report.refuse(model.spec, f"{error.message}; {error.next_step}", error.code)
         return None
     load_s = time.monotonic() - began
-    log.info("model_loaded", model=model.spec, device=place.options.device, seconds=round(load_s, 2))
-    report.say(READY)
-    following = ModelService(place, turn, model, embedder, load_s=load_s, finished=report.finished).serve()
+    log.info("model_loaded", model=model.spec, device=context.options.device, seconds=round(load_s, 2))
+    context.report.say(READY)
+    following = ModelService(context, turn, model, embedder, load_s=load_s).serve()
     if following is not None:
         log.info("turn_ended", model=model.spec, next=following.name)
     return following

@@ -24,16 +24,12 @@ from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.base import PendingVectors, Prepared
 from worker.meter.bottleneck import Bottleneck
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
-from worker.stages.embed import EmbedStage
 from worker.stages.pipeline import Pipeline
-from worker.stages.read import ReadStage
 
 if TYPE_CHECKING:
     from core.models import ModelConfig
     from core.queue.ledger import Ledger
     from worker.embedders.base import Embedder
-    from worker.stages.publish import PublishStage
 
 UNITS_WAITING = 4
 """Claimed units that wait for the reader, as in a worker."""
@@ -53,27 +49,8 @@ class _Granting:
 class _Discard:
     """A publish stage that discards complete units."""
 
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
-
     def run(self, work: LeasedUnit) -> None:
-        self._leases.remove(work)
-
-
-def _pipeline(embedder: Embedder, leases: Leases, stats: Meter, threads: int) -> Pipeline:
-    """The pipeline of a worker, with complete units discarded."""
-    board = ProgressBoard()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
-    return Pipeline(
-        leases,
-        prefetch=2 * UNITS_WAITING,
-        pool=pool,
-        make_read=lambda put, upcoming: ReadStage(
-            embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming
-        ),
-        make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
-        publish=cast("PublishStage", _Discard(leases)),
-    )
+        work.end()
 
 
 def together(
@@ -82,9 +59,9 @@ def together(
     """The rate of reading, preparing and embedding at the same time, for about `seconds` after the first pass; and the
     bottleneck report of such a worker. Units are repeated until the time is over.
     """
-    leases, stats = Leases(), Meter(threads)
-    pipeline = _pipeline(embedder, leases, stats, threads)
-    attribution = Bottleneck(stats, modalities=config.modalities, decode=config.decode)
+    leases, meter = Leases(), Meter(threads)
+    pipeline = Pipeline(embedder, leases, meter, _Discard(), prefetch=2 * UNITS_WAITING)
+    attribution = Bottleneck(meter, modalities=config.modalities, decode=config.decode)
     record = RunRecord(run="bench", output="", model=config, units=len(units))
     ledger = cast("Ledger", _Granting())
     numbered = enumerate(itertools.cycle(units))
@@ -96,18 +73,18 @@ def together(
         while time.monotonic() < deadline:
             if pipeline.error is not None:
                 raise pipeline.error
-            if pipeline.waiting < UNITS_WAITING:
+            if sum(unit.stage == "queued" for unit in leases.snapshot()) < UNITS_WAITING:
                 u, unit = next(numbered)
                 hint = Hint(run="bench", gen="bench", u=u, unit=unit)
                 work = LeasedUnit(hint, record, ledger, f"bench:{u}", attempts=0, poison=frozenset())
                 leases.add(work)
                 pipeline.submit(work)
                 continue
-            if stats.last_batch_at is not None and (not passes or passes[-1][0] != stats.last_batch_at):
+            if meter.last_batch_at is not None and (not passes or passes[-1][0] != meter.last_batch_at):
                 if not passes:
                     attribution.look()
                     deadline = time.monotonic() + seconds
-                passes.append((stats.last_batch_at, stats.rows))
+                passes.append((meter.last_batch_at, meter.rows))
             time.sleep(0.002)
             poll()
         report = attribution.look()
@@ -116,7 +93,7 @@ def together(
             work.lost = True  # so that the reader stops in the middle of its unit
         pipeline.close()
     if len(passes) < 2:
-        return Rate(samples=stats.rows, seconds=time.monotonic() - began), report
+        return Rate(samples=meter.rows, seconds=time.monotonic() - began), report
     (first_at, first), (last_at, last) = passes[0], passes[-1]
     return Rate(samples=last - first, seconds=last_at - first_at), report
 

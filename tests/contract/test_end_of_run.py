@@ -12,11 +12,11 @@ from waiting import wait_until
 from core.queue.heartbeats import WORKER_REPORTS, live_workers
 from core.queue.hints import Hint
 from core.queue.scripts import load_scripts
+from core.settings import Settings
 from embq.status.run_monitor import RemoteRunMonitor, RunMonitor
 from worker.claim.heartbeat import Heartbeat
 from worker.claim.lease import LeasedUnit, Leases
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.supervisor.supervisor import Death, LeaseFreer
 
 
@@ -103,11 +103,8 @@ def beating(at_work: RunCase) -> Iterator[tuple[Heartbeat, LeasedUnit]]:
         at_work.client,
         leases,
         Meter(),
-        ProgressBoard(-1),
+        Settings(lease_s=20.0, beat_s=0.05, stall_s=45.0),
         name="w",
-        lease_s=20.0,
-        beat_s=0.05,
-        stall_s=45.0,
         describe=lambda: {"name": "w", "model": at_work.info.model.spec},
     )
     heartbeat.start()
@@ -120,7 +117,7 @@ def test_a_worker_reports_its_speed_and_what_it_has_done_for_each_run(
 ) -> None:
     heartbeat, work = beating
     work.tokens = 40
-    heartbeat.stats.batch_done(3, {work.run: 40, "another": 10}, processed=50, took_s=2.0)
+    heartbeat.meter.batch_done(3, {work.run: 40, "another": 10}, processed=50, took_s=2.0)
 
     def reports() -> list[dict[str, Any]]:
         of_us = [one for one in live_workers(at_work.client) if one["name"] == "w"]

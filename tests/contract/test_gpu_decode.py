@@ -47,7 +47,6 @@ from worker.embedders.image.preprocess import usual  # noqa: E402
 from worker.embedders.image.upload import ImageBatcher  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.meter.meter import Meter  # noqa: E402
-from worker.meter.progress_board import ProgressBoard  # noqa: E402
 from worker.stages.embed import EmbedStage  # noqa: E402
 
 USUAL = "224 shortest bicubic"
@@ -357,7 +356,7 @@ def test_a_run_of_mixed_and_damaged_images_has_the_rows_and_failures_of_the_exac
         config = ModelConfig(spec=spec, modalities=("image",), precision="fp32", decode=decode)
         embedder: Any = load(config, everywhere)
         finished: list[Any] = []
-        stage = EmbedStage(embedder, stages.leases, Meter(), ProgressBoard(), hand_on=finished.append)
+        stage = EmbedStage(embedder, Meter(), hand_on=finished.append)
         work = make_work(stages, texts(stages, f"{decode}.txt", ["x"]), decode)
         give(stage, work, ready_of(embedder, samples))
         stage.flush()

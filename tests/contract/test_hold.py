@@ -34,7 +34,7 @@ from worker.claim.claim_policy import (
 )
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.base import Embedder
-from worker.meter.throughput import Throughput
+from worker.meter.meter import Throughput
 
 SAMPLES = 3
 """Of a unit."""
@@ -46,7 +46,6 @@ class Holder:
     def __init__(self, client: redis.Redis, run: RunCase, clock: FakeClock, *, window: int = 1) -> None:
         self.run, self.clock = run, clock
         self.leases, self.throughput = Leases(), Throughput(clock)
-        self.waiting = 0
         self.hold = ClaimPolicy(
             client,
             self.leases,
@@ -55,9 +54,7 @@ class Holder:
             name="me",
             runs=lambda: [run.info.run],
             prefetch=2,
-            waiting=lambda: self.waiting,
             embedder=cast("Embedder", SimpleNamespace(batch_size=1, window=window)),
-            stopped=lambda: False,
             clock=clock,
         )
 
@@ -67,6 +64,11 @@ class Holder:
         began = self.clock()
         self.clock.advance(unit_s)
         self.throughput.batch_done(SAMPLES, SAMPLES, since=began)
+
+    def reads(self) -> None:
+        """Every unit in hand is begun, so none waits for the reader."""
+        for unit in self.leases.snapshot():
+            unit.stage = "read"
 
     def claim(self, units: int, *, from_far: bool = False, size: int = 0) -> None:
         for u in range(units):
@@ -198,12 +200,17 @@ def test_however_fast_the_device_the_number_of_units_held_is_bounded(make_holder
 def test_files_from_far_are_fetched_before_their_turn_but_not_minutes_before(make_holder: MakeHolder) -> None:
     holder = make_holder()
     holder.claim(1, from_far=True)
+    holder.reads()
     assert holder.hold.room() == 1, "although nothing tells yet how fast the device is"
-    holder.waiting = 2
+    for unit in holder.leases.snapshot():
+        holder.leases.remove(unit)
+    holder.claim(2, from_far=True)
     assert holder.hold.room() == 0
+    for unit in holder.leases.snapshot()[1:]:
+        holder.leases.remove(unit)
+    holder.reads()
     holder.known_as(unit_s=FETCH_AHEAD_S / 2)
     holder.clock.advance(FETCH_AHEAD_S)
-    holder.waiting = 0
     assert [holder.hold.room(), holder.claim(2, from_far=True), holder.hold.room()] == [1, None, 0]
 
 

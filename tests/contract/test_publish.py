@@ -20,7 +20,6 @@ from embq.verify.vectors import differing
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.stub import StubEmbedder
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.stages.embed import EmbedStage
 from worker.stages.publish import PublishStage
 from worker.stages.read import Chunk, EndOfUnit
@@ -32,10 +31,8 @@ def leases() -> Leases:
 
 
 @pytest.fixture
-def stage(leases: Leases) -> PublishStage:
-    return PublishStage(
-        leases, Meter(), ProgressBoard(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="staging"
-    )
+def stage() -> PublishStage:
+    return PublishStage(Meter(), fingerprint=FINGERPRINT, dims={"text": DIM}, transport="staging")
 
 
 def embedded_unit(run: RunCase, leases: Leases, u: int) -> LeasedUnit:
@@ -79,7 +76,7 @@ def test_a_full_disk_is_waited_out_with_the_result_in_hand(
     run: RunCase, stage: PublishStage, leases: Leases, on_full: list[logging.LogRecord]
 ) -> None:
     writer = run.writer()
-    stage.stats.stages.begin()
+    stage.meter.times.begin()
     for u in (0, 1):
         work = embedded_unit(run, leases, u)
         lead_its_file_to(run, work, "/dev/full")
@@ -87,7 +84,7 @@ def test_a_full_disk_is_waited_out_with_the_result_in_hand(
         assert len(on_full) == u + 1, "said once for each time that it fills up"
     writer.drain()
     run.assert_exact([0, 1])
-    spent = stage.stats.stages.spent()
+    spent = stage.meter.times.spent()
     assert spent.stages["publish"]["blocked"] > 0
     assert spent.causes["writer"] == spent.stages["publish"]["blocked"]
 
@@ -150,10 +147,8 @@ def test_vectors_are_stored_as_the_run_asks_from_the_device_to_the_part(
     given[1] = 0
     embedder.length = lambda prepared: 1  # type: ignore[method-assign]
     embedder.embed = lambda batch: {"text": given[list(batch)]}  # type: ignore[assignment, method-assign]
-    publish = PublishStage(
-        leases, Meter(), ProgressBoard(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload"
-    )
-    embed = EmbedStage(embedder, leases, Meter(), ProgressBoard(), hand_on=publish.run)
+    publish = PublishStage(Meter(), fingerprint=FINGERPRINT, dims=embedder.dims, transport="payload")
+    embed = EmbedStage(embedder, Meter(), hand_on=publish.run)
     writer = run.writer()
     hint = Hint(run=run.info.run, gen=run.gen, u=0, unit=run.units[0])
     work = LeasedUnit(hint, run.record, run.ledger, run.claim(0), attempts=0, poison=frozenset())

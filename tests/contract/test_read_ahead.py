@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +27,8 @@ from sources.unit_reader import fetchable, read
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.stages.batching import BATCHES_AHEAD
-from worker.stages.embed import EmbedStage
 from worker.stages.pipeline import Pipeline
-from worker.stages.read import ReadStage
 
 SAMPLES = 60
 DEADLINE_S = 60.0
@@ -97,7 +93,7 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
     first, second, third = units(web, 3)
     embedder = load(MODEL, "cpu")
     assert 2 * BATCHES_AHEAD * embedder.batch_size < SAMPLES, "or the reader could be done with the first shard"
-    leases, stats, board, ledger = Leases(), Meter(), ProgressBoard(), AnsweringLedger()
+    leases, ledger = Leases(), AnsweringLedger()
     publishing = Publishing(leases)
     embed, waited = embedder.embed, []
 
@@ -109,17 +105,7 @@ def test_the_next_shard_is_fetched_as_a_whole_while_the_device_has_the_first_bat
         return embed(batch)
 
     monkeypatch.setattr(embedder, "embed", embed_once_the_next_ones_have_come)
-    pool = ThreadPoolExecutor(2)
-    pipeline = Pipeline(
-        leases,
-        prefetch=3,
-        pool=pool,
-        make_read=lambda put, upcoming: ReadStage(
-            embedder, pool, stats, board, roots=(), hand_on=put, upcoming=upcoming
-        ),
-        make_embed=lambda put: EmbedStage(embedder, leases, stats, board, hand_on=put),
-        publish=publishing,  # type: ignore[arg-type]
-    )
+    pipeline = Pipeline(embedder, leases, Meter(2), publishing, prefetch=3)
     works = [work_of(unit, u, ledger) for u, unit in enumerate((first, second, third))]
     for work in works:
         leases.add(work)

@@ -14,7 +14,6 @@ from core.units import Sample, Unit
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.stages.embed import EmbedStage
 from worker.stages.read import Chunk, EndOfUnit
 
@@ -27,7 +26,7 @@ def test_a_unit_whose_lease_is_lost_is_let_go_of_and_not_handed_on(moment: str) 
     embedder = load(CONFIG, "cpu")
     leases = Leases()
     handed_on: list[LeasedUnit] = []
-    stage = EmbedStage(embedder, leases, Meter(), ProgressBoard(), hand_on=handed_on.append)
+    stage = EmbedStage(embedder, Meter(), hand_on=handed_on.append)
     lost, kept = _unit("lost"), _unit("kept")
     for work in (lost, kept):
         leases.add(work)

@@ -146,13 +146,13 @@ class Worker:
     def __init__(self, clock: FakeClock, *, threads: int = 2, cores: int = 2, modality: str = "image") -> None:
         self.clock = clock
         self.stats = Meter(threads)
-        self.stats.stages = StageTimes(threads, clock)
-        self.stats.stages.begin()
+        self.stats.times = StageTimes(threads, clock)
+        self.stats.times.begin()
         self.attribution = Bottleneck(self.stats, modalities=(modality,), cores=cores, clock=clock)
 
     def work(self, seconds: int, *, device: float, rows: int = 0, reading: bool = False, full: bool = True) -> None:
         """So long the device is at work for `device` of each second, and waits for decoding (or reading) else."""
-        stages = self.stats.stages
+        stages = self.stats.times
         for _ in range(seconds):
             with stages.at("read", "busy" if reading else "blocked"):
                 with stages.at("embed", "busy"):
@@ -168,8 +168,8 @@ class Worker:
         """So many threads are at work all the while."""
         with ExitStack() as stack:
             for _ in range(threads):
-                self.stats.stages.submitted()
-                stack.enter_context(self.stats.stages.preparing())
+                self.stats.times.submitted()
+                stack.enter_context(self.stats.times.preparing())
             yield
 
     def report(self, **fields: Any) -> dict[str, Any]:

@@ -18,9 +18,7 @@ from core.errors import DeviceFullError, SourceError
 from core.units import Sample
 from worker.claim.lease import LeasedUnit
 from worker.embedders.base import Cost, PendingVectors, padded_tokens
-from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
-from worker.meter.throughput import Throughput
+from worker.meter.meter import Meter, Throughput
 from worker.stages import embed as embed_module
 from worker.stages.batching import CLEAN_PASSES, THREAD_SAMPLES, UNBOUNDED, WINDOW_S, Batcher, MemoryBudget, Waiting
 from worker.stages.embed import EmbedStage
@@ -196,7 +194,7 @@ class Lengths:
 
 def stage_of(stages: SimpleNamespace, embedder: Lengths) -> EmbedStage:  # noqa: F811
     stages.stats = Meter()
-    return EmbedStage(embedder, stages.leases, stages.stats, ProgressBoard(), hand_on=stages.finished.append)  # type: ignore[arg-type]
+    return EmbedStage(embedder, stages.stats, hand_on=stages.finished.append)  # type: ignore[arg-type]
 
 
 def give(stage: EmbedStage, work: LeasedUnit, lengths: Sequence[int]) -> None:

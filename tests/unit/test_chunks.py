@@ -31,11 +31,10 @@ from producer.enqueue import Request, prepare
 from sources.formats import text_files
 from sources.kinds import SOURCES
 from sources.options import ReadOptions
-from worker.claim.lease import LeasedUnit, Leases
+from worker.claim.lease import LeasedUnit
 from worker.embedders.registry import load
 from worker.embedders.stub import stub_vector
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.stages.embed import EmbedStage
 from worker.stages.publish import PublishStage
 from worker.stages.read import Chunk, EndOfUnit, ReadStage
@@ -74,14 +73,12 @@ class Harness:
         self.folder = folder
         self.embedder = load(model, "cpu")
         self.record = RunRecord(run="r", output="/nowhere", model=model, units=9)
-        self.leases, stats, board = Leases(), Meter(), ProgressBoard()
+        stats = Meter()
         self.finished: list[LeasedUnit] = []
         self.handed: list[Chunk | EndOfUnit] = []
-        self.embed = EmbedStage(self.embedder, self.leases, stats, board, hand_on=self.finished.append)
-        self.read = ReadStage(self.embedder, pool, stats, board, roots=(), hand_on=self.handed.append)
-        self.publish = PublishStage(
-            self.leases, stats, board, fingerprint=FINGERPRINT, dims={"text": DIM}, transport="payload"
-        )
+        self.embed = EmbedStage(self.embedder, stats, hand_on=self.finished.append)
+        self.read = ReadStage(self.embedder, pool, stats, roots=(), hand_on=self.handed.append)
+        self.publish = PublishStage(stats, fingerprint=FINGERPRINT, dims={"text": DIM}, transport="payload")
 
     def unit(self, lines: list[str]) -> Unit:
         path = self.folder / "docs.txt"

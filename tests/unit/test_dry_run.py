@@ -20,6 +20,7 @@ from core.queue.heartbeats import WORKER_REPORTS, Rate, measured_rates, report_r
 from core.queue.keys import RATES
 from core.queue.scripts import load_scripts
 from core.rows.spec import RowSpec
+from core.settings import Settings
 from embq.verbs.enqueue import command
 from producer.estimate import known_dims
 from producer.model_args import vector_dim
@@ -27,7 +28,6 @@ from worker.claim.heartbeat import Heartbeat
 from worker.claim.lease import Leases
 from worker.embedders.device.hardware import device_name
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 
 MODEL = ModelConfig(spec="stub:8", modalities=("image",), precision="fp32", decode="cpu-exact")
 
@@ -191,11 +191,8 @@ def test_a_speed_is_measured_only_while_units_are_in_hand(client: redis.Redis) -
         client,
         Leases(),
         stats,
-        ProgressBoard(-1),
+        Settings(lease_s=20.0, beat_s=5.0, stall_s=45.0),
         name="w",
-        lease_s=20,
-        beat_s=5,
-        stall_s=45,
         describe=dict,
         measured=lambda _, rate: rates.append(rate),
     )

@@ -17,7 +17,6 @@ from core.units import Sample
 from worker.embedders.base import Embedder
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.stages.embed import EmbedStage
 from worker.stages.read import Chunk, EndOfUnit
 
@@ -138,7 +137,7 @@ def test_a_row_that_is_not_finite_is_computed_once_more_before_it_is_a_failure(
     recomputed: int,
 ) -> None:
     embedder, stats = of(overflowing, precision), Meter()
-    stage = EmbedStage(embedder, stages.leases, stats, ProgressBoard(), hand_on=stages.finished.append)
+    stage = EmbedStage(embedder, stats, hand_on=stages.finished.append)
     work = make_work(stages, texts(stages, "a.txt", ["x"]), "t")
     lines = ["a word", f"{BROKEN} to see", "another one, and longer"]
     samples = [Sample(ordinal=n, key=str(n), text=line) for n, line in enumerate(lines)]

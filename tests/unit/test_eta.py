@@ -12,7 +12,7 @@ import pytest
 from core.run.unit_sizes import UnitSize, size_of
 from core.units import Retry, Unit
 from embq.status.eta import NO_ETA, Eta, predict, share_of
-from worker.meter.speed import WINDOW_S, Speed
+from worker.meter.meter import WINDOW_S, RunSpeeds
 from writer.token_estimate import TokenEstimate
 
 # --- tokens that are left ---
@@ -112,7 +112,7 @@ def test_a_retry_of_some_samples_has_their_share_of_the_unit() -> None:
 # --- the speed of a device ---
 
 
-def run_for(speed: Speed, seconds: float, *, batch_s: float, tokens: int, began: float = 0.0) -> float:
+def run_for(speed: RunSpeeds, seconds: float, *, batch_s: float, tokens: int, began: float = 0.0) -> float:
     """Batches one after the other; gives when the last one ended."""
     now = began
     while now + batch_s <= began + seconds:
@@ -123,28 +123,28 @@ def run_for(speed: Speed, seconds: float, *, batch_s: float, tokens: int, began:
 
 @pytest.mark.parametrize("batch_s", [0.01, 0.3, 3.0, 8.0, 40.0])
 def test_a_device_is_as_fast_right_after_a_batch_as_right_before_the_next(batch_s: float) -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     ended = run_for(speed, max(60.0, 5 * batch_s), batch_s=batch_s, tokens=round(1000 * batch_s))
     for later in np.linspace(0.0, batch_s, 20):
         assert speed.per_s(ended + later)["a"] == pytest.approx(1000, rel=0.02)
 
 
 def test_a_device_has_a_speed_after_its_first_batch_and_none_before() -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     assert speed.per_s(100.0) == {}
     speed.batch(100.0, 104.0, {"a": 400})
     assert speed.per_s(105.0) == {"a": pytest.approx(100.0)}
 
 
 def test_a_device_that_becomes_slower_is_believed_within_a_window() -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     ended = run_for(speed, 60.0, batch_s=0.5, tokens=500)
     ended = run_for(speed, WINDOW_S + 2.5, batch_s=2.5, tokens=500, began=ended)
     assert speed.per_s(ended)["a"] == pytest.approx(200, rel=0.05)
 
 
 def test_a_batch_that_comes_to_no_end_makes_a_device_slower_and_slower() -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     ended = run_for(speed, 60.0, batch_s=1.0, tokens=100)
     later = [speed.per_s(ended + wait)["a"] for wait in (0.5, 10.0, 100.0, 1000.0)]
     assert later == sorted(later, reverse=True)
@@ -153,7 +153,7 @@ def test_a_batch_that_comes_to_no_end_makes_a_device_slower_and_slower() -> None
 
 
 def test_the_batch_in_hand_is_done_as_far_as_the_device_is_fast_but_no_further_than_the_largest() -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     assert speed.in_hand(1.0) == {}
     ended = run_for(speed, 60.0, batch_s=3.0, tokens=300)
     assert [round(speed.in_hand(ended + wait)["a"]) for wait in (0.0, 1.0, 3.0)] == [0, 100, 300]
@@ -161,14 +161,14 @@ def test_the_batch_in_hand_is_done_as_far_as_the_device_is_fast_but_no_further_t
 
 
 def test_each_run_has_its_share_of_a_device() -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     for second in range(30):
         speed.batch(second, second + 1, {"a": 75, "b": 25} if second % 2 else {"a": 100})
     assert speed.per_s(30.0) == {"a": pytest.approx(87.5, rel=0.03), "b": pytest.approx(12.5, rel=0.2)}
 
 
 def test_what_was_measured_before_a_rest_is_forgotten() -> None:
-    speed = Speed()
+    speed = RunSpeeds()
     run_for(speed, 10.0, batch_s=1.0, tokens=100)
     speed.rest()
     assert speed.per_s(500.0) == {}

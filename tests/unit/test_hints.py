@@ -22,7 +22,7 @@ from core.queue import hints
 from core.queue.hints import Hint, HintJob, drop, hint_queue, push, sweep
 from core.queue.keys import HINT_FUNCTION, HINT_MAX_BYTES, VERSION
 from core.units import UNIT_SPEC_MAX_BYTES, Unit
-from worker.claim.rq_worker import HintWorker
+from worker.claim.rq_worker import HintReceiver
 
 
 def hint(run: RunCase, u: int = 0) -> Hint:
@@ -73,45 +73,23 @@ def test_a_dropped_hint_leaves_nothing_behind(run: RunCase) -> None:
     assert run.client.exists(run.queue.key, run.queue.intermediate_queue.key) == 0
 
 
-def test_a_worker_may_begin_anew_although_the_broker_has_lost_that_it_ended(run: RunCase) -> None:
-    def worker() -> HintWorker[Hint]:
-        return HintWorker(
-            run.queue,
-            name=f"worker-of-{run.info.run}",
-            client=run.client,
-            read=Hint.from_job,
-            room=lambda: 1,
-            rest_s=lambda: 0.0,
-            fits=len,
-            take=lambda _hints: None,
-            stopped=lambda: True,
-            idle=lambda: None,
-        )
+def receiver(run: RunCase) -> HintReceiver[Hint]:
+    return HintReceiver(run.queue, name=f"worker-of-{run.info.run}", client=run.client, read=Hint.from_job)
 
-    worker().register_birth()
-    again = worker()
-    again.work(logging_level="WARNING")
-    assert again.failed is None
+
+def test_a_worker_may_begin_anew_although_the_broker_has_lost_that_it_ended(run: RunCase) -> None:
+    receiver(run).register_birth()
+    with receiver(run) as again:
+        assert run.client.hexists(again.key, "birth")
+    assert run.client.hexists(again.key, "death")
 
 
 def test_a_worker_puts_hints_back_that_it_popped_and_has_no_room_for(run: RunCase) -> None:
     push(run.queue, [hint(run, u) for u in range(6)], at_front=False)
-    taken: list[list[int]] = []
-    worker = HintWorker(
-        run.queue,
-        name=f"worker-of-{run.info.run}",
-        client=run.client,
-        read=Hint.from_job,
-        room=lambda: 4,
-        rest_s=lambda: 0.0,
-        fits=lambda units: min(2, len(units)),
-        take=lambda hints: taken.append([hint.u for hint in hints]),
-        stopped=lambda: len(taken) == 2,
-        idle=lambda: None,
-    )
-    worker.work(logging_level="WARNING")
-    assert worker.failed is None
-    assert taken == [[0, 1], [2, 3]]
+    with receiver(run) as worker:
+        for expected in ([0, 1], [2, 3]):
+            with worker.receive(4, fits=lambda found: min(2, len(found))) as found:
+                assert [one.u for one in found] == expected
     assert run.client.llen(run.queue.intermediate_queue.key) == 0
     assert [run.pop() for _ in range(3)] == [hint(run, 4), hint(run, 5), None]
 

@@ -26,7 +26,6 @@ from worker.embedders.device.warm_up import warm_up  # noqa: E402
 from worker.embedders.image.buffer_pool import ROWS, gathered  # noqa: E402
 from worker.embedders.registry import load  # noqa: E402
 from worker.meter.meter import Meter  # noqa: E402
-from worker.meter.progress_board import ProgressBoard  # noqa: E402
 from worker.stages.embed import EmbedStage  # noqa: E402
 from worker.stages.read import Chunk, EndOfUnit  # noqa: E402
 
@@ -68,7 +67,7 @@ def ready_of(embedder: Any, samples: Sequence[Sample], threads: int = 3) -> list
 
 @pytest.fixture
 def stage(stages: SimpleNamespace, embedder: Any) -> EmbedStage:  # noqa: F811
-    return EmbedStage(embedder, stages.leases, Meter(), ProgressBoard(), hand_on=stages.finished.append)
+    return EmbedStage(embedder, Meter(), hand_on=stages.finished.append)
 
 
 def give(stage: EmbedStage, work: Any, ready: Sequence[tuple[Sample, Any]]) -> None:

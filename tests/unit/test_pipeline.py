@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from sources.options import ReadOptions
 from worker.claim.lease import LeasedUnit, Leases
 from worker.embedders.registry import load
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard
 from worker.stages import pipeline as pipeline_module
-from worker.stages.embed import EmbedStage
 from worker.stages.pipeline import LINGER_S, Pipeline
-from worker.stages.read import CHUNK_SAMPLES, ReadStage
+from worker.stages.read import CHUNK_SAMPLES
 
 DEADLINE_S = 60.0
 MODEL = ModelConfig(spec="stub:8", modalities=("text",), precision="fp32")
@@ -52,14 +49,13 @@ def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
     (unit,) = SOURCES["lines"].split(str(source), ReadOptions())
     embedder = load(MODEL, "cpu")
     assert embedder.batch_size == 2 * CHUNK_SAMPLES
-    leases, stats, board = Leases(), Meter(), ProgressBoard()
-    kept, pool, passes, embedded = Kept(leases), ThreadPoolExecutor(1), [], threading.Event()
-    stage: list[EmbedStage] = []
+    leases = Leases()
+    kept, passes, embedded = Kept(leases), [], threading.Event()
     prepare, embed = embedder.prepare, embedder.embed
 
     def prepare_the_second_chunk_late(samples: Any) -> Any:
         if samples[0].ordinal:
-            wait_until(lambda: stage[0].has_waiting or embedded.is_set(), DEADLINE_S)
+            wait_until(lambda: pipeline.embed.has_waiting or embedded.is_set(), DEADLINE_S)
             if patient:
                 time.sleep(3 * LINGER_S)  # decoding takes its time
             else:
@@ -71,20 +67,9 @@ def test_the_device_waits_for_samples_that_are_being_prepared_but_not_for_ever(
         embedded.set()
         return embed(batch)
 
-    def make_embed(put: Any) -> EmbedStage:
-        stage.append(EmbedStage(embedder, leases, stats, board, hand_on=put))
-        return stage[0]
-
     monkeypatch.setattr(embedder, "prepare", prepare_the_second_chunk_late)
     monkeypatch.setattr(embedder, "embed", counted)
-    pipeline = Pipeline(
-        leases,
-        prefetch=1,
-        pool=pool,
-        make_read=lambda put, upcoming: ReadStage(embedder, pool, stats, board, roots=(), hand_on=put),
-        make_embed=make_embed,
-        publish=kept,  # type: ignore[arg-type]
-    )
+    pipeline = Pipeline(embedder, leases, Meter(), kept, prefetch=1)
     record = RunRecord(run="r", output="/nowhere", model=MODEL, units=1)
     hint = Hint(run="r", gen="1-0", u=0, unit=unit)
     work = LeasedUnit(hint, record, kept, "t", attempts=0, poison=frozenset())  # type: ignore[arg-type]

@@ -55,13 +55,13 @@ class AnsweringLedger:
 @pytest.fixture
 def stages(tmp_path: Path) -> Iterator[SimpleNamespace]:
     embedder = load(MODEL, "cpu")
-    ledger, leases, stats = AnsweringLedger(), Leases(), Meter()
+    board = ProgressBoard()
+    ledger, leases, stats = AnsweringLedger(), Leases(), Meter(board=board)
     finished: list[LeasedUnit] = []
     handed: list[Chunk | EndOfUnit] = []
     with ThreadPoolExecutor(2) as pool:
-        board = ProgressBoard()
-        embed = EmbedStage(embedder, leases, stats, board, hand_on=finished.append)
-        read = ReadStage(embedder, pool, stats, board, roots=(), hand_on=handed.append)
+        embed = EmbedStage(embedder, stats, hand_on=finished.append)
+        read = ReadStage(embedder, pool, stats, roots=(), hand_on=handed.append)
         yield SimpleNamespace(
             embed=embed,
             read=read,
@@ -177,7 +177,7 @@ def test_a_chunk_counts_what_each_model_makes_of_its_images(stages: SimpleNamesp
     ]
     joint = ModelConfig.several(members, modalities=("image", "text"), precision="fp32")
     embedder = load(joint, "cpu")
-    read = ReadStage(embedder, stages.read.pool, Meter(), stages.board, roots=(), hand_on=stages.handed.append)
+    read = ReadStage(embedder, stages.read.pool, Meter(), roots=(), hand_on=stages.handed.append)
     chunk = Chunk(
         work,
         [Sample(ordinal=0, key="a", image=b"1234", text="five"), Sample(ordinal=1, key="b", text="six")],
@@ -311,7 +311,7 @@ def test_of_several_models_the_first_whose_vector_is_not_finite_is_named(
     again = {"a": np.array([[0.5] * 8, [np.inf] * 8]), "b": np.full((2, 8), np.nan)}
     monkeypatch.setattr(embedder, "embed_in_fp32", lambda batch: again)
     stages.read.embedder = embedder
-    stages.embed = EmbedStage(embedder, stages.leases, Meter(), stages.board, hand_on=stages.finished.append)
+    stages.embed = EmbedStage(embedder, Meter(), hand_on=stages.finished.append)
     work = make_work(stages, texts(stages, "a.txt", ["one", "two", "three"]), "t1")
     work.record = replace(work.record, model=model)
     drive(stages, work)

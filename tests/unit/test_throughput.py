@@ -11,7 +11,7 @@ from fake_clock import FakeClock
 from core.rows.spec import RowSpec
 from core.units import Sample, Unit
 from worker.claim.lease import LeasedUnit
-from worker.meter.throughput import MEMORY_S, UNITS_REMEMBERED, Throughput
+from worker.meter.meter import MEMORY_S, UNITS_REMEMBERED, Throughput
 
 
 def unit(samples: int | None, *, size: int = 0, kind: str = "lines") -> Unit:

@@ -21,7 +21,7 @@ from core.queue.runs import units_unclaimed
 from core.units import Unit
 from worker.claim.lease import Leases
 from worker.embedders.base import Embedder
-from worker.meter.throughput import Throughput
+from worker.meter.meter import Throughput
 from worker.stages.batching import WINDOW_S
 
 AHEAD_S, SORTED_AHEAD_S = 2.0, WINDOW_S + 2.0
@@ -55,9 +55,7 @@ class ClaimPolicy:
         name: of this worker; its own report is not one of another.
         runs: ids of the runs that it may serve with the loaded model.
         prefetch: units that wait to be read, where their files come from far.
-        waiting: units that wait to be read now.
-        embedder: says how many samples it likes to have at once.
-        stopped: a worker that is about to leave says so, and is not counted upon.
+        embedder: its batch size and window bound the samples in hand.
 
     Attributes:
         enough: `room` has just said 0 because of what is in hand, not because there is nothing to be had.
@@ -73,9 +71,7 @@ class ClaimPolicy:
         name: str,
         runs: Callable[[], Iterable[str]],
         prefetch: int,
-        waiting: Callable[[], int],
         embedder: Embedder,
-        stopped: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.client = client
@@ -85,9 +81,7 @@ class ClaimPolicy:
         self.name = name
         self.runs = runs
         self.prefetch = prefetch
-        self.waiting = waiting
         self.embedder = embedder
-        self.stopped = stopped
         self.from_far = False
         self.enough = False
         self.left = 0
@@ -116,7 +110,8 @@ class ClaimPolicy:
         ahead_s, unit_s = self.throughput.ahead_s(held), self.throughput.unit_s
         self._ahead_s = ahead_s or 0.0
         self.enough = False
-        if self.from_far and self.waiting() < self.prefetch and (ahead_s or 0.0) < FETCH_AHEAD_S:
+        is_fetched = self.from_far and sum(unit.stage == "queued" for unit in held) < self.prefetch
+        if is_fetched and (ahead_s or 0.0) < FETCH_AHEAD_S:
             if unit_s is None or ahead_s is None:
                 return 1
         elif unit_s is None or ahead_s is None:
@@ -133,7 +128,7 @@ class ClaimPolicy:
         if not share:
             return self._patience(ahead_s + unit_s, idle=not held)
         self._due_at = None
-        if self.from_far and self.waiting() < self.prefetch:
+        if is_fetched:
             return 1
         wanted_s = min(self._most_s(), max(LEAST_AHEAD_S, end_s / 2 if self._others else end_s))
         if held and ahead_s >= wanted_s:
@@ -164,7 +159,7 @@ class ClaimPolicy:
     def describe(self) -> dict[str, Any]:
         """What the other workers must know: seconds of work in hand, and for a unit."""
         ahead_s, unit_s = self.throughput.ahead_s(self.leases.snapshot()), self.throughput.unit_s
-        if ahead_s is None or unit_s is None or self.stopped():
+        if ahead_s is None or unit_s is None:
             return {}
         return {"ahead_s": round(ahead_s, 4), "unit_s": max(1e-6, round(unit_s, 6))}
 

@@ -1,23 +1,27 @@
-"""The fetch stage: a hint becomes a lease, and a lease becomes work for the pipeline."""
+"""Claims units: receives hints, asks for the leases on their units, and decides how many to hold."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import redis
 
 from core.errors import ConfigError, InputError
 from core.models import ModelConfig
+from core.queue import hints
 from core.queue.hints import Hint
 from core.queue.ledger import Ledger, new_token
 from core.queue.runs import RunRecord, registered
 from core.queue.scripts import load_scripts
 from core.service.log import Events
-from core.units import Unit
-from worker.claim.input_locality import InputLocality
+from sources.unit_reader import fetchable
+from worker.claim.claim_policy import ClaimPolicy
 from worker.claim.lease import LeasedUnit, Leases
-from worker.stages.pipeline import POLL_S, Pipeline
+from worker.claim.rq_worker import HintReceiver
+from worker.context import WorkerContext
+from worker.embedders.base import Embedder
+from worker.meter.meter import Meter
 
 RECORDS_MAX_AGE_S = 5.0
 
@@ -40,127 +44,116 @@ def check_dims(record: RunRecord, dims: Mapping[str, int]) -> None:
 
 
 class Claimer:
-    """Claims the units that hints name.
+    """Claims units of the runs that use one loaded model. For one thread.
 
     Args:
         client: a patient client.
         bulk: one that waits longer for an answer, because it sends results.
         model: the loaded model's config; hints of other models are dropped.
-        fingerprint: the loaded model's; a run that began with another one is refused.
-        dims: output -> how many numbers its vectors have.
-        refuse: takes a run whose rows cannot be made of such vectors.
-        only: the one run that is served, or "".
-        sight: knows which inputs are on this machine.
-        claimed: told each unit that was claimed.
-        seconds_of: how long a unit takes here, if known.
     """
 
     def __init__(
         self,
+        context: WorkerContext,
         client: redis.Redis,
         bulk: redis.Redis,
-        pipeline: Pipeline,
-        leases: Leases,
-        *,
-        name: str,
         model: ModelConfig,
-        fingerprint: str,
-        dims: Mapping[str, int],
-        refuse: Callable[[str, InputError], None],
-        lease_s: float,
-        stopped: Callable[[], bool],
-        only: str,
-        sight: InputLocality,
-        claimed: Callable[[Unit], None],
-        seconds_of: Callable[[Unit], float | None],
+        embedder: Embedder,
+        leases: Leases,
+        meter: Meter,
     ) -> None:
+        self.context = context
         self.client = client
         self.bulk = bulk
-        self.pipeline = pipeline
-        self.leases = leases
-        self.name = name
         self.model = model
-        self.fingerprint = fingerprint
-        self.dims = dims
-        self.refuse = refuse
-        self.lease_s = lease_s
-        self.stopped = stopped
-        self.only = only
-        self.sight = sight
-        self.claimed = claimed
-        self.seconds_of = seconds_of
+        self.embedder = embedder
+        self.leases = leases
+        self.meter = meter
+        self.policy = ClaimPolicy(
+            client,
+            leases,
+            meter.throughput,
+            model,
+            name=context.options.name,
+            runs=self._served,
+            prefetch=context.options.prefetch,
+            embedder=embedder,
+        )
+        self.receiver = HintReceiver(
+            hints.hint_queue(client, model.queue_key),
+            name=context.options.name,
+            client=client,
+            read=Hint.from_job,
+        )
         self.log = Events("worker")
         self._scripts = load_scripts(client)
         self._records: dict[str, RunRecord] = {}
         self._read_at = 0.0
 
-    def take(self, hints: Sequence[Hint]) -> None:
-        """Claim the units of hints and submit them; a claim that is not granted needs nothing more.
+    def next_units(self) -> Iterator[LeasedUnit]:
+        """Claim units, each as it is asked for; none where enough are in hand, or where no hint comes for a moment.
 
-        Raises ConfigError where the run was begun with other weights, preprocessing or precision.
+        Raises ConfigError where a run was begun with other weights, preprocessing or precision.
         """
-        suspects = []
-        for hint in hints:
-            work = self._claim(hint)
-            if work is None:
-                continue
-            self.leases.add(work)
-            if work.suspect:
-                suspects.append(work)
-            else:
-                self.pipeline.submit(work)
-        # A unit that ended a worker before runs alone, so that it cannot take others with it a second time.
-        while suspects:
-            self._wait_until_held_at_most(len(suspects))
-            self.pipeline.submit(suspects.pop())
-            self._wait_until_held_at_most(len(suspects))
+        self.receiver.beat()
+        wanted = 0 if self.context.locality.rests else self.policy.room()
+        self.meter.times.enough(self.policy.enough)
+        if not wanted:
+            time.sleep(self.policy.rest_s)
+            return
+        with self.receiver.receive(wanted, self._fits) as found:
+            for hint in found:
+                if (unit := self._claim(hint)) is not None:
+                    yield unit
 
-    def serves(self) -> list[str]:
-        """The runs that were announced and may be served with the loaded model."""
-        self._look()
-        return [run for run, record in self._records.items() if record.model == self.model and self.only in ("", run)]
+    def _fits(self, found: Sequence[Hint]) -> int:
+        return self.policy.fits([hint.unit for hint in found])
 
     def _claim(self, hint: Hint) -> LeasedUnit | None:
+        """The unit of a hint, held from now on; None where it is not granted."""
         record = self._record(hint.run)
         if record is None or record.model != self.model:
             self.log.info("hint_not_ours", run=hint.run, u=hint.u)
             return None
         try:
-            check_dims(record, self.dims)
+            check_dims(record, self.embedder.dims)
         except InputError as error:
-            self.refuse(record.run, error)
+            self.context.scheduler.refuse_run(record.run, error)
             return None
         ledger = Ledger(self.client, hint.run, scripts=self._scripts, bulk=self.bulk)
-        token = new_token(hint.gen, self.name)
+        token = new_token(hint.gen, self.context.options.name)
         claim = ledger.claim(
             hint.u,
             token,
-            lease_s=self.lease_s,
-            fingerprint=self.fingerprint,
+            lease_s=self.context.settings.lease_s,
+            fingerprint=self.embedder.fingerprint,
             idle=not self.leases.snapshot(),
-            unit_s=self.seconds_of(hint.unit) or 0.0,
+            unit_s=self.meter.throughput.seconds_of(hint.unit) or 0.0,
         )
         if claim.word == "fingerprint":
             raise ConfigError(
                 f"run {hint.run} was begun with other weights or settings of {self.model.spec} (fingerprint "
-                f"{claim.detail}) than this worker has ({self.fingerprint})",
+                f"{claim.detail}) than this worker has ({self.embedder.fingerprint})",
                 next_step="use the same model files and library versions on every machine, or start a new run",
                 code="wrong_model",
             )
         if not claim.granted:
             self.log.info("claim_refused", run=hint.run, u=hint.u, why=claim.word)
             return None
+        unit = LeasedUnit(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
         # Only after the claim, so that it is hinted again at once.
-        if self.sight.leaves(hint.run, hint.unit, self.model.spec):
-            ledger.release(hint.u, token)
+        if self.context.locality.leaves(hint.run, hint.unit, self.model.spec):
+            unit.release()
             return None
-        self.claimed(hint.unit)
-        return LeasedUnit(hint, record, ledger, token, attempts=claim.attempts, poison=claim.poison)
+        self.policy.claimed(hint.unit, from_far=fetchable(hint.unit, self.context.settings.roots))
+        self.leases.add(unit)
+        return unit
 
-    def _wait_until_held_at_most(self, count: int) -> None:
-        while self.pipeline.running and not self.stopped():
-            if self.leases.wait_until_at_most(count, timeout_s=POLL_S):
-                return
+    def _served(self) -> list[str]:
+        """The runs that were announced and may be served with the loaded model."""
+        only = self.context.options.run
+        self._look()
+        return [run for run, record in self._records.items() if record.model == self.model and only in ("", run)]
 
     def _record(self, run: str) -> RunRecord | None:
         self._look(run)

@@ -56,14 +56,14 @@ class Bottleneck:
 
     def __init__(
         self,
-        stats: Meter,
+        meter: Meter,
         *,
         modalities: Sequence[str] = (),
         decode: str = "",
         cores: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stats = stats
+        self._meter = meter
         self._decode = decode
         self._preparing = "decoding" if "image" in modalities else "tokenising"
         self._cores = cores or usable_cores()
@@ -73,7 +73,7 @@ class Bottleneck:
 
     def look(self) -> dict[str, Any]:
         """What the worker reports of it, see the table of `limit_detail` in docs/operations.md."""
-        now, spent, tokens = self._clock(), self._stats.stages.spent(), self._stats.tokens
+        now, spent, tokens = self._clock(), self._meter.times.spent(), self._meter.tokens
         self._looks.append((now, spent, tokens))
         while len(self._looks) > 2 and now - self._looks[1][0] >= WINDOW_S:
             self._looks.popleft()
@@ -85,7 +85,7 @@ class Bottleneck:
         return {
             "limit": self._verdict,
             "attribution": {
-                "threads": self._stats.stages.threads,
+                "threads": self._meter.times.threads,
                 "cores": self._cores,
                 "decode": self._decode,
                 # For who adds it up: not rounded to shares, so that it never becomes less.
@@ -106,9 +106,9 @@ class Bottleneck:
                 stage: {state: round(share, 3) for state, share in spent.shares(stage).items()} for stage in STAGES
             },
         }
-        device = self._stats.device_per_s()
+        device = self._meter.device_per_s()
         if limit == self._preparing and device is not None and tokens > 0:
-            threads = self._stats.stages.threads * spent.shares("prepare")["busy"]
+            threads = self._meter.times.threads * spent.shares("prepare")["busy"]
             told["cores_needed"] = cores_needed(
                 cores_used=min(threads, float(self._cores)),
                 device_per_s=device.per_s,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from core.units import Sample
 from worker.claim.lease import LeasedUnit
 from worker.embedders.base import Embedder, Prepared
-from worker.meter.throughput import Throughput
+from worker.meter.meter import Throughput
 
 WINDOW_S = 8.0
 """Most seconds of work in a window; as much waits behind it. On a CPU with a small model these are 1,000 texts."""

@@ -15,11 +15,9 @@ from core.errors import DeviceFullError, SampleError
 from core.rows.vectors import Fault, similarities, stored
 from core.service.log import Events
 from core.units import Sample
-from worker.claim.lease import LeasedUnit, Leases
+from worker.claim.lease import LeasedUnit, Part
 from worker.embedders.base import Embedder, PendingVectors, Truncated
-from worker.meter.batch_trace import Trace
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard, Span
 from worker.meter.stage_times import State
 from worker.stages.batching import Batch, Batcher, Waiting
 from worker.stages.read import Chunk, EndOfUnit
@@ -40,33 +38,25 @@ class EmbedStage:
     """Gathers samples until a window of them waits or nothing more comes, embeds it pass by pass, and gives the rows
     back to their units.
 
-    Where vectors come back while the device goes on (`PendingVectors`), a pass is begun before those of the
-    one before are asked for.
+    Where vectors come back while the device goes on (`PendingVectors`), a pass is begun before those of the one before
+    are asked for.
 
     Args:
-        board: where the stage says what it has in hand.
-        trace: where it notes what the device did.
         hand_on: takes each complete unit.
     """
 
     def __init__(
         self,
         embedder: Embedder,
-        leases: Leases,
-        stats: Meter,
-        board: ProgressBoard,
+        meter: Meter,
         *,
         hand_on: Callable[[LeasedUnit], None],
-        trace: Trace | None = None,
     ) -> None:
         self.embedder = embedder
-        self.leases = leases
-        self.stats = stats
-        self.board = board
+        self.meter = meter
         self.hand_on = hand_on
-        self.trace = trace or Trace()
         self.log = Events("worker")
-        self._batcher = Batcher(embedder, stats.throughput, threads=stats.stages.threads)
+        self._batcher = Batcher(embedder, meter.throughput, threads=meter.times.threads)
         self._in_flight: list[InFlight] = []
         self._free_at = 0.0
 
@@ -94,7 +84,7 @@ class EmbedStage:
         if isinstance(item, EndOfUnit):
             self._end(item)
             return
-        with self.stats.stages.at("embed", self.waiting_state):
+        with self.meter.times.at("embed", self.waiting_state):
             chunk = item.prepared.result()
         for sample, prepared in chunk:
             if isinstance(prepared, SampleError):
@@ -119,14 +109,14 @@ class EmbedStage:
             self._batcher.drop(item.work)
             if item.error.transient:
                 # Another attempt, perhaps on another machine, may succeed; the last one makes it a failure.
-                item.work.ledger.release(item.work.u, item.work.token, failed=(item.error.code, item.error.message))
-                self._drop(item.work)
+                item.work.release(failed=(item.error.code, item.error.message))
+                item.work.drop()
                 return
             item.work.fail_whole(item.error.code, item.error.message)
         else:
             item.work.end_of_read(item.samples)
             if item.work.unit.expected is None:
-                self.stats.throughput.unit_read(item.samples)
+                self.meter.throughput.unit_read(item.samples)
         self._finish_if_complete(item.work)
 
     def _embed_window(self) -> None:
@@ -138,9 +128,8 @@ class EmbedStage:
         """The samples whose units are not lost. Asked for each pass, because a window takes seconds."""
         lost = set()
         for work in {id(entry.work): entry.work for entry in batch}.values():
-            work.stage = "embed"
             if work.lost:  # its end may have been read already, so nothing else would let go of it
-                self._drop(work)
+                work.drop()
                 lost.add(id(work))
         return [entry for entry in batch if id(entry.work) not in lost] if lost else batch
 
@@ -162,7 +151,7 @@ class EmbedStage:
         """Have a pass for which the device has no room done in another way, and the next ones be smaller."""
         room, cost = self._batcher.room, self._cost(batch)
         room.was_too_small(cost)
-        self.stats.memory_full += 1
+        self.meter.memory_full += 1
         self.log.warning("memory_full", samples=len(batch), tokens=cost, budget=room.tokens, why=error)
         if self._in_flight:  # what is still on the device may be what left no room
             self._settle()
@@ -187,7 +176,7 @@ class EmbedStage:
     def _at_work(self, batch: Batch = ()) -> Iterator[None]:
         """Say what the device has in hand, and count the time."""
         in_hand = [*batch, *(entry for flight in self._in_flight for entry in flight.batch)]
-        with self.stats.stages.at("embed", "busy"), self.board.step("embed", _spans(in_hand)):
+        with self.meter.stage("embed", _parts(in_hand)):
             yield
 
     def _arrived(self, *, leave: int) -> list[InFlight]:
@@ -208,18 +197,16 @@ class EmbedStage:
             tokens: Counter[str] = Counter()
             for entry in batch:
                 tokens[entry.work.run] += entry.tokens
-            self.stats.batch_done(
+            self.meter.batch_done(
                 len(batch),
                 tokens,
                 processed=self._cost(batch),
                 took_s=self._free_at - began,
                 full=self._batcher.is_whole(batch),
-            )
-            self.stats.throughput.batch_done(
-                len(batch), tokens.total(), since=min(entry.work.claimed_at for entry in batch)
+                claimed_at=min(entry.work.claimed_at for entry in batch),
             )
             units = (entry.work.u for entry in batch)
-            self.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
+            self.meter.trace.batch(began, rows=len(batch), tokens=tokens.total(), units=units)
         return arrived
 
     def _finite(self, batch: Batch, vectors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -236,7 +223,7 @@ class EmbedStage:
         mended = {output: np.array(block) for output, block in vectors.items()}
         for output, block in again.items():
             mended[output][places] = block
-        self.stats.recomputed += len(places)
+        self.meter.recomputed += len(places)
         left = sum(not all(np.isfinite(block[place]).all() for block in mended.values()) for place in places)
         self.log.warning("recomputed_in_fp32", samples=len(places), still_not_finite=left)
         return mended
@@ -262,30 +249,25 @@ class EmbedStage:
 
     def _finish_if_complete(self, work: LeasedUnit) -> None:
         if work.lost:
-            self._drop(work)
+            work.drop()
         elif work.complete:
-            self.stats.throughput.unit_done(work)
-            work.stage = "publish"
+            self.meter.throughput.unit_done(work)
             self.hand_on(work)
 
-    def _drop(self, work: LeasedUnit) -> None:
-        work.lost = True
-        work.samples, work.vectors = [], {}
-        self.leases.remove(work)
 
-
-def _spans(batch: Batch) -> list[Span]:
-    """Which samples of which units a batch holds."""
+def _parts(batch: Batch) -> list[Part]:
+    """The samples of a batch by unit: from the first to the last ordinal of each."""
     found: dict[str, list[int]] = {}
+    units: dict[str, LeasedUnit] = {}
     for work, sample, _, _ in batch:
         ordinal, known = sample.ordinal, found.get(work.token)
         if known is None:
-            found[work.token] = [work.u, ordinal, ordinal]
-        elif ordinal < known[1]:
+            found[work.token], units[work.token] = [ordinal, ordinal], work
+        elif ordinal < known[0]:
+            known[0] = ordinal
+        elif ordinal > known[1]:
             known[1] = ordinal
-        elif ordinal > known[2]:
-            known[2] = ordinal
-    return [Span(token, *known) for token, known in found.items()]
+    return [units[token].part(*ordinals) for token, ordinals in found.items()]
 
 
 def store(work: LeasedUnit, samples: Sequence[Sample], vectors: dict[str, np.ndarray]) -> None:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from core.service.log import Events
 from worker.claim.lease import LeasedUnit, Leases
+from worker.embedders.base import Embedder
+from worker.meter.meter import Meter
 from worker.stages.embed import EmbedStage
-from worker.stages.publish import PublishStage
 from worker.stages.read import Chunk, EndOfUnit, ReadStage
 
 BYTES_AHEAD = 256 * 1024 * 1024
@@ -76,37 +77,48 @@ class BoundedQueue(Generic[Item]):
             return item
 
 
+class Publisher(Protocol):
+    """The last stage."""
+
+    def run(self, work: LeasedUnit) -> None:
+        """Publish one complete unit and end its lease."""
+
+
 class Pipeline:
     """Runs the stages until `close`.
 
     Args:
-        prefetch: units that wait, claimed, for the reader.
+        meter: its number of threads prepare samples.
+        prefetch: claimed units that wait for the reader.
+        roots: folders that inputs may come from; empty allows all.
     """
 
     def __init__(
         self,
+        embedder: Embedder,
         leases: Leases,
+        meter: Meter,
+        publish: Publisher,
         *,
         prefetch: int,
-        pool: ThreadPoolExecutor,
-        make_read: Callable[[Callable[[Chunk | EndOfUnit], None], Callable[[], list[LeasedUnit]]], ReadStage],
-        make_embed: Callable[[Callable[[LeasedUnit], None]], EmbedStage],
-        publish: PublishStage,
+        roots: Sequence[str] = (),
     ) -> None:
         self.leases = leases
         self.error: BaseException | None = None
         self.log = Events("worker")
-        self._pool = pool
+        self._times = meter.times
+        self._pool = ThreadPoolExecutor(meter.times.threads, thread_name_prefix="prepare")
         self._draining = False
         self._closed = False
         self._prefetch = prefetch
         self._units: BoundedQueue[LeasedUnit] = BoundedQueue()
         self._chunks: BoundedQueue[Chunk | EndOfUnit] = BoundedQueue()
         self._results: BoundedQueue[LeasedUnit] = BoundedQueue()
-        self._read = make_read(self._put_chunk, self._units.waiting)
-        self._embed = make_embed(self._put_result)
+        self.read = ReadStage(
+            embedder, self._pool, meter, roots=roots, hand_on=self._put_chunk, upcoming=self._units.waiting
+        )
+        self.embed = EmbedStage(embedder, meter, hand_on=self._put_result)
         self._publish = publish
-        self._stages = self._read.stats.stages
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=name, daemon=True)
             for name, loop in (
@@ -123,13 +135,8 @@ class Pipeline:
 
     def submit(self, work: LeasedUnit) -> None:
         """Queue a claimed unit; waits while `prefetch` units are queued."""
-        self._stages.begin()
+        self._times.begin()
         self._put(self._units, work, 1 / self._prefetch)
-
-    @property
-    def waiting(self) -> int:
-        """Units that wait for the reader."""
-        return len(self._units.waiting())
 
     def drain(self, timeout_s: float, *, at_once: Callable[[], bool]) -> bool:
         """Give queued units back, let begun ones finish; False where they did not within `timeout_s`.
@@ -138,24 +145,17 @@ class Pipeline:
             at_once: asked all the while; True ends the waiting.
         """
         self._draining = True
-        self._read.ahead.close()
+        self.read.ahead.close()
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.error is None and not at_once():
             if self.leases.wait_until_at_most(0, timeout_s=POLL_S):
                 return True
         return not self.leases.snapshot()
 
-    def release_all(self) -> None:
-        """Give every lease back, uncharged."""
-        for work in self.leases.snapshot():
-            work.lost = True
-            work.ledger.release(work.u, work.token)
-            self.leases.remove(work)
-
     def close(self) -> None:
         """Stop the threads."""
         self._closed = True
-        self._read.ahead.close()
+        self.read.ahead.close()
         for thread in self._threads:
             thread.join(5)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -174,12 +174,12 @@ class Pipeline:
     def _put_chunk(self, item: Chunk | EndOfUnit) -> None:
         share = 0.0
         if isinstance(item, Chunk):
-            share = max(item.expected / self._embed.samples_ahead, item.size / BYTES_AHEAD)
-        with self._stages.at("read", "blocked"):
+            share = max(item.expected / self.embed.samples_ahead, item.size / BYTES_AHEAD)
+        with self._times.at("read", "blocked"):
             self._put(self._chunks, item, share)
 
     def _put_result(self, work: LeasedUnit) -> None:
-        with self._stages.at("embed", "blocked"):
+        with self._times.at("embed", "blocked"):
             share = max(1 / UNITS_AHEAD, len(work.samples) / ROWS_AHEAD, work.text_bytes / BYTES_AHEAD)
             self._put(self._results, work, share)
 
@@ -189,41 +189,40 @@ class Pipeline:
 
     def _read_loop(self) -> None:
         while self.running:
-            with self._stages.at("read", "starved"):
+            with self._times.at("read", "starved"):
                 work = self._units.get(POLL_S)
             if work is None:
                 continue
             if self._draining:
-                work.ledger.release(work.u, work.token)
-                self.leases.remove(work)
+                work.release()
             else:
-                self._read.run(work)
+                self.read.run(work)
 
     def _embed_loop(self) -> None:
         while self.running:
-            with self._stages.at("embed", self._embed.waiting_state):
-                item = self._chunks.get(LINGER_S if self._embed.has_waiting else POLL_S)
+            with self._times.at("embed", self.embed.waiting_state):
+                item = self._chunks.get(LINGER_S if self.embed.has_waiting else POLL_S)
             if item is None:
-                self._embed.flush()
+                self.embed.flush()
                 continue
-            if isinstance(item, Chunk) and self._embed.has_waiting and not item.prepared.done():
+            if isinstance(item, Chunk) and self.embed.has_waiting and not item.prepared.done():
                 self._linger(item)
-            self._embed.take(item)
+            self.embed.take(item)
 
     def _linger(self, item: Chunk) -> None:
         """Wait for samples that are being prepared, but not for long: then the device gets what there is."""
         deadline = time.monotonic() + PREPARING_S
         while (left := deadline - time.monotonic()) > 0:
-            state = self._embed.waiting_state
-            with self._stages.at("embed", state):
+            state = self.embed.waiting_state
+            with self._times.at("embed", state):
                 # In small steps while the device is at work, because it may be through with it meanwhile.
                 if futures.wait([item.prepared], LINGER_S if state == "busy" else left).done:
                     return
-        self._embed.flush()
+        self.embed.flush()
 
     def _publish_loop(self) -> None:
         while self.running:
-            with self._stages.at("publish", "starved"):
+            with self._times.at("publish", "starved"):
                 work = self._results.get(POLL_S)
             if work is not None:
                 self._publish.run(work)

@@ -19,9 +19,8 @@ from core.storage.beneath import read_bytes
 from core.storage.durable import drop, output_error
 from core.storage.paths import place
 from core.units import Sample
-from worker.claim.lease import LeasedUnit, Leases
+from worker.claim.lease import LeasedUnit
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard, Span
 
 INLINE_BYTES = 256 * 1024
 """Results up to this size travel in the stream: a staging file would cost more than the broker's memory is worth."""
@@ -36,7 +35,6 @@ class PublishStage:
     """Encodes results and hands them to the writer.
 
     Args:
-        board: where the stage says what it has in hand.
         transport: "payload" (through the broker), "staging" (a file in the output folder) or "auto": a file where the
             result is large and this machine sees the writer's folder.
         dims: output of the model -> vector length.
@@ -45,18 +43,14 @@ class PublishStage:
 
     def __init__(
         self,
-        leases: Leases,
-        stats: Meter,
-        board: ProgressBoard,
+        meter: Meter,
         *,
         fingerprint: str,
         dims: Mapping[str, int],
         transport: str,
         finished: Callable[[], None] = lambda: None,
     ) -> None:
-        self.leases = leases
-        self.stats = stats
-        self.board = board
+        self.meter = meter
         self.fingerprint = fingerprint
         self.dims = dims
         self.transport = transport
@@ -67,11 +61,11 @@ class PublishStage:
 
     def run(self, work: LeasedUnit) -> None:
         """Publish one complete unit; the lease ends here, whatever the answer is."""
-        with self.stats.stages.at("publish", "busy"):
+        with self.meter.times.at("publish", "busy"):
             self._publish(work)
 
     def _publish(self, work: LeasedUnit) -> None:
-        with self.board.step("publish", [Span(work.token, work.u)]):
+        with self.meter.stage("publish", [work.part()]):
             data = self._encode(work)
         fields: dict[str, str | bytes | int] = {
             "v": VERSION,
@@ -89,14 +83,14 @@ class PublishStage:
             fields |= {"ref": staged.name, "sha256": hashlib.sha256(data).hexdigest()}
         accepted = self._hand_over(work, fields, len(data))
         if accepted == 1:
-            self.stats.unit_done(len(work.failures))
+            self.meter.unit_done(len(work.failures))
             self.finished()
         else:
             # Another attempt's result stands, or the lease is gone: only our own file goes.
             if staged is not None:
                 drop(staged)
             self.log.info("result_not_taken", run=work.run, u=work.u, answer=accepted)
-        self.leases.remove(work)
+        work.end()
 
     def _hand_over(self, work: LeasedUnit, fields: Mapping[str, str | bytes | int], size: int) -> int:
         wait_s = FIRST_WAIT_S
@@ -105,10 +99,10 @@ class PublishStage:
                 return 0
             # A large result is not sent only to find that there is no room for it.
             if size <= INLINE_BYTES or work.ledger.results.has_room():
-                answer = work.ledger.publish(work.u, work.token, fields, size=size)
+                answer = work.publish(fields, size=size)
                 if answer >= 0:
                     return answer
-            with self.stats.stages.at("publish", "blocked"):
+            with self.meter.times.at("publish", "blocked"):
                 time.sleep(wait_s)
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
 
@@ -149,7 +143,7 @@ class PublishStage:
         while not work.lost:
             try:
                 # Without naming the unit: storage that hangs is not its fault.
-                with self.board.step("publish"):
+                with self.meter.stage("publish"):
                     staged = self._stage(work, data)
                 self._staging_is_full = False
                 return staged
@@ -159,7 +153,7 @@ class PublishStage:
                 if not self._staging_is_full:
                     self._staging_is_full = True
                     self.log.warning("staging_full", run=work.run, why=error.message, bytes=len(data))
-            with self.stats.stages.at("publish", "blocked"):
+            with self.meter.times.at("publish", "blocked"):
                 time.sleep(wait_s)
             wait_s = min(LONGEST_WAIT_S, wait_s * 2)
         return None
@@ -173,7 +167,7 @@ class PublishStage:
             with open(temporary, "wb") as file:
                 for start in range(0, len(data), PIECE_BYTES):
                     file.write(data[start : start + PIECE_BYTES])
-                    self.board.advance()
+                    self.meter.board.advance()
             os.rename(temporary, folder / name)
         except OSError as error:
             drop(temporary)

@@ -19,7 +19,6 @@ from worker.claim.lease import LeasedUnit
 from worker.embedders.base import BuffersImages, Embedder, HasChunks, Prepared
 from worker.embedders.text.splitting import CHARS_PER_TOKEN
 from worker.meter.meter import Meter
-from worker.meter.progress_board import ProgressBoard, Span
 
 CHUNK_SAMPLES = 32
 """Samples prepared by one thread at a time: large enough to hide the hand-over, small enough to spread one unit."""
@@ -93,7 +92,6 @@ class ReadStage:
     """Reads one unit after the other.
 
     Args:
-        board: where the stage says what it has in hand.
         pool: threads that prepare.
         roots: folders that inputs may come from; empty allows all.
         hand_on: takes each chunk in order; it blocks while the device is behind.
@@ -104,8 +102,7 @@ class ReadStage:
         self,
         embedder: Embedder,
         pool: ThreadPoolExecutor,
-        stats: Meter,
-        board: ProgressBoard,
+        meter: Meter,
         *,
         roots: Sequence[str],
         hand_on: Callable[[Chunk | EndOfUnit], None],
@@ -116,13 +113,12 @@ class ReadStage:
         self.text_factor = 1 if self.cutter is None else CUT_TEXT_FACTOR
         self.image_bytes = embedder.image_bytes if isinstance(embedder, BuffersImages) else 0
         self.pool = pool
-        self.stats = stats
-        self.board = board
+        self.meter = meter
         self.roots = roots
         self.hand_on = hand_on
         self.upcoming = upcoming
         self.ahead = ReadAhead()
-        self.encoded = EncodedAhead(stats.stages.threads * CHUNKS_OF_A_THREAD * CHUNK_IMAGE_BYTES)
+        self.encoded = EncodedAhead(meter.times.threads * CHUNKS_OF_A_THREAD * CHUNK_IMAGE_BYTES)
         self.log = Events("worker")
 
     def run(self, work: LeasedUnit) -> None:
@@ -131,10 +127,8 @@ class ReadStage:
         The attempt is charged here, before the first byte is looked at: a sample that ends its worker may do so in
         the decoder as well as on the device.
         """
-        work.stage = "read"
         self.ahead.let_go()
-        work.lost = work.lost or bool(work.ledger.start([(work.u, work.token)]))
-        if work.lost:
+        if not work.begin():
             self.hand_on(EndOfUnit(work, 0))
             return
         pauses = iter(PAUSES_S)
@@ -154,13 +148,13 @@ class ReadStage:
         count = 0
         size = 1 if work.careful else min(CHUNK_SAMPLES, self.embedder.batch_size)
         try:
-            samples = iter(read(work.unit, self.roots, moved=self.board.advance))
+            samples = iter(read(work.unit, self.roots, moved=self.meter.board.advance))
             while chunk := self._next_chunk(work, samples, size):
                 count += len(chunk)
                 self._fetch_next()
                 prepared = self._submit(work, chunk)
                 self.hand_on(Chunk(work, chunk, prepared, self.text_factor, self.image_bytes))
-                with self.stats.stages.at("read", "blocked"):
+                with self.meter.times.at("read", "blocked"):
                     while work.careful and work.handled < count and not work.lost:
                         time.sleep(CAREFUL_POLL_S)
                 if work.lost:
@@ -177,9 +171,9 @@ class ReadStage:
     def _submit(self, work: LeasedUnit, chunk: Sequence[Sample]) -> Future[list[tuple[Sample, Prepared | SampleError]]]:
         """Have a chunk prepared, once there is room for its encoded images."""
         size = sum(len(sample.image or b"") for sample in chunk)
-        with self.stats.stages.at("read", "blocked"):
+        with self.meter.times.at("read", "blocked"):
             self.encoded.take(size)
-        self.stats.stages.submitted()
+        self.meter.times.submitted()
         prepared = self.pool.submit(self._prepare, work, chunk)
         prepared.add_done_callback(lambda _: self.encoded.give_back(size))
         return prepared
@@ -195,17 +189,17 @@ class ReadStage:
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        with self.stats.stages.at("read", "busy"):
+        with self.meter.times.at("read", "busy"):
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(1.0, left))
 
     def _next_chunk(self, work: LeasedUnit, samples: Iterator[Sample], size: int) -> list[Sample]:
-        with self.stats.stages.at("read", "busy"), self.board.step("read", [Span(work.token, work.u)]):
+        with self.meter.stage("read", [work.part()]):
             chunk = []
             chars = image_bytes = 0
             for sample in itertools.islice(samples, size):
                 chunk.append(sample)
-                self.board.advance()
+                self.meter.board.advance()
                 chars += len(sample.text or "")
                 image_bytes += len(sample.image or b"")
                 if image_bytes >= CHUNK_IMAGE_BYTES or (self.cutter is not None and chars >= CUT_TEXT_CHARS):
@@ -213,8 +207,7 @@ class ReadStage:
             return chunk
 
     def _prepare(self, work: LeasedUnit, samples: Sequence[Sample]) -> list[tuple[Sample, Prepared | SampleError]]:
-        in_hand = [Span(work.token, work.u, samples[0].ordinal, samples[-1].ordinal)]
-        with self.stats.stages.preparing(), self.board.step("prepare", in_hand):
+        with self.meter.stage("prepare", [work.part(samples[0].ordinal, samples[-1].ordinal)]):
             pairs = [(sample, _error(work, sample)) for sample in samples]
             if self.cutter is not None:
                 pairs = [part for sample, error in pairs for part in self._cut(self.cutter, sample, error)]
@@ -225,7 +218,7 @@ class ReadStage:
                 usable = [sample for sample, error in group if error is None]
                 answers = iter(self.embedder.prepare(usable) if usable else [])
                 prepared += [(_seen(sample), next(answers) if error is None else error) for sample, error in group]
-                self.board.advance()
+                self.meter.board.advance()
             return prepared
 
     def _cut(
@@ -234,7 +227,7 @@ class ReadStage:
         """The chunks of a text, or the text itself with why it has none."""
         if error is None:
             try:
-                return [(chunk, None) for chunk in cutter.chunks(sample, self.board.advance)]
+                return [(chunk, None) for chunk in cutter.chunks(sample, self.meter.board.advance)]
             except SampleError as problem:
                 error = problem
         return [(replace(sample, key=key_without_chunks(sample.key), text=None), error)]
