@@ -41,7 +41,7 @@ def test_two_workers_build_the_same_files_though_they_are_killed(
         make_building,
         crash("indexer.build.task:_keep", tmp_path / "0", when="after", match="stage='add', number=1,"),
         crash("indexer.build.task:perform", tmp_path / "1", when="after", match="stage='merge', number=0,"),
-        crash("worker.index_service:IndexService._take", tmp_path / "2", when="after", match="'stage': 'truth'"),
+        crash("worker.index_service:IndexService._claim", tmp_path / "2", when="after", match="'stage': 'truth'"),
         count=2,
     )
     command = building.begin(environment=QUICK_LEASES)

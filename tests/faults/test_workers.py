@@ -135,7 +135,7 @@ def test_a_worker_is_killed_while_it_changes_its_model(cluster: Cluster, recover
 # --- W2: killed at each point of the pipeline ---
 
 POINTS: dict[str, dict[str, Any]] = {
-    "hint fetched": {"at": "worker.claim.claimer:Fetcher.take"},
+    "hint fetched": {"at": "worker.claim.claimer:Claimer._claim"},
     "before the claim": {"at": "core.queue.ledger:Ledger.claim"},
     "claimed": {"at": "core.queue.ledger:Ledger.claim", "when": "after"},
     "begun, not charged": {"at": "core.queue.ledger:Ledger.start"},
@@ -250,7 +250,7 @@ def test_a_process_stopped_in_mid_batch(cluster: Cluster, recovery: Recovery, tm
 
 @pytest.mark.fault("W3", "a worker process with nothing in hand is stopped and is noticed as well", gate=True)
 def test_a_process_stopped_with_nothing_in_hand(cluster: Cluster, recovery: Recovery, tmp_path: Path) -> None:
-    stop_a_process(cluster, recovery, "worker.meter.meter:Stats.batch_done", tmp_path / "m")  # between two batches
+    stop_a_process(cluster, recovery, "worker.meter.meter:Meter.batch_done", tmp_path / "m")  # between two batches
 
 
 def stop_a_process(cluster: Cluster, recovery: Recovery, at: str, marker: Path) -> None:
